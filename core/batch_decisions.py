@@ -119,7 +119,8 @@ class BatchDecisions(ABC):
     def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
         """Return what `decide` does, with staged rows visible at once where the keeper can do that.
 
-        Only while nothing else of the batch is prepared: its locks would be waited for in vain.
+        Only while no try of a task that is staged is prepared: its locks would be waited for in
+        vain.
         Whatever is visible already, all that the decision lists is to be committed as ever.
 
         Raises:

@@ -2,6 +2,7 @@
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
+    │   ├── PreparedLimitReached        user, never: a server holds so many transactions and no more
     │   ├── SavepointRefused            user, never: the job cannot begin from it
     │   ├── StagingMissing              user, never: rows must wait in files, and nothing says where
     │   └── StorageBehind               user, never: a target has more than the decision log knows
@@ -66,6 +67,15 @@ class ConfigError(OnceflowError):
 
     domain = "user"
     retry = "never"
+
+
+class PreparedLimitReached(ConfigError):
+    """Raised when a server is not set up to hold all transactions that are to be prepared."""
+
+    def __init__(self, message: str, *, room: int = 0) -> None:
+        """Keep `room`: how many it can hold for those that write together."""
+        super().__init__(message)
+        self.room = room
 
 
 class SavepointRefused(ConfigError):
@@ -264,6 +274,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OnceflowError",
     "PreCommitFailed",
+    "PreparedLimitReached",
     "PreparedTransactionLost",
     "SavepointFailed",
     "SavepointRefused",

@@ -14,7 +14,13 @@ from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, Task
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
-from onceflow.core.errors import BadRow, ConfigError, PreCommitFailed, SinkError
+from onceflow.core.errors import (
+    BadRow,
+    ConfigError,
+    PreCommitFailed,
+    PreparedLimitReached,
+    SinkError,
+)
 from onceflow.core.protocol.batches import prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
@@ -51,6 +57,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     Raises:
         BadRow: A row does not fit the target.
         ConfigError: The plan is for another batch, or this write came twice.
+        PreparedLimitReached: The server cannot prepare the rows, and they can be staged nowhere.
         SinkError: Nothing is pre-committed, or it is rolled back by the next attempt.
     """
     _require_planned(plan, place)
@@ -67,8 +74,8 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         return report
     checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
     twin = _prepared_twin(plan.target, plan, place)
-    sink = plan.target.sink if twin is None else _beside(plan.target)
-    writer = sink.writer(_context(plan.target, plan, place, checkpoint, first.schema))
+    target = plan.target if twin is None else _staged(plan.target)
+    writer = _open_writer(target, _context(target, plan, place, checkpoint, first.schema))
     letters = _Letters(plan, place, checkpoint)
     try:
         count = 0
@@ -124,11 +131,32 @@ def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Co
         committer.close()
 
 
-def _beside(target: BatchTarget) -> Sink:
-    """Return the sink as it stages its rows, which waits for no lock; itself where it cannot."""
+def _staged(target: BatchTarget) -> BatchTarget:
+    """Return the target with its rows staged, not prepared; itself where they cannot be staged."""
     if target.staging is None or not _is_sql(target.sink):
-        return target.sink
-    return replace(target.sink, commit_mode="ledger")
+        return target
+    return replace(target, sink=replace(target.sink, commit_mode="ledger"))
+
+
+def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
+    """Return a writer, one that stages its rows where the server has no room to prepare them.
+
+    Raises:
+        PreparedLimitReached: Nothing says where rows could be staged.
+    """
+    try:
+        return target.sink.writer(context)
+    except PreparedLimitReached as error:
+        if target.staging is None:
+            coalesce = f"; or write fewer partitions: .coalesce({error.room})" if error.room else ""
+            raise PreparedLimitReached(
+                f"{error}. Give option stagingLocation, a directory or the URL of a bucket that"
+                " driver and executors see: the rows of further partitions wait there"
+                f"{coalesce}; or raise max_prepared_transactions and restart the server",
+                room=error.room,
+            ) from None
+        _log.info("%s; its rows are staged", error)
+        return _staged(target).sink.writer(context)
 
 
 def _is_sql(sink: Sink) -> TypeIs[SqlSink]:
@@ -226,9 +254,8 @@ class _Letters:
                 )
                 continue
             if self._writer is None:
-                self._writer = target.sink.writer(
-                    _context(target, self._plan, self._place, self._checkpoint, DEAD_LETTERS)
-                )
+                context = _context(target, self._plan, self._place, self._checkpoint, DEAD_LETTERS)
+                self._writer = _open_writer(target, context)
             letters = letters_of_rows(one.rows, one.reasons)
             self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))
 

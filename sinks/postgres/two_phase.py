@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 from typing_extensions import override
 
 from onceflow.core.connector import Level
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import PreparedLimitReached, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
 from onceflow.sinks.postgres.catalog import literal
@@ -24,17 +24,20 @@ class PostgresTransactions(PreparedTransactions):
     """Transactions of which each gets its name only when it is prepared."""
 
     def __init__(self, endpoint: Endpoint, context: WriterContext) -> None:
-        """Connect, and see that the server has room for what all subtasks prepare.
+        """Connect, and check that the server has room for what all subtasks prepare.
 
         Raises:
-            ConfigError: It has not.
+            PreparedLimitReached: It has not.
             SinkError: The server cannot be reached or asked now.
         """
         name = writer_name(context.sink_id, context.attempt, context.subtask)
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
         self._context = context
         try:
-            _require_room(self.session, context)
+            if context.checkpoints_at_once == 1:
+                _require_room_beside_others(self.session, context)
+            else:
+                _require_room(self.session, context)
         except SqlError as error:
             self.close()
             text = f"sink {context.sink_id} subtask {context.subtask}: the server was not asked"
@@ -120,8 +123,29 @@ def _require_room(session: Session, context: WriterContext) -> None:
     ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
     found = prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
     if found.level is Level.PROBLEM:
-        raise ConfigError(
+        raise PreparedLimitReached(
             f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {found}; "
-            "or write with fewer at once (a lower parallelism, DataFrame.coalesce in Spark); or "
-            "pass commit_mode='ledger'"
+            "or write with a lower parallelism; or pass commit_mode='ledger'",
+            room=maximum,
+        )
+
+
+def _require_room_beside_others(session: Session, context: WriterContext) -> None:
+    """Raise PreparedLimitReached unless a batch, written once, finds room for all its subtasks.
+
+    What others hold now counts: a batch waits for nobody's commits. What this attempt has prepared
+    does not: each subtask has a number, and so a share of the room, prepared or not.
+    """
+    own_prefix = literal(f"{context.sink_id}/{context.attempt}/")
+    ((maximum, others),) = session.query(
+        "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) "
+        f"FROM pg_catalog.pg_prepared_xacts WHERE NOT pg_catalog.starts_with(gid, {own_prefix}))"
+    )
+    room = max(0, maximum - others)
+    if context.parallelism > room:
+        raise PreparedLimitReached(
+            f"sink {context.sink_id}: partition {context.subtask} needs prepared transaction"
+            f" {context.parallelism} of this write, and the server has room for {room}:"
+            f" max_prepared_transactions = {maximum}, {others} in use by others",
+            room=room,
         )

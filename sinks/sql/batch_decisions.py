@@ -5,9 +5,9 @@ onceflow_batches   one row a batch that is decided: its attempt, and every trans
 The owner's row in onceflow_sinks puts claims and decisions of a sink id in order: a claim writes
 it, a decision locks it and looks whose it is, in the transaction that inserts the batch's row.
 
-Where all rows of a part are staged, that transaction applies them, too: they are visible with the
-decision, and a row that the table refuses is the end of the batch before it is decided. What is
-prepared, or goes to another database, is committed after the decision.
+That transaction applies the rows that are staged, too: they are visible with the decision, and a
+row that the table refuses is the end of the batch before it is decided. What is prepared, staged
+because a twin is prepared, or goes to another database, is committed after the decision.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
     DuplicateKey,
+    LockTimeout,
     RowRefused,
     Session,
     SqlError,
@@ -348,20 +349,24 @@ class SqlBatchDecisions(BatchDecisions):
             session.roll_back()
 
     def _apply_staged(self, decision: BatchDecision, session: Session) -> None:
-        """Apply all rows of each part of which all are staged, in the open transaction."""
+        """Apply the rows that are staged for this database, in the open transaction."""
         for part_id, (part, staged) in self._parts.items():
             own = [one for one in decision.committables if one.transaction.sink_id == part_id]
-            if not all(map(is_staged, own)):
-                continue
             try:
                 if part.replaces:
                     self._delete_rows(session, part.settings.table)
-                for committable in own:
+                for committable in filter(is_staged, own):
                     staged.apply(session, committable)
             except RowRefused as error:
                 raise BadRow(
                     f"{decision.batch} is not decided, and nothing of it is written: the database"
                     f" refuses its rows: {error}"
+                ) from error
+            except LockTimeout as error:
+                raise SinkError(
+                    f"{decision.batch} is not decided, and nothing of it is written: its staged"
+                    " rows wait for the locks of another transaction, or of another task that has"
+                    f" rows of the same key (then repartition by the key): {error}"
                 ) from error
 
     def _delete_rows(self, session: Session, name: TableName) -> None:

@@ -169,9 +169,3 @@ def test_two_writes_of_one_named_batch_in_one_run_are_refused(driver: Driver) ->
     plan = later.plan(7, "")
     assert later.commit([later.task(plan, 0, range(3))]) is None
     assert ids_in(url_of(driver)) == [0, 1, 2]
-
-
-def test_too_few_prepared_transactions_are_named_with_coalesce(driver: Driver) -> None:
-    plan = driver.plan(0)
-    with pytest.raises(ConfigError, match="coalesce"):
-        driver.task(plan, 9_000, range(3))

@@ -1,0 +1,91 @@
+"""DataFrames of more partitions than a Postgres server has prepared transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.spark_formats.batches import driver_of
+
+from onceflow import connectors
+from onceflow.core.staging import is_staged
+from onceflow.integration.servers import EmbeddedPostgres
+from onceflow.sinks import PostgresSink
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    """Return a server that holds three prepared transactions."""
+    with EmbeddedPostgres({"max_prepared_transactions": "3"}) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: EmbeddedPostgres) -> str:
+    """Return the url of an empty table `ledger`."""
+    query(
+        server.url,
+        "DROP TABLE IF EXISTS ledger",
+        "CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount int)",
+    )
+    return server.url
+
+
+def save(spark: SparkSession, url: str, ids: str, **options: str) -> None:
+    """Write eight rows in as many partitions."""
+    connectors.register(spark)
+    (
+        spark.range(8, numPartitions=8)
+        .selectExpr(f"{ids} AS id")
+        .write.format("onceflow-postgres")
+        .mode("append")
+        .options(url=url, dbtable="ledger", **options)
+        .save()
+    )
+
+
+def test_save_of_more_partitions_than_can_be_prepared_names_what_to_do(
+    spark: SparkSession, url: str
+) -> None:
+    with pytest.raises(PySparkException) as refused:
+        save(spark, url, "id")
+    text = str(refused.value)
+    assert "max_prepared_transactions = 3, 0 in use by others" in text
+    assert "Give option stagingLocation" in text
+    assert ".coalesce(3)" in text
+    assert (text.count("PreparedLimitReached: "), len(text) < 2_000) == (1, True), text
+    assert (ids_in(url), prepared(url)) == ([], [])
+
+
+def test_save_with_a_staging_location_takes_any_number_of_partitions_all_or_nothing(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    """The row that the table refuses is in a partition that finds no room."""
+    query(url, "INSERT INTO ledger VALUES (7)")
+    token = {"txnAppId": "nightly", "txnVersion": "1", "stagingLocation": str(tmp_path)}
+    with pytest.raises(PySparkException, match=r"Key \(id\)=\(7\) already exists"):
+        save(spark, url, "id", **token)
+    assert (ids_in(url), prepared(url)) == ([7], [])
+    for _ in range(2):
+        save(spark, url, "id + 10", **token)
+    assert (ids_in(url), prepared(url)) == ([7, *range(10, 18)], [])
+
+
+def test_tasks_leave_alone_the_room_that_others_use(url: str, tmp_path: Path) -> None:
+    driver = driver_of(PostgresSink(url, table="ledger"), tmp_path)
+    plan = driver.plan(0)
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("BEGIN; INSERT INTO ledger VALUES (99); PREPARE TRANSACTION 'of another'")
+        reports = [driver.task(plan, index, [index]) for index in range(4)]
+        other.execute("ROLLBACK PREPARED 'of another'")
+    staged = [is_staged(one) for report in reports for one in report.committables]
+    assert staged == [False, False, True, True]
+    driver.commit(reports)
+    assert (ids_in(url), prepared(url)) == ([0, 1, 2, 3], [])
