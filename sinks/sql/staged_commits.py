@@ -94,7 +94,11 @@ class StagedCommits:
         transaction, staging = committable.transaction, self._context.staging
         staged = None if staging is None else staging.read(transaction)
         if staged is None:
-            raise SinkError(f"{transaction}: nothing is staged by this name where the driver looks")
+            raise SinkError(
+                f"{transaction}: nothing is staged by this name where the driver looks. Give option"
+                " stagingLocation (or checkpointLocation, of a query) a place that driver and"
+                " executors share"
+            )
         ledger = self._settings.ledger
         if not ledger.record_applied(session, transaction, committable.rows):
             raise SinkError(f"{transaction} is in the ledger already, and nobody decided it")

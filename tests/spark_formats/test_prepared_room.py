@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -10,9 +11,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
-from tests.spark_formats.batches import driver_of
+from tests.spark_formats.batches import driver_of, killed_at
 
 from onceflow import connectors
+from onceflow.core.crash_points import CrashPoint
+from onceflow.core.errors import SinkError
 from onceflow.core.staging import is_staged
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
@@ -29,9 +32,10 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def url(server: EmbeddedPostgres) -> str:
-    """Return the url of an empty table `ledger`."""
+    """Return the url of a database with an empty table `ledger`, which nobody has written to."""
     query(
         server.url,
+        "DROP SCHEMA IF EXISTS onceflow CASCADE",
         "DROP TABLE IF EXISTS ledger",
         "CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount int)",
     )
@@ -89,3 +93,28 @@ def test_tasks_leave_alone_the_room_that_others_use(url: str, tmp_path: Path) ->
     assert staged == [False, False, True, True]
     driver.commit(reports)
     assert (ids_in(url), prepared(url)) == ([0, 1, 2, 3], [])
+
+
+@pytest.mark.parametrize("point", ["logged", "committed"])
+def test_a_killed_batch_of_prepared_and_staged_rows_is_completed_by_the_next_run(
+    url: str, tmp_path: Path, point: CrashPoint
+) -> None:
+    driver = driver_of(PostgresSink(url, table="ledger"), tmp_path)
+    killed_at(point, tmp_path, lambda: driver.batch(0, *([index] for index in range(5))))
+    assert driver.plan(0).decided
+    assert (ids_in(url), prepared(url)) == ([0, 1, 2, 3, 4], [])
+    assert not driver.in_doubt()
+
+
+def test_rows_staged_for_want_of_room_where_the_driver_does_not_look_are_not_decided(
+    url: str, tmp_path: Path
+) -> None:
+    driver = driver_of(PostgresSink(url, table="ledger"), tmp_path / "shared")
+    plan = driver.plan(0)
+    elsewhere = driver_of(PostgresSink(url, table="ledger"), tmp_path / "elsewhere").target.staging
+    away = replace(plan, target=replace(plan.target, staging=elsewhere))
+    reports = [driver.task(away, index, [index]) for index in range(4)]
+    with pytest.raises(SinkError, match="a place that driver and executors share"):
+        driver.commit(reports)
+    driver.abort(plan)
+    assert (ids_in(url), prepared(url)) == ([], [])
