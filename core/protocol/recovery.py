@@ -131,14 +131,22 @@ def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
 
 
 def retain_ledger_from(
-    retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable] = ()
+    retained: Sequence[CompletedCheckpoint],
+    committed: Sequence[Committable] = (),
+    savepoint: CompletedCheckpoint | None = None,
 ) -> CheckpointId:
     """Return the oldest checkpoint whose proofs of commits a restore of `retained` may ask for.
 
     A retained checkpoint may list what *aborted* checkpoints before it had prepared, so this can be
     lower than the oldest retained checkpoint. `committed` are those that a sink committed last: a
-    restore asks for their proofs, too.
+    restore asks for their proofs, too. So does a start from `savepoint`, the last one that was
+    taken, in other storage; but not once the sink has committed something after it, for then the
+    target tells that all before is committed.
     """
+    if savepoint is not None and all(
+        c.transaction.checkpoint <= savepoint.checkpoint for c in committed
+    ):
+        retained = (*retained, savepoint)
     kept = [c for completed in retained for c in committables_of(completed)]
     named = [c.transaction.checkpoint for c in (*kept, *committed)]
     own = [completed.checkpoint for completed in retained]

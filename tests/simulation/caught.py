@@ -19,6 +19,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "a savepoint forgets the commits before it": 911939,
         "a source emits a barrier after a newer one": 2003807,
         "makes last rows behind a savepoint": 405,
+        "prunes proofs that a savepoint lists": 4000795,
         "forgets that last rows were made by a drain": 4056,
         "takes an unknown append for a refused one": 51,
         "goes by the wall clock": 106,

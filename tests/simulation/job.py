@@ -66,6 +66,7 @@ class Driver(Process):
         self._claimed: AttemptId | None = None
         """By this driver: it claims again only while nobody else has."""
         self._requests: set[CheckpointKind] = set()
+        self.last_savepoint: CompletedCheckpoint | None = None
 
     def start(self) -> None:
         self.begin(self._attempts())
@@ -393,6 +394,7 @@ class Attempt:
         alive = self.driver.attempt is self and self.driver.alive and self._failure is None
         if alive and checkpoint in self.coordinator.pending:
             write(self.world, decision, self.log.view)
+            self.driver.last_savepoint = decision.completed
             self._tell(lambda c, now_s: c.savepoint_ended(checkpoint, now_s))
 
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
@@ -403,8 +405,9 @@ class Attempt:
         """Return the oldest checkpoint, by sink, whose proofs a start may ask for."""
         assert self.coordinator is not None
         retained, log = self.coordinator.completed, self.log.view
+        oldest, savepoint = self.world.variant.retain_ledger_from, self.driver.last_savepoint
         return {
-            sink_id: self.world.variant.retain_ledger_from(retained, log.committed_last(sink_id))
+            sink_id: oldest(retained, log.committed_last(sink_id), savepoint)
             for sink_id in self.driver.pipeline.sinks
         }
 

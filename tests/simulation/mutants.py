@@ -448,22 +448,22 @@ def _aborts_live(
     return plan_recovery(decided, in_doubt, **dict(named, attempt=later))
 
 
-def _proofs_of_none(
-    retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable]
-) -> CheckpointId:
+def _proofs_of_none(retained: Sequence[CompletedCheckpoint], *others: object) -> CheckpointId:
     return CheckpointId(retained[-1].checkpoint + 1)
 
 
-def _proofs_of_retained(
-    retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable]
-) -> CheckpointId:
+def _proofs_of_retained(retained: Sequence[CompletedCheckpoint], *others: object) -> CheckpointId:
     return retained[0].checkpoint
 
 
-def _proofs_listed(
-    retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable]
-) -> CheckpointId:
+def _proofs_listed(retained: Sequence[CompletedCheckpoint], *others: object) -> CheckpointId:
     return retain_ledger_from(retained)
+
+
+def _proofs_of_checkpoints(
+    retained: Sequence[CompletedCheckpoint], committed: Sequence[Committable], *savepoint: object
+) -> CheckpointId:
+    return retain_ledger_from(retained, committed)
 
 
 def _remembers_nothing(
@@ -550,6 +550,7 @@ MUTANTS: tuple[Variant, ...] = (
     Variant("prunes every proof", retain_ledger_from=_proofs_of_none),
     Variant("prunes proofs that a checkpoint lists", retain_ledger_from=_proofs_of_retained),
     Variant("prunes proofs of what was committed last", retain_ledger_from=_proofs_listed),
+    Variant("prunes proofs that a savepoint lists", retain_ledger_from=_proofs_of_checkpoints),
     Variant("prunes proofs without a floor", prepare=_keeps_no_floor),
     Variant("recovery knows the last checkpoint alone", plan=_remembers_nothing),
     Variant("reads a split before a decision holds it", reads_undecided_splits=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from tests.simulation.targets import Row
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment, SourceBarriers
 from onceflow.core.protocol.commits import CommitQueue
-from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.global_commits import (
     GlobalCommitQueue,
@@ -63,9 +62,7 @@ class Variant:
     with_lists: Callable[..., CompletedCheckpoint] = with_lists
     next_decision: Callable[[LogView, CompletedCheckpoint], CheckpointDecided] = next_decision
     alignment: type[BarrierAlignment] = BarrierAlignment
-    retain_ledger_from: Callable[
-        [Sequence[CompletedCheckpoint], Sequence[Committable]], CheckpointId
-    ] = retain_ledger_from
+    retain_ledger_from: Callable[..., CheckpointId] = retain_ledger_from
     prepare: Callable[[World], None] = _nothing
     """Breaks what is not the protocol's own."""
     mode: AlignmentMode | None = None

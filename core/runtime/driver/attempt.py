@@ -537,9 +537,9 @@ class Attempt:
     def _after_complete(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         assert self._coordinator is not None
         retained = self._coordinator.completed
-        log = self._context.log.view
+        log, savepoint = self._context.log.view, self._context.savepoints.last_written
         needed = {
-            sink_id: retain_ledger_from(retained, log.committed_last(sink_id))
+            sink_id: retain_ledger_from(retained, log.committed_last(sink_id), savepoint)
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))

@@ -159,6 +159,14 @@ class Savepoints:
         what = f"{asked.request.kind.value.replace('_', ' with ')} of job {self._job!r}"
         asked.done.set_exception(SavepointFailed(f"{what} failed: {reason}"))
 
+    @property
+    def last_written(self) -> CompletedCheckpoint | None:
+        """What the last savepoint of this process holds, all of it durable; None: there is none."""
+        with self._lock:
+            asked = list(self._asked.values())
+        written = [one.written.completed for one in asked if one.written is not None]
+        return max(written, key=lambda completed: completed.checkpoint, default=None)
+
     def add_proofs(self) -> None:
         """Add to the savepoint with which the job has stopped what its last commits left as proof.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.recovery import retain_ledger_from
+from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -27,3 +27,10 @@ def test_proofs_of_aborted_checkpoints_are_kept_while_a_retained_one_lists_them(
 def test_without_older_committables_the_oldest_retained_checkpoint_counts() -> None:
     assert retain_ledger_from([checkpoint(7, [7]), checkpoint(8, [])]) == 7
     assert retain_ledger_from([]) == 0
+
+
+def test_proofs_that_a_savepoint_lists_are_kept_until_something_is_committed_after_it() -> None:
+    """A start from it in other storage asks for them, and later commits would tell it enough."""
+    retained, savepoint = [checkpoint(9, [])], checkpoint(8, [6, 7])
+    assert retain_ledger_from(retained, committables_of(checkpoint(7, [7])), savepoint) == 6
+    assert retain_ledger_from(retained, committables_of(checkpoint(9, [9])), savepoint) == 9
