@@ -419,7 +419,7 @@ class World:
         self.oracle.appended(record)
 
     def stands_until_s(self, sender: int, receiver: int) -> float:
-        """Return when what slot `sender` sends slot `receiver` moves on; now unless it stands."""
+        """Return the time at which what slot `sender` sends slot `receiver` moves on."""
         return max(
             (
                 one.ends_s

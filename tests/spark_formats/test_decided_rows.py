@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,25 @@ class Target:
 
     def count(self) -> int:
         return int(str(self.query("SELECT count(*) FROM ledger")[0][0]))
+
+    def count_during(self, work: Callable[[], object]) -> set[int]:
+        """Return every number of rows that a reader saw before, while and after `work` ran."""
+        seen, began, ended = {self.count()}, threading.Event(), threading.Event()
+
+        def read() -> None:
+            while not ended.is_set():
+                seen.add(self.count())
+                began.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            try:
+                assert began.wait(30)
+                work()
+            finally:
+                ended.set()
+            reader.result()
+        return seen | {self.count()}
 
 
 def target_of(kind: str, request: pytest.FixtureRequest, directory: Path) -> Target:
@@ -92,22 +112,7 @@ def test_a_reader_never_sees_part_of_a_batch_of_staged_rows(
     plan = driver.plan(0)
     parts = (range(first, first + count // 4) for first in range(0, count, count // 4))
     reports = [driver.task(plan, index, part) for index, part in enumerate(parts)]
-    seen: list[int] = []
-    committed = threading.Event()
-
-    def read() -> None:
-        while not committed.is_set():
-            seen.append(target.count())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        driver.commit(reports)
-    finally:
-        committed.set()
-        reader.join()
-    assert set(seen) <= {0, count}
-    assert target.count() == count
+    assert target.count_during(lambda: driver.commit(reports)) == {0, count}
 
 
 @on_all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,22 +59,7 @@ def test_a_reader_never_sees_a_table_empty_that_is_replaced(
     driver.batch(0, range(old))
     plan = driver.plan(1)
     reports = [driver.task(plan, index, range(index, new, 4)) for index in range(4)]
-    seen: list[int] = []
-    committed = threading.Event()
-
-    def read() -> None:
-        while not committed.is_set():
-            seen.append(target.count())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        driver.commit(reports)
-    finally:
-        committed.set()
-        reader.join()
-    assert set(seen) <= {old, new}
-    assert target.count() == new
+    assert target.count_during(lambda: driver.commit(reports)) == {old, new}
 
 
 @pytest.mark.integration

@@ -216,7 +216,7 @@ class WindowAggregator(WindowOperator):
             self._advance(now)
 
     def _last_due(self) -> int:
-        """Return when the last open window is due, or how far event time is where none is."""
+        """Return the time at which the last open window is due, or event time where none is."""
         if not self._panes:
             return self._watermark
         return min(self._windows.ends_of(max(self._panes))[-1] - 1, MAX_WATERMARK)

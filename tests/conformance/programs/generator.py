@@ -273,12 +273,12 @@ CLOCK_END_MS = CLOCK_BEGIN_MS + 100_000
 
 
 def clock_time_of(number: int) -> int:
-    """Return when the timer by the clock of record `number` is due."""
+    """Return the time at which the timer by the clock of record `number` is due."""
     return CLOCK_BEGIN_MS + number * 7
 
 
 def event_time_of(at: int) -> int:
-    """Return when the timer in event time of a record is due."""
+    """Return the time at which the timer in event time of a record is due."""
     return at + 35
 
 
