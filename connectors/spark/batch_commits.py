@@ -264,6 +264,18 @@ class BatchCommits:
         """
         return self.decisions.seen().decision(batch) is not None
 
+    def has_forgotten(self, batch: BatchId, attempt: AttemptId) -> bool:
+        """Return whether a decision for `batch`, of `attempt`, would be forgotten by now.
+
+        One without a number is, once a later attempt has decided.
+
+        Raises:
+            OnceflowError: As `BatchDecisions.seen`.
+        """
+        return not batch.source and any(
+            one.attempt > attempt for one in self.decisions.seen().decisions
+        )
+
     def has_claimed_after(self, attempt: AttemptId) -> bool:
         """Return whether the newest claim is this driver's own, made right after `attempt`.
 

@@ -94,6 +94,12 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
             commits.close()
 
 
+_LOOK_FIRST = (
+    "Look into the target before you repeat the write: a repeat writes all of its rows again. With"
+    " options txnAppId and txnVersion it would not"
+)
+
+
 def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) -> OnceflowError:
     """Settle a batch whose commit has failed or was killed; return what became of it.
 
@@ -112,15 +118,15 @@ def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) ->
         except Fenced as error:
             fenced = error
         is_written = commits.is_decided(batch)
+        if not is_written and commits.has_forgotten(batch, plan.attempt):
+            return SinkError(
+                f"whether {batch} is written cannot be told any more: another run has written under"
+                f" this sink id since. {_LOOK_FIRST}"
+            )
     except (CommitFailed, PreparedTransactionLost):
         raise
     except (SinkError, StorageError, CheckpointError) as error:
-        advice = (
-            f"A repeat with the same {token} is safe in any case"
-            if app
-            else "Look into the target before you repeat the write: a repeat writes all of its rows"
-            " again. With options txnAppId and txnVersion it would not"
-        )
+        advice = f"A repeat with the same {token} is safe in any case" if app else _LOOK_FIRST
         return SinkError(f"whether {batch} is written cannot be told now: {error}. {advice}")
     if is_written:
         advice = (

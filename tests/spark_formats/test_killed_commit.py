@@ -93,6 +93,24 @@ def test_the_error_of_a_commit_that_was_killed_before_the_decision_allows_the_re
     assert case.ids() == list(range(5))
 
 
+def test_the_error_of_a_killed_commit_that_others_have_forgotten_advises_no_repeat(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Without a token a decision is remembered until a later run has decided."""
+    case = sqlite_case(request, tmp_path, "events").without_token()
+    killed = Write(case.make_sink, case.options)
+    killed.write(range(5))
+    killed_at("logged", tmp_path, killed.commit_alone)
+    for first in (5, 10):
+        other = Write(case.make_sink, case.options)
+        other.write(range(first, first + 5))
+        other.commit_alone()
+    with pytest.raises(SinkError, match="cannot be told any more.*Look into the target") as told:
+        killed.writer.abort(killed.messages)
+    assert "repeat this one" not in str(told.value)
+    assert case.ids() == list(range(15))
+
+
 @dataclass(frozen=True)
 class KillingSink(OwnSink):
     """Kills the worker in which Spark commits once its rows are there, and the commit itself."""
