@@ -26,10 +26,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.decisions import TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle, SubtaskSnapshot
-from onceflow.core.protocol.splits import Split, key_group_range
-from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
-from onceflow.core.runtime.messages import (
+from onceflow.core.protocol.messages import (
     Acked,
     CommittedThrough,
     Complete,
@@ -41,9 +38,11 @@ from onceflow.core.runtime.messages import (
     Shutdown,
     SlotClosed,
     SlotMessage,
-    decode_message,
-    encode_message,
 )
+from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle, SubtaskSnapshot
+from onceflow.core.protocol.splits import Split, key_group_range
+from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
+from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,

@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import SubtaskMetrics
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
@@ -47,7 +48,6 @@ from onceflow.core.runtime.driver.job_events import (
 )
 from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.driver.status import JobStatus
-from onceflow.core.runtime.messages import SubtaskMetrics
 
 _WHOLE = SubtaskRef("query", 0)
 

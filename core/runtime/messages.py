@@ -1,287 +1,20 @@
-"""The control plane's messages between the job driver and its slots, and their bytes.
+"""The bytes of the messages between the job driver and its slots, and how failures are told.
 
-A message is msgpack: `[name of its class, its fields]`. A stream belongs to the attempt and the
-slot that its `Hello` names; the driver drops what is said on one of another attempt, and tells that
-slot to shut down (I7). What the driver says of checkpoints is also the mail of the subtasks.
+A message is msgpack: `[name of its class, its fields]`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import traceback
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast, get_args
+from dataclasses import replace
+from typing import Any, cast, get_args
 
 import msgspec
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import MessageCorrupt, OnceflowError, UserFunctionError
-from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
-from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import InFlight, StateHandle, SubtaskSnapshot
-from onceflow.core.protocol.splits import Split
-
-# --- slot to driver ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A slot is up: who it is, where its channels can be reached, what it runs."""
-
-    attempt: AttemptId
-    slot: int
-    pid: int
-    parent_pid: int
-    """The process that forked the slot: the executor's Python daemon."""
-    host: str
-    data_address: str
-    versions: dict[str, str]
-    storage_probe: str = ""
-    """What the slot read where the driver had written a token: shows that storage is shared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """Every chain of the slot has its state and its channels, and has begun."""
-
-    dropped: tuple[str, ...] = ()
-    """State that the checkpoint held and no operator takes, for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acked:
-    """One subtask's part of a checkpoint is durable."""
-
-    checkpoint: CheckpointId
-    snapshot: SubtaskSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """One subtask cannot take part in a checkpoint; it goes on with the stream."""
-
-    checkpoint: CheckpointId
-    subtask: SubtaskRef
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedThrough:
-    """A subtask has heard of `checkpoint`, and has nothing left to commit up to it."""
-
-    subtask: SubtaskRef
-    checkpoint: CheckpointId
-    commit_ms: float = 0.0
-    committed: CheckpointId = GENESIS
-    """What its sinks have committed, whether or not the subtask has had time to hear of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
-    """A bounded source subtask has emitted its last record."""
-
-    subtask: SubtaskRef
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A slot cannot go on.
-
-    `error_class` is a name of `onceflow.core.errors`, or of another module.
-    """
-
-    slot: int
-    error_class: str
-    message: str
-    trace: str
-    retry: str
-    fingerprint: str = ""
-    """The same for the same mistake of the program; empty for any other failure."""
-
-    @classmethod
-    def of(cls, slot: int, error: BaseException) -> Failed:
-        """Return what slot `slot` tells the driver of `error`, whatever its class does if asked."""
-        try:
-            text = str(error)
-        except Exception as unspoken:
-            text = f"{type(error).__name__}, whose text cannot be had: {type(unspoken).__name__}"
-        return cls(
-            slot,
-            type(error).__name__,
-            text or type(error).__name__,
-            "".join(traceback.format_exception(error)),
-            error.retry if isinstance(error, OnceflowError) else "job",
-            fingerprint_of(error),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskMetrics:
-    """What one subtask has done since it began; times in seconds."""
-
-    subtask: SubtaskRef
-    records_in: int = 0
-    records_out: int = 0
-    busy_s: float = 0.0
-    backpressured_s: float = 0.0
-    cpu_s: float = 0.0
-    input_batches: int = 0
-    """Waiting in the input channels now."""
-    rejected: int = 0
-    """Bad records left out: dropped, or sent to the dead letters."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkMetrics:
-    """What one subtask's transactions of one sink have gone through since it began."""
-
-    uid: str
-    sink_id: str
-    subtask: int
-    open: int = 0
-    """1 while rows are written that no barrier has followed yet."""
-    prepared: int = 0
-    """In doubt now: pre-committed, and not known to be committed."""
-    committed: int = 0
-    retried: int = 0
-    """Tries of commits that did not succeed and were repeated."""
-    rows_committed: int = 0
-    rows_rejected: int = 0
-    """Bad rows that the writer left out."""
-    oldest_prepared_s: float = 0.0
-    """Age of what has been in doubt for longest; 0 when nothing is."""
-    last_commit_ms: float = 0.0
-    """From hearing the decision to the target's word that the rows are visible."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A slot is alive, or the driver is: then the fields say nothing."""
-
-    slot: int = -1
-    subtasks: tuple[SubtaskMetrics, ...] = ()
-    rss_bytes: int = 0
-    sinks: tuple[SinkMetrics, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SlotClosed:
-    """A slot has closed everything and leaves, as it was told to."""
-
-
-# --- driver to slot ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredOperator:
-    """One operator's state for one subtask; there is one where a checkpoint held any of it."""
-
-    uid: str
-    keyed: tuple[StateHandle, ...] = ()
-    """Of every old subtask whose key groups meet this subtask's.
-
-    The backend takes what is its own.
-    """
-    lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
-    raw: tuple[StateHandle, ...] = ()
-    """State not kept by key, of every old subtask by number.
-
-    Of one of them where it is broadcast; of those with this subtask's key groups where it is raw.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Deploy:
-    """Begin: what to run, where the other slots are, and this one's state of every operator."""
-
-    data_addresses: tuple[str, ...]
-    restored_checkpoint: CheckpointId
-    next_checkpoint: CheckpointId
-    operators: tuple[RestoredOperator, ...]
-    in_flight: tuple[InFlight, ...]
-    """Rows to take before anything that comes, in that order; of other subtasks, too."""
-    program: bytes = field(repr=False)
-    """See `program`: holds whatever secrets the user's sources and sinks hold."""
-
-    def operator(self, uid: str) -> RestoredOperator | None:
-        """Return the state of operator `uid`; None when the checkpoint holds none."""
-        return next((operator for operator in self.operators if operator.uid == uid), None)
-
-
-@dataclass(frozen=True, slots=True)
-class OfferSplits:
-    """Splits of source `uid` that have appeared: to be read once a decision holds them."""
-
-    uid: str
-    splits: tuple[Split, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The checkpoint is in the decision log: commit everything up to it."""
-
-    checkpoint: CheckpointId
-    retain_ledger_from: dict[str, CheckpointId]
-    """By sink id: proofs of commits of older checkpoints may be forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class GloballyCommitted:
-    """The driver has committed all that was decided up to `checkpoint` for `sink_id`."""
-
-    sink_id: str
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Close everything, roll back what is open, commit nothing more, say `SlotClosed` and leave."""
-
-    reason: str
-
-
-SlotMessage: TypeAlias = (
-    Hello
-    | Running
-    | Acked
-    | Declined
-    | CommittedThrough
-    | SourceExhausted
-    | Failed
-    | Heartbeat
-    | SlotClosed
-)
-SubtaskMail: TypeAlias = TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
-"""What the thread of a subtask is told; triggers and splits are for those of sources."""
-DriverMessage: TypeAlias = Deploy | SubtaskMail | GloballyCommitted | Heartbeat
-
-# --- within a slot ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionHeard:
-    """Every operator of the subtask knows the checkpoint to be decided."""
-
-    subtask: SubtaskRef
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class SinkCommitted:
-    """One sink of a subtask has nothing left to commit up to `through`."""
-
-    subtask: SubtaskRef
-    uid: str
-    through: CheckpointId
-    commit_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartFailed:
-    """A part of the slot cannot go on, and so the attempt cannot."""
-
-    error: BaseException
-
+from onceflow.core.protocol.messages import DriverMessage, Failed, SlotMessage
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     message.__name__: msgpack_decoder(message)
@@ -333,6 +66,22 @@ def decode_message(data: bytes | memoryview) -> SlotMessage | DriverMessage:
             f"unreadable message of {len(data)} bytes on the control stream ({error}); driver and"
             " executors must run the same version of onceflow"
         ) from error
+
+
+def report_of_failure(slot: int, error: BaseException) -> Failed:
+    """Return what slot `slot` tells the driver of `error`, whatever its class does if asked."""
+    try:
+        text = str(error)
+    except Exception as unspoken:
+        text = f"{type(error).__name__}, whose text cannot be had: {type(unspoken).__name__}"
+    return Failed(
+        slot,
+        type(error).__name__,
+        text or type(error).__name__,
+        "".join(traceback.format_exception(error)),
+        error.retry if isinstance(error, OnceflowError) else "job",
+        fingerprint_of(error),
+    )
 
 
 def fingerprint_of(error: BaseException) -> str:

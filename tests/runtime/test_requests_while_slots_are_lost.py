@@ -17,6 +17,7 @@ from onceflow.core.errors import SavepointFailed, SlotLost
 from onceflow.core.pipeline import Job
 from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.messages import Failed
 from onceflow.core.runtime.driver import slot_pool
 from onceflow.core.runtime.driver.attempt_context import (
     AttemptEvent,
@@ -27,7 +28,6 @@ from onceflow.core.runtime.driver.attempt_context import (
 )
 from onceflow.core.runtime.driver.job_events import SlotLeft
 from onceflow.core.runtime.driver.savepoints import Savepoints
-from onceflow.core.runtime.messages import Failed
 from onceflow.core.runtime.transport.control_plane import SlotGone, SlotSaid
 
 FAILED = Failed(1, "SlotLost", "channel broke", "", "job")

@@ -23,9 +23,9 @@ from onceflow import (
 )
 from onceflow.core.errors import SlotLost
 from onceflow.core.pipeline import Job
+from onceflow.core.protocol.messages import Deploy
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.runtime.driver import attempt
-from onceflow.core.runtime.messages import Deploy
 from onceflow.integration.faults.network import TcpProxy
 
 pytestmark = pytest.mark.spark

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.core.protocol.messages import Deploy
 from onceflow.core.runtime.driver import attempt
-from onceflow.core.runtime.messages import Deploy
 from onceflow.integration.faults.network import TcpProxy
 
 

@@ -37,7 +37,7 @@ from onceflow.core.protocol.in_flight import (
     OutputQueue,
     Received,
 )
-from onceflow.core.runtime.messages import SubtaskMail
+from onceflow.core.protocol.messages import SubtaskMail
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 

@@ -42,6 +42,7 @@ from onceflow.core.graph import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.messages import SinkMetrics
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 from onceflow.core.protocol.watermarks import SplitWatermarks
@@ -57,7 +58,6 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user,
     call_user_on_records,
 )
-from onceflow.core.runtime.messages import SinkMetrics
 from onceflow.core.spi import SinkWriter, SourceReader
 from onceflow.core.state import StateWriter
 

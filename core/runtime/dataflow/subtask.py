@@ -40,6 +40,17 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.in_flight import Announced, Received
+from onceflow.core.protocol.messages import (
+    Complete,
+    CompletionHeard,
+    Declined,
+    OfferSplits,
+    PartFailed,
+    Shutdown,
+    SourceExhausted,
+    SubtaskMail,
+    SubtaskMetrics,
+)
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
@@ -53,17 +64,6 @@ from onceflow.core.runtime.dataflow.operators import (
     SourceOperator,
 )
 from onceflow.core.runtime.dataflow.partitioners import Partitioner
-from onceflow.core.runtime.messages import (
-    Complete,
-    CompletionHeard,
-    Declined,
-    OfferSplits,
-    PartFailed,
-    Shutdown,
-    SourceExhausted,
-    SubtaskMail,
-    SubtaskMetrics,
-)
 from onceflow.core.spi import EndOfInput
 
 WATERMARK_INTERVAL_S = 0.1

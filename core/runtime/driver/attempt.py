@@ -37,6 +37,22 @@ from onceflow.core.protocol.decisions import (
     WriteSavepoint,
 )
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.messages import (
+    Acked,
+    CommittedThrough,
+    Complete,
+    Declined,
+    Deploy,
+    Failed,
+    GloballyCommitted,
+    Heartbeat,
+    Hello,
+    Running,
+    Shutdown,
+    SlotClosed,
+    SlotMessage,
+    SourceExhausted,
+)
 from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.attempt_context import (
@@ -80,22 +96,6 @@ from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
 from onceflow.core.runtime.driver.slot_pool import SlotPool, cause_of
 from onceflow.core.runtime.driver.source_lag import LagMonitor
 from onceflow.core.runtime.driver.source_splits import SplitDiscovery
-from onceflow.core.runtime.messages import (
-    Acked,
-    CommittedThrough,
-    Complete,
-    Declined,
-    Deploy,
-    Failed,
-    GloballyCommitted,
-    Heartbeat,
-    Hello,
-    Running,
-    Shutdown,
-    SlotClosed,
-    SlotMessage,
-    SourceExhausted,
-)
 from onceflow.core.runtime.transport.control_plane import (
     SlotConnected,
     SlotGone,

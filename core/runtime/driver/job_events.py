@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.protocol.snapshots import SnapshotTimings
-from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.spi import SplitOffsets
 
 

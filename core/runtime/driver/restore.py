@@ -28,6 +28,7 @@ from onceflow.core.graph import (
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.messages import RestoredOperator
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
@@ -39,7 +40,6 @@ from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_o
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
-from onceflow.core.runtime.messages import RestoredOperator
 from onceflow.core.state.operator_state import mode_of
 
 _log = logging.getLogger("onceflow.runtime.driver")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from onceflow.core import errors
 from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.messages import DriverMessage, Failed, Heartbeat, Shutdown
 from onceflow.core.runtime.driver.attempt_context import AttemptEvent
-from onceflow.core.runtime.messages import DriverMessage, Failed, Heartbeat, Shutdown
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
 from onceflow.core.runtime.transport.control_plane import SlotGone, SlotLink
 from onceflow.core.storage import JobStorage

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from onceflow.core.errors import SourceError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.messages import OfferSplits
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -23,7 +24,6 @@ from onceflow.core.protocol.snapshots import (
 from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, DiscoveryAnswered
-from onceflow.core.runtime.messages import OfferSplits
 from onceflow.core.spi import Source
 
 _log = logging.getLogger("onceflow.runtime.discovery")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.driver.commit_tally import CommitTally
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
@@ -47,7 +48,6 @@ from onceflow.core.runtime.driver.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100

@@ -38,6 +38,7 @@ from onceflow.core.graph import (
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.in_flight import ChannelEnd
+from onceflow.core.protocol.messages import Deploy, RestoredOperator
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction
 from onceflow.core.runtime.dataflow.channels import (
@@ -90,7 +91,6 @@ from onceflow.core.runtime.dataflow.subtask import (
     Subtask,
 )
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
-from onceflow.core.runtime.messages import Deploy, RestoredOperator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.runtime.slot.program import Program

@@ -36,8 +36,7 @@ from onceflow.core.protocol.commits import (
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.global_commits import PreCommits
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
-from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
-from onceflow.core.runtime.messages import (
+from onceflow.core.protocol.messages import (
     CommittedThrough,
     Complete,
     CompletionHeard,
@@ -45,6 +44,7 @@ from onceflow.core.runtime.messages import (
     SinkCommitted,
     SinkMetrics,
 )
+from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import Committer, CommitterContext, GlobalSink
 

@@ -23,15 +23,13 @@ from typing import Final, TypeAlias
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
-from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask, Subtask
-from onceflow.core.runtime.messages import (
+from onceflow.core.protocol.messages import (
     Acked,
     Complete,
     CompletionHeard,
     Declined,
     Deploy,
     DriverMessage,
-    Failed,
     GloballyCommitted,
     Heartbeat,
     Hello,
@@ -45,6 +43,8 @@ from onceflow.core.runtime.messages import (
     SourceExhausted,
     SubtaskMail,
 )
+from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask, Subtask
+from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.runtime.slot.chain_builder import Chains
 from onceflow.core.runtime.slot.context import SlotContext, SlotMail, rss_bytes
 from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
@@ -247,7 +247,7 @@ class SlotControl:
             return
         self._failed = True
         try:
-            self._send(Failed.of(self._context.slot, error))
+            self._send(report_of_failure(self._context.slot, error))
         except BaseException as unsaid:
             self._exit_hard(f"{type(error).__name__} could not be reported: {unsaid!a}")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from onceflow.core.config import TlsFiles
 from onceflow.core.errors import SlotLost
-from onceflow.core.runtime.messages import Deploy, Hello
+from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
 from onceflow.core.runtime.slot.control import ControlMail, Restored, RestoreFailed, SlotControl

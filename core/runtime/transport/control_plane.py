@@ -21,14 +21,8 @@ from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.messages import (
-    DriverMessage,
-    Hello,
-    PartFailed,
-    SlotMessage,
-    decode_message,
-    encode_message,
-)
+from onceflow.core.protocol.messages import DriverMessage, Hello, PartFailed, SlotMessage
+from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 
 

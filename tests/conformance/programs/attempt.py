@@ -27,6 +27,7 @@ from onceflow.core.config import Delivery
 from onceflow.core.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm, TriggerCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.runtime.dataflow import subtask as subtask_module
 from onceflow.core.runtime.dataflow.channels import Batch, LocalChannel, OutputChannel
@@ -38,7 +39,6 @@ from onceflow.core.runtime.dataflow.subtask import (
     SubtaskReport,
 )
 from onceflow.core.runtime.driver.restore import restored_slots
-from onceflow.core.runtime.messages import Complete, Deploy, PartFailed
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.state import StateBackend
 

@@ -15,6 +15,7 @@ from onceflow.core.protocol.alignment import Barrier, EndOfStream
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
+from onceflow.core.protocol.messages import Shutdown
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     CollectedChannel,
@@ -26,7 +27,6 @@ from onceflow.core.runtime.dataflow.channels import (
     joined,
 )
 from onceflow.core.runtime.dataflow.partitioners import KeyGroupPartitioner
-from onceflow.core.runtime.messages import Shutdown
 
 ROWS = pa.record_batch([pa.array([1, 2])], names=["x"])
 BARRIER = Barrier(CheckpointId(1), CheckpointKind.PERIODIC, 0)

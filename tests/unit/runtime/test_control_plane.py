@@ -22,8 +22,8 @@ from onceflow import RuntimeSettings
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.decisions import NotifyAbort
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
 from onceflow.core.runtime.driver.slot_pool import SlotPool
-from onceflow.core.runtime.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
 from onceflow.core.runtime.slot.context import versions
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,

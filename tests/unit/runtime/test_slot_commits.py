@@ -11,7 +11,7 @@ from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
-from onceflow.core.runtime.messages import (
+from onceflow.core.protocol.messages import (
     CommittedThrough,
     Complete,
     CompletionHeard,

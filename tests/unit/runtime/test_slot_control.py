@@ -12,8 +12,7 @@ from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import SubtaskSnapshot
-from onceflow.core.runtime.messages import (
+from onceflow.core.protocol.messages import (
     Acked,
     Declined,
     Failed,
@@ -24,6 +23,7 @@ from onceflow.core.runtime.messages import (
     SlotClosed,
     SlotMessage,
 )
+from onceflow.core.protocol.snapshots import SubtaskSnapshot
 from onceflow.core.runtime.slot.control import ControlMail, SlotControl
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,

@@ -13,10 +13,10 @@ from tests.unit.runtime.storage_faults import mounted, remount
 
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Acked, Declined
 from onceflow.core.protocol.snapshots import OperatorSnapshot, SnapshotTimings
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
-from onceflow.core.runtime.messages import Acked, Declined
 from onceflow.core.runtime.slot.context import SlotMail
 from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
 from onceflow.core.state import StateWriter

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
@@ -49,7 +50,6 @@ from onceflow.core.runtime.driver.status import (
     JobStatus,
     apply,
 )
-from onceflow.core.runtime.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.spi import SplitOffsets
 
 FIRST, SECOND = SubtaskRef("in", 0), SubtaskRef("in", 1)

@@ -14,7 +14,7 @@ from pyarrow import flight
 from onceflow.core.config import RuntimeSettings, TlsFiles
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.messages import Hello
+from onceflow.core.protocol.messages import Hello
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,

@@ -24,7 +24,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user_on_records,
 )
 from onceflow.core.runtime.driver.slot_pool import slot_error
-from onceflow.core.runtime.messages import Failed
+from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.state import HeapBackend, StateContext
 from onceflow.core.state.operator_state import OperatorStateStore
 
@@ -164,7 +164,7 @@ def test_an_error_without_a_readable_text_is_told_all_the_same() -> None:
 
 def test_the_fingerprint_reaches_the_driver() -> None:
     error = failure(rows(7), ValueError("seven"))
-    reported = slot_error(Failed.of(0, error))
+    reported = slot_error(report_of_failure(0, error))
     assert isinstance(reported, UserFunctionError)
     assert reported.fingerprint == error.fingerprint
     assert pickle.loads(pickle.dumps(error)).fingerprint == error.fingerprint
