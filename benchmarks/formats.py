@@ -41,9 +41,9 @@ from benchmarks.stage import ROOT, BenchmarkError, Stage
 from onceflow import Checkpointing, Pipeline
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.formats import register
-from onceflow.connectors.spark.kafka_stream import BatchLimits, KafkaStreamReader
-from onceflow.connectors.spark.postgres_rows import PostgresRows
-from onceflow.connectors.spark.sql_reader import sql_reader, sql_schema
+from onceflow.connectors.spark.readers.kafka_stream import BatchLimits, KafkaStreamReader
+from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
+from onceflow.connectors.spark.readers.sql import sql_reader, sql_schema
 from onceflow.integration.servers.kafka_jars import spark_jars
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
@@ -82,8 +82,8 @@ _PAIRS = {
 _OURS = "onceflow-postgres"
 _SMALL = "small"
 _IMPORTS = (
-    "onceflow.connectors.spark.stream_writer",
-    "onceflow.connectors.spark.kafka_stream",
+    "onceflow.connectors.spark.streaming.writer",
+    "onceflow.connectors.spark.readers.kafka_stream",
     "onceflow.sinks.postgres.sink",
 )
 

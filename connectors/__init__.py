@@ -12,9 +12,9 @@ from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.connectors.catalog import SINKS, SOURCES, STATE_BACKENDS, ConnectorCatalog
-    from onceflow.connectors.spark.foreach_batch import foreach_batch
     from onceflow.connectors.spark.formats import data_source, register
-    from onceflow.connectors.spark.query_events import QueryEvents
+    from onceflow.connectors.spark.streaming.foreach_batch import foreach_batch
+    from onceflow.connectors.spark.streaming.query_events import QueryEvents
     from onceflow.core.client_options import OptionRules, OptionValue
     from onceflow.core.connector import (
         Area,
@@ -100,9 +100,9 @@ else:
         __name__,
         {
             "onceflow.connectors.catalog": "SINKS SOURCES STATE_BACKENDS ConnectorCatalog",
-            "onceflow.connectors.spark.foreach_batch": "foreach_batch",
+            "onceflow.connectors.spark.streaming.foreach_batch": "foreach_batch",
             "onceflow.connectors.spark.formats": "data_source register",
-            "onceflow.connectors.spark.query_events": "QueryEvents",
+            "onceflow.connectors.spark.streaming.query_events": "QueryEvents",
             "onceflow.core.client_options": "OptionRules OptionValue",
             "onceflow.core.connector": (
                 "Area Diagnosis Finding Level Questions ServerAccess SinkConnector SourceConnector"

@@ -44,10 +44,10 @@ PRELOADED = (
     "onceflow.sinks.kafka.sink",
     "onceflow.sinks.mysql.sink",
     "onceflow.sinks.postgres.sink",
-    "onceflow.connectors.spark.kafka_stream",
-    "onceflow.connectors.spark.mysql_rows",
-    "onceflow.connectors.spark.postgres_rows",
-    "onceflow.connectors.spark.stream_writer",
+    "onceflow.connectors.spark.readers.kafka_stream",
+    "onceflow.connectors.spark.readers.mysql_rows",
+    "onceflow.connectors.spark.readers.postgres_rows",
+    "onceflow.connectors.spark.streaming.writer",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
 

@@ -123,8 +123,8 @@ class Where:
 
     def _of_query(self, location: str) -> TransactionSettler:
         # Jobs need nothing of Spark's.
-        from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-        from onceflow.connectors.spark.query_transactions import query_transactions
+        from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+        from onceflow.connectors.spark.streaming.query_transactions import query_transactions
 
         if self.job is not None:
             raise ConfigError("--job is a pipeline's, and --checkpoint-location a query's")
@@ -142,7 +142,7 @@ class Where:
         return query_transactions(place, manager, sink_id=sink_id, staging=self.storage or "")
 
     def _of_writes(self, app: str) -> TransactionSettler:
-        from onceflow.connectors.spark.query_transactions import write_transactions
+        from onceflow.connectors.spark.streaming.query_transactions import write_transactions
         from onceflow.sinks.sql.connector import SqlResourceManager
 
         if self.job is not None:

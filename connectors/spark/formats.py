@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from onceflow.connectors.spark.option_words import OptionWords
-    from onceflow.connectors.spark.options import OptionTable
-    from onceflow.connectors.spark.sql_read_options import SqlReading
-    from onceflow.connectors.spark.sql_reader import SqlReader
+    from onceflow.connectors.spark.options.sql_reads import SqlReading
+    from onceflow.connectors.spark.options.tables import OptionTable
+    from onceflow.connectors.spark.options.words import OptionWords
+    from onceflow.connectors.spark.readers.sql import SqlReader
     from onceflow.core.spi import Sink
 
 
@@ -69,7 +69,7 @@ class SinkFormat(DataSource):
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from onceflow.connectors.spark.stream_writer import committing_writer, planned_writer
+        from onceflow.connectors.spark.streaming.writer import committing_writer, planned_writer
 
         make = planned_writer if self._plans else committing_writer
         words = self.write_words()
@@ -80,7 +80,7 @@ class SinkFormat(DataSource):
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from onceflow.connectors.spark.batch_writer import batch_writer
+        from onceflow.connectors.spark.batch.writer import batch_writer
 
         words = self.write_words()
         with words.told():
@@ -122,7 +122,7 @@ class _SqlFormat(_OwnFormat):
 
     @override
     def schema(self) -> StructType:
-        from onceflow.connectors.spark.sql_reader import sql_schema
+        from onceflow.connectors.spark.readers.sql import sql_schema
 
         table = self.read_options()
         with table.words.told():
@@ -130,7 +130,7 @@ class _SqlFormat(_OwnFormat):
 
     @override
     def reader(self, schema: StructType) -> SqlReader:
-        from onceflow.connectors.spark.sql_reader import sql_reader
+        from onceflow.connectors.spark.readers.sql import sql_reader
 
         table = self.read_options()
         read = table.made(self.options)
@@ -147,14 +147,14 @@ class PostgresFormat(_SqlFormat):
     @staticmethod
     @override
     def written() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.sql_options import POSTGRES_WRITE
+        from onceflow.connectors.spark.options.sql import POSTGRES_WRITE
 
         return POSTGRES_WRITE
 
     @staticmethod
     @override
     def read_options() -> OptionTable[SqlReading]:
-        from onceflow.connectors.spark.sql_read_options import POSTGRES_READ
+        from onceflow.connectors.spark.options.sql_reads import POSTGRES_READ
 
         return POSTGRES_READ
 
@@ -167,14 +167,14 @@ class MySQLFormat(_SqlFormat):
     @staticmethod
     @override
     def written() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.sql_options import MYSQL_WRITE
+        from onceflow.connectors.spark.options.sql import MYSQL_WRITE
 
         return MYSQL_WRITE
 
     @staticmethod
     @override
     def read_options() -> OptionTable[SqlReading]:
-        from onceflow.connectors.spark.sql_read_options import MYSQL_READ
+        from onceflow.connectors.spark.options.sql_reads import MYSQL_READ
 
         return MYSQL_READ
 
@@ -187,7 +187,7 @@ class SQLiteFormat(_OwnFormat):
     @staticmethod
     @override
     def written() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.sql_options import SQLITE_WRITE
+        from onceflow.connectors.spark.options.sql import SQLITE_WRITE
 
         return SQLITE_WRITE
 
@@ -200,21 +200,21 @@ class KafkaFormat(_OwnFormat):
     @staticmethod
     @override
     def written() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.kafka_options import KAFKA_WRITE
+        from onceflow.connectors.spark.options.kafka import KAFKA_WRITE
 
         return KAFKA_WRITE
 
     @override
     def schema(self) -> StructType:
         from onceflow.connectors.spark.arrow_rows import spark_schema
-        from onceflow.connectors.spark.kafka_options import schema_of_reading
+        from onceflow.connectors.spark.options.kafka import schema_of_reading
 
         return spark_schema(schema_of_reading(self.options))
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from onceflow.connectors.spark.kafka_options import KAFKA_READ_STREAM
-        from onceflow.connectors.spark.kafka_stream import KafkaStreamReader
+        from onceflow.connectors.spark.options.kafka import KAFKA_READ_STREAM
+        from onceflow.connectors.spark.readers.kafka_stream import KafkaStreamReader
 
         reading, words = KAFKA_READ_STREAM.made(self.options), KAFKA_READ_STREAM.words
         with words.told():
@@ -222,8 +222,8 @@ class KafkaFormat(_OwnFormat):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        from onceflow.connectors.spark.kafka_options import KAFKA_READ
-        from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
+        from onceflow.connectors.spark.options.kafka import KAFKA_READ
+        from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
 
         reading, words = KAFKA_READ.made(self.options), KAFKA_READ.words
         with words.told():
@@ -238,27 +238,27 @@ class FilesFormat(_OwnFormat):
     @staticmethod
     @override
     def written() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.file_options import FILES_WRITE
+        from onceflow.connectors.spark.options.files import FILES_WRITE
 
         return FILES_WRITE
 
     @override
     def schema(self) -> StructType:
-        from onceflow.connectors.spark.files_reader import files_schema
+        from onceflow.connectors.spark.readers.files import files_schema
 
         return files_schema(self.options)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        from onceflow.connectors.spark.file_options import FILES_READ
-        from onceflow.connectors.spark.files_reader import FilesBatchReader, files_read
+        from onceflow.connectors.spark.options.files import FILES_READ
+        from onceflow.connectors.spark.readers.files import FilesBatchReader, files_read
 
         return FilesBatchReader(files_read(self.options), schema).speaking(FILES_READ.words)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from onceflow.connectors.spark.file_options import FILES_READ
-        from onceflow.connectors.spark.files_reader import FilesStreamReader, files_read
+        from onceflow.connectors.spark.options.files import FILES_READ
+        from onceflow.connectors.spark.readers.files import FilesStreamReader, files_read
 
         return FilesStreamReader(files_read(self.options), schema).speaking(FILES_READ.words)
 
@@ -334,12 +334,12 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
     """
 
     def made(options: Mapping[str, str]) -> Sink:
-        from onceflow.connectors.spark.options import own_sink
+        from onceflow.connectors.spark.options.tables import own_sink
 
         return own_sink(name, make_sink, options)
 
     def words() -> OptionWords:
-        from onceflow.connectors.spark.option_words import OptionWords
+        from onceflow.connectors.spark.options.words import OptionWords
 
         return OptionWords()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointsFormat(DataSource):
-    """`onceflow-checkpoints`: a row for each checkpoint and savepoint; see `checkpoints_reader`."""
+    """`onceflow-checkpoints`: a row for each checkpoint and savepoint; `readers.checkpoints`."""
 
     @classmethod
     @override
@@ -22,19 +22,19 @@ class CheckpointsFormat(DataSource):
 
     @override
     def schema(self) -> StructType:
-        from onceflow.connectors.spark.checkpoints_reader import checkpoints_schema
+        from onceflow.connectors.spark.readers.checkpoints import checkpoints_schema
 
         return checkpoints_schema()
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        from onceflow.connectors.spark.checkpoints_reader import CheckpointsReader
+        from onceflow.connectors.spark.readers.checkpoints import CheckpointsReader
 
         return CheckpointsReader(self.options, schema)
 
 
 class StateFormat(DataSource):
-    """`onceflow-state`: the state of one operator as of a checkpoint; see `state_reader`."""
+    """`onceflow-state`: the state of one operator as of a checkpoint; see `readers.state`."""
 
     @classmethod
     @override
@@ -43,19 +43,19 @@ class StateFormat(DataSource):
 
     @override
     def schema(self) -> StructType:
-        from onceflow.connectors.spark.state_reader import state_schema
+        from onceflow.connectors.spark.readers.state import state_schema
 
         return state_schema(self.options)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        from onceflow.connectors.spark.state_reader import StateFrameReader
+        from onceflow.connectors.spark.readers.state import StateFrameReader
 
         return StateFrameReader(self.options, schema)
 
 
 class SavepointFormat(DataSource):
-    """`onceflow-savepoint`: makes a savepoint of DataFrames; see `unkeyed_savepoint_writer`."""
+    """`onceflow-savepoint`: makes a savepoint; see `batch.unkeyed_savepoint_writer`."""
 
     @classmethod
     @override
@@ -64,7 +64,7 @@ class SavepointFormat(DataSource):
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from onceflow.connectors.spark.unkeyed_savepoint_writer import savepoint_writer
+        from onceflow.connectors.spark.batch.unkeyed_savepoint_writer import savepoint_writer
 
         return savepoint_writer(self.options, schema, overwrite=overwrite)
 

@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from onceflow.connectors.spark.batch_commits import (
+from onceflow.connectors.spark.batch.commits import (
     BatchCommits,
     BatchPlan,
     BatchTarget,
     TaskReport,
 )
-from onceflow.connectors.spark.batch_identity import NamedTarget
-from onceflow.connectors.spark.decision_keepers import kept_target
-from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.decision_keepers import kept_target
+from onceflow.connectors.spark.batch.identity import NamedTarget
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
 from onceflow.core.protocol.batches import BatchDecision
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId

@@ -15,7 +15,7 @@ import cloudpickle
 import pyarrow as pa
 from tests.integration.killed_jobs import start
 
-from onceflow.connectors.spark.batch_commits import BatchTarget
+from onceflow.connectors.spark.batch.commits import BatchTarget
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.spi import Sink
 from onceflow.core.storage.staging import FileStagingArea

@@ -10,13 +10,13 @@ from typing import cast
 
 from tests.spark_formats.batches import SCHEMA, rows
 
-from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
-from onceflow.connectors.spark.foreach_batch import (
+from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan, TaskReport
+from onceflow.connectors.spark.batch.sink_group import group_schema
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.streaming.foreach_batch import (
     _ForeachBatch,  # pyright: ignore[reportPrivateUsage]
     foreach_batch,
 )
-from onceflow.connectors.spark.sink_group import group_schema
-from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.spi import Sink
 
 

@@ -9,11 +9,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.kafka_reader import KafkaBatchReader
-from onceflow.connectors.spark.kafka_stream import BatchLimits, KafkaStreamReader
-from onceflow.connectors.spark.mysql_rows import MySQLRows
-from onceflow.connectors.spark.postgres_rows import PostgresRows
-from onceflow.connectors.spark.sql_reader import Bounds, RowSource, sql_reader, sql_schema
+from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
+from onceflow.connectors.spark.readers.kafka_stream import BatchLimits, KafkaStreamReader
+from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
+from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
+from onceflow.connectors.spark.readers.sql import Bounds, RowSource, sql_reader, sql_schema
 from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
 from onceflow.sinks.sql.tables import TableName

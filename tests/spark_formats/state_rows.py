@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.state_reader import StateFrameReader, state_schema
+from onceflow.connectors.spark.readers.state import StateFrameReader, state_schema
 
 
 def state(path: str, **options: str) -> pa.Table:

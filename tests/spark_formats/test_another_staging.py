@@ -19,10 +19,10 @@ from tests.spark_formats.write_cases import (
 )
 from tests.spark_formats.writes import Write, save, save_alone
 
-from onceflow.connectors.spark.batch_identity import stream_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.batch.identity import stream_target
 from onceflow.connectors.spark.formats import FilesFormat
-from onceflow.connectors.spark.query_transactions import write_transactions
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.streaming.query_transactions import write_transactions
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import SinkResourceManager

@@ -35,9 +35,9 @@ from tests.spark_formats.write_cases import (
 )
 from tests.spark_formats.writes import Write
 
-from onceflow.connectors.spark.batch_commits import TaskReport
-from onceflow.connectors.spark.batch_identity import stream_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.batch.commits import TaskReport
+from onceflow.connectors.spark.batch.identity import stream_target
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import Fenced
 from onceflow.integration.servers.kinds import Killable
@@ -254,7 +254,7 @@ def test_each_row_of_each_job_is_in_its_table_once(
     if fault == "killed-server":
         server, make_table = start_own_server(make, request)
         restart = Barrier(at_once, lambda: restart_server(server), RESTART_S).wait
-        monkeypatch.setattr("onceflow.connectors.spark.batch_commits.reach", reach)
+        monkeypatch.setattr("onceflow.connectors.spark.batch.commits.reach", reach)
     cases = {
         table: make_table(tmp_path, table)
         for table in sorted({table for tables, _, _ in batches for table in tables})

@@ -25,7 +25,7 @@ from tests.integration.kafka_feed import (
 )
 from tests.spark_formats.source_formats import KafkaFormat
 
-from onceflow.connectors.spark.kafka_offsets import lag_of
+from onceflow.connectors.spark.readers.kafka_offsets import lag_of
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow import CheckpointCompleted, JobEnded, JobEvent, JobState, JobStatus
-from onceflow.connectors.spark.query_events import QueryEvents
+from onceflow.connectors.spark.streaming.query_events import QueryEvents
 
 pytestmark = pytest.mark.spark
 

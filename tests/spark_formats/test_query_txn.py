@@ -13,8 +13,8 @@ from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
 from typer.testing import CliRunner
 
 from onceflow.cli.main import app
-from onceflow.connectors.spark.batch_identity import stream_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.batch.identity import stream_target
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.errors import Fenced
 from onceflow.core.spi import Sink
 from onceflow.sinks import PostgresSink

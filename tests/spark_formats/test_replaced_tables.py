@@ -14,7 +14,7 @@ from tests.spark_formats.test_decided_rows import SLOW, Target, on_all, target_o
 
 from onceflow import connectors
 from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.batch_writer import batch_writer
+from onceflow.connectors.spark.batch.writer import batch_writer
 from onceflow.connectors.spark.formats import FilesFormat, KafkaFormat, PostgresFormat
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError

@@ -33,9 +33,9 @@ from tests.spark_formats.source_formats import PostgresFormat
 from typing_extensions import Self
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.mysql_rows import MySQLRows
-from onceflow.connectors.spark.postgres_rows import PostgresRows, let_go
-from onceflow.connectors.spark.sql_reader import Bounds, FilteringSqlReader, RowSource, sql_schema
+from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
+from onceflow.connectors.spark.readers.postgres_rows import PostgresRows, let_go
+from onceflow.connectors.spark.readers.sql import Bounds, FilteringSqlReader, RowSource, sql_schema
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import MySQLSink, PostgresSink

@@ -25,7 +25,7 @@ from tests.spark_formats.state_rows import by_key, state
 from tests.support.counting_source import amount_of
 
 from onceflow import HeapBackend, JobState, RocksDBBackend, connectors
-from onceflow.connectors.spark.checkpoints_reader import CheckpointsReader, checkpoints_schema
+from onceflow.connectors.spark.readers.checkpoints import CheckpointsReader, checkpoints_schema
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration import mysql_sink_kit, postgres_sink_kit
 from tests.spark_formats.batches import Driver, killed_at
 
-from onceflow.connectors.spark.batch_identity import write_target
+from onceflow.connectors.spark.batch.identity import write_target
 from onceflow.integration.conformance.batch_driver import BatchDriver
 from onceflow.sinks import MySQLSink, PostgresSink
 

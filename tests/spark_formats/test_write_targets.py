@@ -17,9 +17,9 @@ from tests.spark_formats.batches import SCHEMA, Driver, rows
 from tests.spark_formats.write_cases import TOKEN, file_ids, own_sink, sqlite_ids
 from tests.spark_formats.writes import save
 
-from onceflow.connectors.spark.batch_identity import stream_target, write_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.batch.identity import stream_target, write_target
 from onceflow.connectors.spark.formats import FilesFormat, KafkaFormat, PostgresFormat, SQLiteFormat
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from tests.integration import mysql_sink_kit, postgres_sink_kit
 from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
 from tests.spark_formats.test_query_txn import run, verdicts
 
-from onceflow.connectors.spark.batch_identity import write_target
+from onceflow.connectors.spark.batch.identity import write_target
 from onceflow.core.errors import CommitFailed, Fenced
 from onceflow.core.protocol.batches import decision_of
 from onceflow.sinks import MySQLSink, PostgresSink

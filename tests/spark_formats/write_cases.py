@@ -15,7 +15,7 @@ from examples.own_sink import OwnSink
 from tests.integration.kafka_sink_kit import decided_ids_in
 from tests.integration.postgres_sink_kit import ids_in, query
 
-from onceflow.connectors.spark.batch_identity import MakeSink
+from onceflow.connectors.spark.batch.identity import MakeSink
 from onceflow.connectors.spark.formats import (
     FilesFormat,
     KafkaFormat,

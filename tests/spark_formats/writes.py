@@ -9,11 +9,11 @@ import cloudpickle
 from tests.spark_formats.batches import SCHEMA, rows
 
 from onceflow.connectors.spark.arrow_rows import spark_schema
-from onceflow.connectors.spark.batch_commits import BatchPlan
-from onceflow.connectors.spark.batch_identity import MakeSink
-from onceflow.connectors.spark.batch_writer import BatchWriter, batch_writer
-from onceflow.connectors.spark.stream_writer import ReportMessage
-from onceflow.connectors.spark.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.commits import BatchPlan
+from onceflow.connectors.spark.batch.identity import MakeSink
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.writer import BatchWriter, batch_writer
+from onceflow.connectors.spark.streaming.writer import ReportMessage
 
 
 class Write:

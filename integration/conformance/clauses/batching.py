@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from onceflow.connectors.spark.batch_commits import BatchTarget
+from onceflow.connectors.spark.batch.commits import BatchTarget
 from onceflow.core.config import Delivery
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.core.errors import ConfigError, OnceflowError

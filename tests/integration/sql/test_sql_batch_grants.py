@@ -11,8 +11,8 @@ import pytest
 from tests.integration.sql.databases import Database
 from tests.spark_formats.batches import driver_of
 
-from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
-from onceflow.connectors.spark.sql_reader import RowSource
+from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.readers.sql import RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.core.storage.staging import FileStagingArea
 

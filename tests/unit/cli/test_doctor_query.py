@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.cli.doctor.query import check_query
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.connector import Level
 
 

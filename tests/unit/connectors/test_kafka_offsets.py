@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from onceflow.connectors.spark.kafka_offsets import (
+from onceflow.connectors.spark.readers.kafka_offsets import (
     PACKED_ROWS,
     StreamOffsets,
     lag_of,

@@ -16,13 +16,13 @@ import pytest
 from confluent_kafka import Message
 from pyspark.sql.types import LongType, StructField, StructType
 
-from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.formats import KafkaFormat, SQLiteFormat
-from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
-from onceflow.connectors.spark.option_words import OptionWords, Speaker, in_option_words
-from onceflow.connectors.spark.options import OptionTable
-from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
-from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
+from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.words import OptionWords, Speaker, in_option_words
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sources import KafkaSource

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
-from onceflow.connectors.spark.kafka_options import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
-from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, Option, OptionTable
-from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
-from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
+from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
+from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
+from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, Option, OptionTable
 from onceflow.connectors.spark.versions import SparkInterface
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"

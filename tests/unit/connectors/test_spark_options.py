@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from onceflow.connectors.spark.file_options import FILES_READ, FILES_WRITE
-from onceflow.connectors.spark.kafka_options import (
+from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
+from onceflow.connectors.spark.options.kafka import (
     KAFKA_READ,
     KAFKA_READ_STREAM,
     KAFKA_WRITE,
     KafkaReading,
     schema_of_reading,
 )
-from onceflow.connectors.spark.options import PROTOCOL_OPTIONS, OptionTable, own_sink
-from onceflow.connectors.spark.sql_options import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.core.errors import ConfigError
 from onceflow.core.formats.keys import KeyFormat
 from onceflow.core.formats.registry import RegistrySettings

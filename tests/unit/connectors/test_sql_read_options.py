@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from onceflow.connectors.spark.sql_read_options import MYSQL_READ, POSTGRES_READ
-from onceflow.connectors.spark.sql_reader import Bounds
+from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
+from onceflow.connectors.spark.readers.sql import Bounds
 from onceflow.core.errors import ConfigError
 
 _POSTGRES = "jdbc:postgresql://nowhere/shop?user=reader"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.connectors.spark.options import (
+from onceflow.connectors.spark.options.tables import (
     COUNT,
     JSON_VALUE,
     NAMES,

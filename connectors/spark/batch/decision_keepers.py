@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onceflow.connectors.spark.batch_commits import BatchTarget
-from onceflow.connectors.spark.batch_identity import NamedTarget, is_files, is_kafka
-from onceflow.connectors.spark.sink_group import SinkGroup
+from onceflow.connectors.spark.batch.commits import BatchTarget
+from onceflow.connectors.spark.batch.identity import NamedTarget, is_files, is_kafka
+from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.batch_notes import BatchNotes
 from onceflow.core.config import Delivery

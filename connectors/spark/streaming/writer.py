@@ -23,15 +23,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan, TaskReport
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
+from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan, TaskReport
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.task_writer import TaskPlace, write_task
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from onceflow.connectors.spark.batch_identity import MakeSink
-    from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.batch.identity import MakeSink
+    from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
@@ -137,10 +137,10 @@ def task_place() -> TaskPlace:
 def _stream_commits(
     make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
 ) -> tuple[BatchCommits, CheckpointLocation]:
-    from onceflow.connectors.spark.batch_identity import stream_target
-    from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-    from onceflow.connectors.spark.decision_keepers import kept_target
-    from onceflow.connectors.spark.replaced_tables import replace_rows
+    from onceflow.connectors.spark.batch.decision_keepers import kept_target
+    from onceflow.connectors.spark.batch.identity import stream_target
+    from onceflow.connectors.spark.batch.replaced_tables import replace_rows
+    from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 
     given = options.get("checkpointlocation")
     if not given:

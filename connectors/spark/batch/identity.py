@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from onceflow.connectors.spark.batch_commits import BatchTarget
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.batch.commits import BatchTarget
+from onceflow.connectors.spark.batch.noted_target import NotedTarget, own_option_digests
 from onceflow.connectors.spark.driver_identity import describe_driver
-from onceflow.connectors.spark.noted_target import NotedTarget, own_option_digests
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema, fitted, spark_schema
-from onceflow.connectors.spark.file_options import FILES_READ, LATEST, FilesRead
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
+from onceflow.connectors.spark.options.files import FILES_READ, LATEST, FilesRead
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks.files.published import PublishedTable

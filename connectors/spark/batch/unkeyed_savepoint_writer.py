@@ -18,14 +18,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.savepoint_writer import (
+from onceflow.connectors.spark.batch.savepoint_writer import (
     FilesMessage,
     KeyedStateWriter,
     already_there,
     known_savepoint,
 )
-from onceflow.connectors.spark.state_options import SAVEPOINT_WRITE, SavepointWrite
+from onceflow.connectors.spark.options.state import SAVEPOINT_WRITE, SavepointWrite
+from onceflow.connectors.spark.packages import Shipped
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints import Savepoint

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
-from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
-from onceflow.connectors.spark.stride_bounds import stride_conditions
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, TaskPlan
+from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.catalog import (
     TEXTS,

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.batch_commits import (
+from onceflow.connectors.spark.batch.commits import (
     BatchCommits,
     BatchPlan,
     BatchTarget,
     TaskReport,
 )
-from onceflow.connectors.spark.batch_identity import staging_area, stream_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-from onceflow.connectors.spark.decision_keepers import kept_target
-from onceflow.connectors.spark.first_sink import FirstSink
+from onceflow.connectors.spark.batch.decision_keepers import kept_target
+from onceflow.connectors.spark.batch.identity import staging_area, stream_target
+from onceflow.connectors.spark.batch.sink_group import SinkGroup, group_schema
+from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.sink_group import SinkGroup, group_schema
-from onceflow.connectors.spark.stream_writer import task_place
-from onceflow.connectors.spark.task_writer import write_task
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+from onceflow.connectors.spark.streaming.first_sink import FirstSink
+from onceflow.connectors.spark.streaming.writer import task_place
 from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.cluster.spark import use_own_interpreter

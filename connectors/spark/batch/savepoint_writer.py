@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from onceflow.connectors.spark.options.state import SavepointWrite
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.state_options import SavepointWrite
 from onceflow.core.errors import BadStateValue, SavepointRefused
 from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints import Savepoint

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from onceflow.connectors.spark.sink_group import SinkGroup
+from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (

@@ -15,11 +15,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
-from onceflow.connectors.spark.batch_commits import BatchCommits, BatchPlan
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
+from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan
+from onceflow.connectors.spark.batch.task_writer import write_task
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.stream_writer import ReportMessage, reports_of, task_place
-from onceflow.connectors.spark.task_writer import write_task
+from onceflow.connectors.spark.streaming.writer import ReportMessage, reports_of, task_place
 from onceflow.core.errors import (
     BadRow,
     CheckpointError,
@@ -32,7 +32,7 @@ from onceflow.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from onceflow.connectors.spark.batch_identity import MakeSink, NamedTarget
+    from onceflow.connectors.spark.batch.identity import MakeSink, NamedTarget
 
 
 class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
@@ -56,7 +56,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         Raises:
             OnceflowError: As `BatchCommits.commit`.
         """
-        from onceflow.connectors.spark.commit_process import commit_in_process
+        from onceflow.connectors.spark.batch.commit_process import commit_in_process
 
         commit_in_process(lambda: self._commit(messages))
 
@@ -153,8 +153,8 @@ def batch_writer(
         ConfigError: It cannot be written there; says what mends it.
         OnceflowError: As `BatchCommits.plan`.
     """
-    from onceflow.connectors.spark.batch_identity import write_target
-    from onceflow.connectors.spark.replaced_tables import replace_rows
+    from onceflow.connectors.spark.batch.identity import write_target
+    from onceflow.connectors.spark.batch.replaced_tables import replace_rows
 
     named, number = write_target(make_sink, options)
     if overwrite:
@@ -170,6 +170,6 @@ def batch_writer(
 
 
 def _commits(named: NamedTarget) -> BatchCommits:
-    from onceflow.connectors.spark.decision_keepers import kept_target
+    from onceflow.connectors.spark.batch.decision_keepers import kept_target
 
     return BatchCommits(*kept_target(named))

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
-from onceflow.connectors.spark.state_options import STATE_READ, StateKindName, StateRead
+from onceflow.connectors.spark.options.state import STATE_READ, StateKindName, StateRead
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.canonical import StateMeta

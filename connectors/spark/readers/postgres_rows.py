@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from adbc_driver_manager import dbapi as manager
 from adbc_driver_postgresql import dbapi as adbc
 
-from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
-from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, TaskPlan
-from onceflow.connectors.spark.stride_bounds import stride_conditions
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, TaskPlan
+from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.postgres.catalog import identifier, literal, quoted
 from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Generic, TypeVar, cast
 
-from onceflow.connectors.spark.option_words import OptionWords
+from onceflow.connectors.spark.options.words import OptionWords
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from onceflow.connectors.spark.options import COUNT, NAMES, Kind, Option, OptionTable, choice
+from onceflow.connectors.spark.options.tables import COUNT, NAMES, Kind, Option, OptionTable, choice
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.bootstrap import StateOfTable, UnkeyedStateOfTable
 from onceflow.core.state.canonical import StateKind

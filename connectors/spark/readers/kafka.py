@@ -13,14 +13,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.kafka_offsets import tasks_of
-from onceflow.connectors.spark.kafka_stream import (
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
+from onceflow.connectors.spark.readers.kafka_offsets import tasks_of
+from onceflow.connectors.spark.readers.kafka_stream import (
     BatchLimits,
     KafkaTask,
     check_for_spark,
     read_task,
 )
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.catalog import Catalog
 from onceflow.sources.kafka.ranges import OffsetRange

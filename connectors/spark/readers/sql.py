@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
-from onceflow.connectors.spark.sql_filters import Comparable, FilterColumn, SqlWords, pushed
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
+from onceflow.connectors.spark.readers.sql_filters import Comparable, FilterColumn, SqlWords, pushed
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:

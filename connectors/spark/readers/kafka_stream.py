@@ -22,14 +22,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import fitted
-from onceflow.connectors.spark.kafka_offsets import (
+from onceflow.connectors.spark.options.words import Speaker, in_option_words
+from onceflow.connectors.spark.readers.kafka_offsets import (
     Document,
     StreamOffsets,
     limited,
     ranges_between,
     tasks_of,
 )
-from onceflow.connectors.spark.option_words import Speaker, in_option_words
 from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow

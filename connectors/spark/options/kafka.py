@@ -9,8 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from onceflow.connectors.spark.kafka_stream import BatchLimits
-from onceflow.connectors.spark.options import (
+from onceflow.connectors.spark.options.tables import (
     BOOLEAN,
     COUNT,
     DURATION,
@@ -20,6 +19,7 @@ from onceflow.connectors.spark.options import (
     OptionTable,
     choice,
 )
+from onceflow.connectors.spark.readers.kafka_stream import BatchLimits
 from onceflow.core.formats.keys import KeyFormat
 from onceflow.sinks.kafka import KafkaSink
 from onceflow.sinks.kafka.settings import RecordFormat

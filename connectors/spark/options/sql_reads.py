@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from onceflow.connectors.spark.mysql_rows import MySQLRows
-from onceflow.connectors.spark.options import COUNT, DURATION, Option, OptionTable
-from onceflow.connectors.spark.postgres_rows import PostgresRows
-from onceflow.connectors.spark.sql_reader import Bounds, RowSource
+from onceflow.connectors.spark.options.tables import COUNT, DURATION, Option, OptionTable
+from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
+from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
+from onceflow.connectors.spark.readers.sql import Bounds, RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
@@ -21,7 +21,7 @@ _LOCK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SqlReading:
-    """What `sql_reader` is made of."""
+    """What `readers.sql` is made of."""
 
     source: RowSource
     bounds: Bounds | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import TypeIs
 
-from onceflow.connectors.spark.batch_commits import BatchPlan, BatchTarget, TaskReport
+from onceflow.connectors.spark.batch.commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.core.crash_points import reach
 from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onceflow.connectors.spark.options import (
+from onceflow.connectors.spark.options.tables import (
     BOOLEAN,
     DURATION,
     NAMES,

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
-from onceflow.connectors.spark.state_options import CHECKPOINTS_READ, JobPlace
+from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobPlace
 from onceflow.core.errors import CheckpointError, StateError, StorageError
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import OperatorSnapshot, handles_of

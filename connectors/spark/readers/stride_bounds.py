@@ -6,8 +6,8 @@ import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
-from onceflow.connectors.spark.sql_filters import Comparable, SqlWords
-from onceflow.connectors.spark.sql_reader import Bounds, ReadColumn, strides
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, strides
+from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
 from onceflow.core.errors import ConfigError
 
 _DAY = dt.date(1970, 1, 1)

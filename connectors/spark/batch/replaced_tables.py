@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onceflow.connectors.spark.batch_identity import NamedTarget
+from onceflow.connectors.spark.batch.identity import NamedTarget
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks.sql.sink import SqlSink

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onceflow.connectors.spark.batch_identity import is_owner_of_app, staging_area, write_target
-from onceflow.connectors.spark.checkpoint_location import CheckpointLocation
-from onceflow.connectors.spark.decision_keepers import kept_target, logged_decisions
+from onceflow.connectors.spark.batch.decision_keepers import kept_target, logged_decisions
+from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
+from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from onceflow.connectors.spark.options import sink_options
+from onceflow.connectors.spark.options.tables import sink_options
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError
 from onceflow.core.storage.batch_decisions import decision_directory

@@ -1,0 +1,1 @@
+"""Options of the formats, as tables: names, parsing, errors and documents come of them."""

@@ -1,0 +1,1 @@
+"""Formats for `read` and `readStream`: what is read, how it is divided into tasks, and its rows."""

@@ -1,0 +1,1 @@
+"""Sinks of streaming queries: their writer, `foreachBatch`, what their checkpoints say of them."""
