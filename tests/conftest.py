@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,10 +38,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print why tests failed that passed at their second try: each of them is a defect."""
+    """Print why tests failed at their first try, and why tests were skipped.
+
+    A test that passes at its second try only is a defect. A skipped proof proves nothing.
+    """
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.write_sep("_", f"failed at first: {report.nodeid}", yellow=True)
         terminalreporter.write_line(f"{report.longreprtext}\n{report.capstdout}{report.capstderr}")
+    skipped: defaultdict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.getreports("skipped"):
+        # Of a skip this is the file, the line and the reason.
+        skipped[str(report.longrepr).rpartition("Skipped: ")[2].rstrip("')\"")].append(
+            report.nodeid
+        )
+    for reason, tests in sorted(skipped.items()):
+        also = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+        terminalreporter.write_line(f"skipped, {reason}: {min(tests)}{also}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import (
     batching,
     breaking,
+    deciding,
+    gathering,
     killing,
     overtaking,
     running,
@@ -48,6 +50,20 @@ OF_DEATHS = (
     writing.pre_committed_survives_death,
 )
 """What a server does when it, or who speaks with it, dies."""
+NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
+LACKING = {
+    "TestDeltaSink": {*NO_SERVER, "bad_batch"},
+    "TestFileSink": NO_SERVER,
+    "TestHttpSink": {"kill", "start", "pause", "unpause", "bad_batch"},
+    "TestOwnSink": NO_SERVER,
+    "TestPartitionedFileSink": NO_SERVER,
+    "TestReferenceSink": NO_SERVER,
+    "TestSQLiteInserts": NO_SERVER,
+    "TestSQLiteUpserts": NO_SERVER,
+}
+"""What clauses need and these sinks' targets have none of: a library of the writing process."""
+GLOBAL = {"TestDeltaSink"}
+"""Sinks that commit whole checkpoints, in their order."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
@@ -60,16 +76,33 @@ def is_slow(test: str, clause: Clause) -> bool:
     return clause in OF_JOBS or (test in EXAMPLES and clause in OF_LINES)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def says_nothing(test: str, clause: Clause) -> bool:
+    """Return whether `clause` has no meaning for the sink of class `test`."""
+    if clause in gathering.CLAUSES:
+        return test not in GLOBAL
+    if clause is deciding.commit_in_any_order:
+        return test in GLOBAL
+    return not LACKING.get(test, set()).isdisjoint(clause.needs)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    without_meaning: list[pytest.Item] = []
     for item in items:
         callspec, test = getattr(item, "callspec", None), item.getparent(pytest.Class)
         if callspec is None or test is None:
             continue
         clause = callspec.params.get("clause")
-        if not isinstance(clause, Clause) or clause not in CLAUSES or test.name in WHOLE:
+        if not isinstance(clause, Clause) or clause not in CLAUSES:
             continue
-        slow = is_slow(test.name, clause)
-        item.add_marker(pytest.mark.slow if slow else pytest.mark.servers)
+        if says_nothing(test.name, clause):
+            without_meaning.append(item)
+        elif test.name not in WHOLE:
+            slow = is_slow(test.name, clause)
+            item.add_marker(pytest.mark.slow if slow else pytest.mark.servers)
+    if without_meaning:
+        config.hook.pytest_deselected(items=without_meaning)
+        dropped = set(without_meaning)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from tests.integration.file_sink_kit import S3Server
 from tests.support.clouds import Cloud, cloud_of
 
@@ -33,13 +34,14 @@ from onceflow.core.storage.remote import RemoteDirectory
 from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 WHOLE = b"whole " * 1000
-KINDS = (
-    *("local", "private", "fsspec-directory", "fsspec-memory", "s3", "heap"),
-    pytest.param("hdfs", marks=pytest.mark.slow),  # a JVM has to start
-    pytest.param("azure", marks=pytest.mark.slow),  # a Node.js
-    pytest.param("google", marks=pytest.mark.slow),
-)
-ATOMIC = {"local", "private", "s3", "heap", "hdfs", "azure", "google"}
+SLOW = {"hdfs", "azure", "google"}
+"""A JVM or a Node.js has to start."""
+STREAMED = ("local", "private", "fsspec-directory", "fsspec-memory", "s3", *sorted(SLOW))
+"""They fill files piece by piece, as the file sink demands. State on the heap is never a sink's."""
+KINDS = (*STREAMED, "heap")
+ATOMIC = tuple(kind for kind in KINDS if not kind.startswith("fsspec"))
+RENAMES = ("local", "private", "fsspec-directory", "hdfs")
+ADOPTS = ("local", "private")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,16 @@ def _opened(url: str, **options: Any) -> StreamedFiles:
     return FileLocation.parse(url, publish="auto", options=options).open(Advice())
 
 
-@pytest.fixture(params=KINDS)
+def _parameters(kinds: Sequence[str]) -> list[ParameterSet]:
+    return [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in kinds]
+
+
+def _on(*kinds: str) -> pytest.MarkDecorator:
+    """Have a test run over these kinds alone, where the others do not promise what it asks for."""
+    return pytest.mark.parametrize("kind", _parameters(kinds), indirect=True)
+
+
+@pytest.fixture(params=_parameters(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -91,8 +102,6 @@ def anew(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[
         case "fsspec-memory":
             return partial(_opened, f"memory://{uuid.uuid4().hex}")
         case "heap":
-            if request.function.__annotations__.get("fs") == "StreamedFiles":
-                pytest.skip("it fills no file piece by piece")
             heap = MemoryFiles()
             return lambda: cast("StreamedFiles", heap)
         case "hdfs":
@@ -143,10 +152,15 @@ def _create_at_once(
     outcomes.append((mine, fs.create_if_absent(path, mine)))
 
 
-def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
+def test_what_a_file_system_promises_is_what_it_is_tried_for(fs: FileSystem, kind: str) -> None:
     assert isinstance(fs, CreatesAtomically) == (kind in ATOMIC)
-    if not isinstance(fs, CreatesAtomically):
-        pytest.skip("it does not promise that")
+    assert isinstance(fs, AdoptsFiles) == (kind in ADOPTS)
+    assert isinstance(fs, Renames) == (kind in RENAMES)
+    assert isinstance(fs, Copies) == (kind in STREAMED and kind not in RENAMES)
+
+
+@_on(*ATOMIC)
+def test_of_many_threads_exactly_one_creates(fs: FileSystem, kind: str) -> None:
     fs.make_directory("log")
     for round_number in range(5 if kind in ("s3", "hdfs", "azure", "google") else 40):
         start = threading.Barrier(8)
@@ -305,6 +319,7 @@ def test_each_path_is_called_and_a_failure_comes_out(fs: FileSystem) -> None:
 # --- files that are filled piece by piece ---------------------------------------------------------
 
 
+@_on(*STREAMED)
 def test_a_finished_file_has_all_its_bytes(
     fs: StreamedFiles, anew: Callable[[], StreamedFiles]
 ) -> None:
@@ -317,6 +332,7 @@ def test_a_finished_file_has_all_its_bytes(
     assert anew().size("open/1") == len(WHOLE) + 3
 
 
+@_on(*STREAMED)
 def test_a_dropped_file_is_gone(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
     file = fs.create("open/1")
     file.write(WHOLE)
@@ -327,6 +343,7 @@ def test_a_dropped_file_is_gone(fs: StreamedFiles, anew: Callable[[], StreamedFi
     assert anew().list("open") == ()
 
 
+@_on(*STREAMED)
 def test_a_failure_in_a_block_names_the_file(fs: StreamedFiles) -> None:
     with (
         pytest.raises(StorageError, match=r"cannot write .*open/1.*No space left") as failure,
@@ -336,16 +353,17 @@ def test_a_failure_in_a_block_names_the_file(fs: StreamedFiles) -> None:
     assert fs.location("open/1") in str(failure.value)
 
 
+@_on(*STREAMED)
 def test_readers_of_directories_see_what_is_not_hidden(fs: StreamedFiles) -> None:
     for name in ("b=1/part.parquet", "a.json", "_onceflow/s/open/1", "b=1/.hidden", "b=1/_x"):
         fs.write(name, (b"x",))
     assert list(fs.visible_files()) == ["a.json", "b=1/part.parquet"]
 
 
+@_on(*RENAMES)
 def test_a_renamed_file_moves_once(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
-    if not isinstance(fs, Renames):
-        pytest.skip("it renames nothing")
     other = anew()
+    assert isinstance(fs, Renames)
     assert isinstance(other, Renames)
     fs.write("staged/1", (WHOLE,))
     assert fs.rename("staged/1", "new/directory/1")
@@ -355,9 +373,9 @@ def test_a_renamed_file_moves_once(fs: StreamedFiles, anew: Callable[[], Streame
     assert other.read("staged/1") is None
 
 
+@_on(*(kind for kind in STREAMED if kind not in RENAMES))
 def test_a_copied_file_is_there_twice(fs: StreamedFiles, anew: Callable[[], StreamedFiles]) -> None:
-    if not isinstance(fs, Copies):
-        pytest.skip("it renames instead")
+    assert isinstance(fs, Copies)
     fs.write("staged/1", (WHOLE,))
     assert fs.copy("staged/1", "public/1")
     assert fs.copy("staged/1", "public/1")
@@ -367,16 +385,12 @@ def test_a_copied_file_is_there_twice(fs: StreamedFiles, anew: Callable[[], Stre
     assert anew().read("public/2") is None
 
 
-def test_every_file_system_of_a_sink_can_publish(fs: StreamedFiles) -> None:
-    assert isinstance(fs, Renames) != isinstance(fs, Copies)
-
-
 # --- files that are taken over --------------------------------------------------------------------
 
 
+@_on(*ADOPTS)
 def test_an_adopted_file_stays_when_its_source_goes(fs: FileSystem, tmp_path: Path) -> None:
-    if not isinstance(fs, AdoptsFiles):
-        pytest.skip("it shares no storage with the local disk")
+    assert isinstance(fs, AdoptsFiles)
     source = tmp_path / "000012.sst"
     source.write_bytes(WHOLE)
     assert fs.adopt("shared/f", source)
