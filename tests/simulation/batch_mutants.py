@@ -16,9 +16,11 @@ from onceflow.core.protocol.batches import (
     Decide,
     Overtaken,
     RefuseBatch,
+    RefuseLower,
     Settling,
     SkipBatch,
     WriteBatch,
+    batch_checkpoint,
     check_decision,
     judge_batch,
     settle_claimed,
@@ -43,6 +45,11 @@ def _no_gaps_seen(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object
     verdict = judge_batch(claim, batch, fingerprint)
     unknown = isinstance(verdict, RefuseBatch) and claim.decision(batch) is None
     return WriteBatch() if unknown else verdict
+
+
+def _writes_lower(claim: BatchClaim, batch: BatchId, fingerprint: str) -> object:
+    verdict = judge_batch(claim, batch, fingerprint)
+    return WriteBatch() if isinstance(verdict, RefuseLower) else verdict
 
 
 def _any_owner(proposed: BatchDecision, *, owner: object, existing: BatchDecision | None) -> object:
@@ -117,6 +124,18 @@ def _one_name_a_partition(attempt: AttemptId, task_attempt: int, task_id: int) -
     return CheckpointId(attempt * TRIES)
 
 
+def _version_of_committing(decided: AttemptId, committing: AttemptId) -> CheckpointId:
+    del decided
+    return batch_checkpoint(committing)
+
+
+def _asks_anew(proposed: BatchDecision, **given: Any) -> object:
+    """Whoever asks again what it has decided is judged as one that decides for the first time."""
+    existing = given["existing"]
+    own = existing is not None and existing.attempt == proposed.attempt
+    return check_decision(proposed, owner=given["owner"], existing=None if own else existing)
+
+
 def _all_at_once(decided: Sequence[Committable], **_: object) -> Any:
     return sorted(decided, key=lambda one: not one.payload), ()
 
@@ -144,4 +163,12 @@ BATCH_MUTANTS: tuple[Rules, ...] = (
     Rules("forgets a decision once it is committed", forgotten_before=_forgets_its_own),
     Rules("the tries of a task have one name", checkpoint=_one_name_a_partition),
     Rules("staged rows are applied before their twins are rolled back", around=_all_at_once),
+    Rules("a batch below the last one that a user has numbered is written", judge=_writes_lower),
+    Rules("a decision is made again where its reply was lost", check=_asks_anew),
+    Rules("staged rows are applied before the decision", rows_first=True),
+    Rules("old rows are deleted before the decision", deletes_first=True),
+    Rules("rows that are applied with the decision leave no proof", proves_applied=False),
+    Rules("a batch without rows replaces nothing", empty_replaces=False),
+    Rules("a version has the number of who commits it", version=_version_of_committing),
+    Rules("only the first sink of a group is settled", settles_group=False),
 )

@@ -1,4 +1,4 @@
-"""What a schedule of batches runs in: one target, one keeper of decisions, and the user's input.
+"""What a schedule of batches runs in: targets, one keeper of decisions, and the user's input.
 
 Each process is a generator that stops before every step that others can see.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TypeAlias
 
 from onceflow.core.protocol import batches
@@ -20,9 +21,11 @@ from onceflow.core.protocol.batches import (
     Stands,
 )
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 
 SINK, QUERY = "sink", "query"
+OTHER = "other"
+"""What a batch is written to besides, where it goes to a group of sinks."""
 STAGED = b"staged"
 STEPS_MAX = 4_000
 TASK_TRIES_MAX = 3
@@ -37,6 +40,17 @@ class Violated(Exception):
     """An invariant does not hold."""
 
 
+class Kind(Enum):
+    """What a target is, and so where the decisions about it are kept."""
+
+    DATABASE = "database"
+    """It prepares, or rows are staged; decisions are in a table beside, with staged rows."""
+    TOPIC = "topic"
+    """All rows are staged; decisions are in a log of files."""
+    VERSIONS = "versions"
+    """Files of which one commit makes a version, in order; decisions are in a log of files."""
+
+
 class Failed(Exception):
     """The query ends; it is started again."""
 
@@ -47,6 +61,11 @@ class Refused(Exception):
 
 class RowsLost(Exception):
     """What is decided is neither prepared nor proved to be committed: the query stops for good."""
+
+
+def _version_of(decided: AttemptId, committing: AttemptId) -> CheckpointId:
+    del committing
+    return batches.batch_checkpoint(decided)
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,18 @@ class Rules:
     oldest_proof: Callable[[BatchDecision], CheckpointId] = batches.oldest_proof
     forgotten_before: Callable[[BatchDecision], AttemptId] = batches.forgotten_before
     checkpoint: Callable[[AttemptId, int, int], CheckpointId] = batches.task_checkpoint
+    version: Callable[[AttemptId, AttemptId], CheckpointId] = _version_of
+    """Of what the first attempt has decided and the second commits."""
+    settles_group: bool = True
+    """Whether what other sinks of a group hold is settled, too."""
+    rows_first: bool = False
+    """Whether staged rows are applied, and old ones deleted, in a step before the decision."""
+    deletes_first: bool = False
+    """Whether the rows that a batch replaces are deleted in a step before the decision."""
+    proves_applied: bool = True
+    """Whether rows that are applied with the decision leave a proof, as those of a commit do."""
+    empty_replaces: bool = True
+    """Whether a batch without rows that replaces all others is decided."""
 
 
 @dataclass
@@ -79,6 +110,8 @@ class Batch:
 
     rows: range
     fingerprint: str
+    replaces: bool = False
+    """Whether it takes the place of all rows that are there."""
 
 
 @dataclass
@@ -101,6 +134,8 @@ class Task:
     """One try at a partition."""
 
     report: tuple[int, tuple[Committable, ...]] | None = None
+    beside: bool = False
+    """Whether its rows are staged because another try at the partition is prepared."""
     failed: bool = False
 
 
@@ -111,13 +146,29 @@ class World:
     chance: random.Random
     rules: Rules
     source: int = 0
+    kind: Kind = Kind.DATABASE
+    sinks: tuple[str, ...] = (SINK,)
+    """What each batch is written to; the first one's target keeps the decisions."""
+    in_keeper: tuple[str, ...] = (SINK,)
+    """Those of them that are in the database of the decisions."""
+    stages: bool = False
+    """Whether all rows are staged, and none prepared."""
+    replace_rate: float = 0.0
+    """How many of the DataFrames that a user writes replace all rows."""
+    is_complete: bool = False
+    """Whether each batch of the query replaces all rows by all that there are by then."""
+    retained: int | None = None
+    """How many decisions a log of files retains; None: they are in a table."""
     attempt: int = 0
     decisions: dict[BatchId, BatchDecision] = field(default_factory=dict[BatchId, BatchDecision])
     prepared: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
     staged: dict[TransactionId, list[int]] = field(default_factory=dict[TransactionId, list[int]])
-    committed: dict[TransactionId, list[int]] = field(
-        default_factory=dict[TransactionId, list[int]]
-    )
+    committed: set[TransactionId] = field(default_factory=set[TransactionId])
+    """Of which there is a proof."""
+    rows: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """By sink: what everybody sees."""
+    version: CheckpointId = GENESIS
+    """The last that is committed, where there are versions."""
     decided: int = 0
     ever_decided: set[TransactionId] = field(default_factory=set[TransactionId])
     """All that a decision has listed, also one that is forgotten by now."""
@@ -129,6 +180,8 @@ class World:
     """Whether a driver has reported rows as lost."""
     writes: bool = False
     """Whether the user writes DataFrames: no query numbers them, or writes one again by itself."""
+    numbered: bool = False
+    """Whether the user gives each DataFrame a number, and writes again what failed."""
     written: set[int] = field(default_factory=set[int])
     """Numbers of the DataFrames that are decided, which the user looks at before he tries again."""
     numbers: dict[BatchId, int] = field(default_factory=dict[BatchId, int])
@@ -159,13 +212,26 @@ class World:
         self.trace.append(text)
 
     @property
+    def looks(self) -> bool:
+        """Whether the user looks what is written, for nothing numbers his DataFrames."""
+        return self.writes and not self.numbered
+
+    @property
     def all_written(self) -> bool:
         """Whether no input is left."""
         read = max((batch.rows.stop for batch in self.offsets.values()), default=0)
         return read == self.source and max(self.offsets) in self.done
 
-    def visible(self) -> list[int]:
-        return sorted(row for rows in self.committed.values() for row in rows)
+    def visible(self, sink: str = SINK) -> list[int]:
+        return sorted(self.rows.get(sink, []))
+
+    @property
+    def wanted(self) -> list[int]:
+        """What is to be visible once all input is written."""
+        found: list[int] = []
+        for _, batch in sorted(self.offsets.items()):
+            found = [*(() if batch.replaces else found), *batch.rows]
+        return found
 
     # --- the keeper ---------------------------------------------------------------------------
 
@@ -175,9 +241,15 @@ class World:
         return self.seen()
 
     def seen(self) -> BatchClaim:
-        return BatchClaim(AttemptId(self.attempt), tuple(self.decisions.values()))
+        decisions = tuple(self.decisions.values())
+        if self.retained is not None:
+            # A log tells by its next decision that one is committed.
+            before = tuple(replace(one, settled=True) for one in decisions[:-1])
+            decisions = (*before, *decisions[-1:])
+        return BatchClaim(AttemptId(self.attempt), decisions)
 
-    def decide(self, proposed: BatchDecision) -> BatchDecision:
+    def decide(self, proposed: BatchDecision, batch: Batch, *, with_rows: bool) -> BatchDecision:
+        """Return what is decided; the keeper applies staged rows in the same step if it can."""
         existing = self.decisions.get(proposed.batch)
         verdict = self.rules.check(proposed, owner=AttemptId(self.attempt), existing=existing)
         if isinstance(verdict, Overtaken):
@@ -188,16 +260,24 @@ class World:
             known = self.prepared.keys() | self.staged.keys() | self.taken_away
             if one.transaction not in known:
                 raise Violated(f"{proposed.batch} decides {one}, which is rolled back or gone")
+        if with_rows and self.kind is Kind.DATABASE and not self.rules.rows_first:
+            self.apply_staged(proposed, batch)
+        if batch.replaces and self.visible() != list(batch.rows):
+            raise Violated(f"{proposed.batch} is to replace all rows: {self.visible()} are visible")
         self.decisions[proposed.batch] = proposed
         self.decided += 1
         self.ever_decided.update(one.transaction for one in proposed.committables)
-        if self.writes:
+        if self.looks:
             self.written.add(self.numbers[proposed.batch])
         self.note(f"attempt {proposed.attempt} decides {proposed.batch.number}")
         return proposed
 
     def settle(self, decision: BatchDecision) -> None:
         """Note that all of `decision` is committed, and forget what nobody asks for any more."""
+        if self.retained is not None:
+            kept = sorted(self.decisions.items(), key=lambda one: one[1].attempt)
+            self.decisions = dict(kept[-self.retained :])
+            return
         if self.faults and self.chance.random() < self.forgetful:
             self.note(f"nobody notes that {decision.batch} is committed")
             return
@@ -217,10 +297,10 @@ class World:
         prepared = [Committable(one, len(rows)) for one, rows in self.prepared.items()]
         return prepared + [Committable(one, len(rows), STAGED) for one, rows in self.staged.items()]
 
-    def locked(self, rows: Sequence[int]) -> bool:
+    def locked(self, sink: str, rows: Sequence[int]) -> bool:
         """Return whether one of `rows` cannot be written now."""
-        others = self.prepared.values() if self.keyed else ()
-        return any(row in other for other in others for row in rows)
+        others = [other for one, other in self.prepared.items() if one.sink_id == sink]
+        return self.keyed and any(row in other for other in others for row in rows)
 
     def prepare(self, transaction: TransactionId, rows: list[int]) -> None:
         self.prepared[transaction] = rows
@@ -229,6 +309,34 @@ class World:
     def stage(self, transaction: TransactionId, rows: list[int]) -> None:
         self.staged[transaction] = rows
         self.prepared_at[transaction] = self.steps
+
+    def apply_staged(self, proposed: BatchDecision, batch: Batch) -> None:
+        """Apply what is staged in the database of the decisions, or nothing of it."""
+        staged = [
+            one.transaction
+            for one in proposed.committables
+            if is_staged(one) and one.transaction.sink_id in self.in_keeper
+        ]
+        if any(one not in self.staged for one in staged):
+            raise Failed("nothing is staged by this name")
+        if any(self.locked(one.sink_id, self.staged[one]) for one in staged):
+            raise Failed("staged rows wait for a lock")
+        if self.faults and self.chance.random() < 0.02:
+            raise Failed("the database refuses a row")
+        if batch.replaces:
+            self.delete_rows()
+        for one in staged:
+            self._take(one, self.staged[one], proves=self.rules.proves_applied)
+            self.note(f"applies {one} with its decision")
+
+    def delete_rows(self) -> None:
+        """Delete all that is visible; proofs of commits stay."""
+        self.rows.pop(SINK, None)
+
+    def _take(self, transaction: TransactionId, rows: list[int], *, proves: bool = True) -> None:
+        self.rows.setdefault(transaction.sink_id, []).extend(rows)
+        if proves:
+            self.committed.add(transaction)
 
     def prune(self, before: CheckpointId) -> None:
         """Delete proofs of commits before checkpoint `before`."""
@@ -246,12 +354,16 @@ class World:
     def commit(self, one: Committable) -> None:
         if one.transaction not in self.ever_decided:
             raise Violated(f"{one} is committed and no decision names it")
-        if is_staged(one) and self.locked(self.staged.get(one.transaction, [])):
-            raise Failed(f"{one} waits for a lock")
         where = self.staged if is_staged(one) else self.prepared
-        rows = where.pop(one.transaction, None)
+        if one.transaction in self.committed and one.transaction not in self.pruned:
+            where.pop(one.transaction, None)
+            return
+        rows = where.get(one.transaction)
+        if is_staged(one) and rows and self.locked(one.transaction.sink_id, rows):
+            raise Failed(f"{one} waits for a lock")
+        where.pop(one.transaction, None)
         if rows is not None:
-            self.committed[one.transaction] = rows
+            self._take(one.transaction, rows)
             self.note(f"commits {one.transaction}")
         elif one.transaction in self.pruned:
             raise Violated(f"the proof of {one} is asked for, and pruned")
@@ -259,6 +371,23 @@ class World:
             raise RowsLost(str(one))
         elif one.transaction not in self.committed:
             raise Violated(f"{one} is decided, and lost")
+
+    def commit_version(self, version: CheckpointId, listed: Sequence[Committable]) -> None:
+        """Make all of `listed` visible at once, unless that version or a later one is there."""
+        for one in listed:
+            if one.transaction not in self.ever_decided:
+                raise Violated(f"{one} is committed and no decision names it")
+        if version <= self.version:
+            return
+        names = [one.transaction for one in listed]
+        if gone := [one for one in names if one not in self.prepared]:
+            if set(gone) <= self.taken_away:
+                raise RowsLost(str(gone))
+            raise Violated(f"version {version} is to have {gone}, which are not there")
+        for name in names:
+            self._take(name, self.prepared.pop(name))
+        self.version = version
+        self.note(f"commits version {version}")
 
     def abort(self, one: Committable) -> None:
         if one.transaction in self.ever_decided:

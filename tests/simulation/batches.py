@@ -1,4 +1,4 @@
-"""Batches under a seeded schedule of faults: drivers, their tasks, one target, one keeper.
+"""Batches under a seeded schedule of faults: drivers, their tasks, targets, one keeper.
 
 Each process is a generator that stops before every step that others can see; the schedule chooses
 who goes on, who is killed, and whose reply is lost. Only `protocol.batches` decides.
@@ -7,14 +7,18 @@ who goes on, who is killed, and whose reply is lost. Only `protocol.batches` dec
 from __future__ import annotations
 
 import random
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from tests.simulation.batch_world import (
+    OTHER,
     QUERY,
     SINK,
     STAGED,
     Batch,
     Failed,
+    Kind,
     Outcome,
     Process,
     Refused,
@@ -29,8 +33,10 @@ from tests.simulation.batch_world import (
 
 from onceflow.core.protocol.batches import (
     BatchClaim,
+    BatchDecision,
     BatchId,
     RefuseBatch,
+    RefuseLower,
     SkipBatch,
 )
 from onceflow.core.protocol.committables import Committable
@@ -64,9 +70,7 @@ class Driver:
                     empty = world.faults and world.chance.random() < 0.2
                     most = min(world.source, first + world.rows_max)
                     last = first if empty else world.chance.randint(first + 1, most)
-                    world.offsets[number] = Batch(
-                        range(first, last), f"file {world.written_offsets}"
-                    )
+                    world.offsets[number] = self.planned(first, last)
                 yield f"{self.name} plans {number}"
                 yield from self.batch(number, world.offsets[number])
         except Failed as error:
@@ -78,21 +82,35 @@ class Driver:
             world.note(f"{self.name} reports rows as lost: {error}")
             world.lost = True
 
+    def planned(self, first: int, last: int) -> Batch:
+        world = self.world
+        # Who numbers batches vouches for what is in them.
+        fingerprint = "" if world.numbered else f"file {world.written_offsets}"
+        if world.is_complete:
+            return Batch(range(last), fingerprint, replaces=True)
+        replaces = world.chance.random() < world.replace_rate if world.replace_rate else False
+        return Batch(range(first, last), fingerprint, replaces)
+
     def batch(self, number: int, batch: Batch) -> Steps:
         world = self.world
         if not world.rules.claim_first:
             yield from self.settle(replace(world.seen(), attempt=AttemptId(world.attempt + 1)))
         claim = world.claim()
-        identity = BatchId("", claim.attempt) if world.writes else BatchId(QUERY, number)
+        identity = BatchId(QUERY, number)
+        if world.looks:
+            identity = BatchId("", claim.attempt)
         world.numbers[identity] = number
         yield "claimed"
         verdict = world.rules.judge(claim, identity, batch.fingerprint)
         if isinstance(verdict, RefuseBatch):
             raise Refused(verdict.reason)
+        if isinstance(verdict, RefuseLower):
+            raise Refused(f"{identity} is below {verdict.last}")
         if world.rules.claim_first:
             yield from self.settle(claim)
         # What an older attempt has decided shows once this one has claimed.
-        if not isinstance(verdict, SkipBatch) and not (world.writes and number in world.written):
+        looked = world.looks and number in world.written
+        if not isinstance(verdict, SkipBatch) and not looked:
             try:
                 yield from self.write(claim.attempt, identity, batch)
             except Failed:
@@ -105,22 +123,41 @@ class Driver:
 
     def settle(self, claim: BatchClaim) -> Steps:
         world = self.world
-        plan = world.rules.settle(claim, world.in_doubt(), sink_ids=(SINK,))
+        plan = world.rules.settle(claim, world.in_doubt(), sink_ids=self.sink_ids)
         world.looked_at = world.steps
         yield "listed"
-        prepared, staged = world.rules.around(plan.commit, staged=is_staged)
-        for one in prepared:
-            world.commit(one)
-            yield "committed"
+        prepared, staged = self.around_roll_backs(plan.commit)
+        yield from self.commit_all(prepared, claim.attempt)
         for one in plan.abort:
             world.abort(one)
             yield "rolled back"
-        for one in staged:
-            world.commit(one)
-            yield "applied"
+        yield from self.commit_all(staged, claim.attempt)
         for decision in claim.decisions:
             if not decision.settled:
                 world.settle(decision)
+
+    @property
+    def sink_ids(self) -> tuple[str, ...]:
+        return self.world.sinks if self.world.rules.settles_group else (SINK,)
+
+    def around_roll_backs(
+        self, decided: Sequence[Committable]
+    ) -> tuple[Sequence[Committable], Sequence[Committable]]:
+        if self.world.kind is Kind.VERSIONS:
+            return decided, ()
+        return self.world.rules.around(decided, staged=is_staged)
+
+    def commit_all(self, decided: Sequence[Committable], attempt: AttemptId) -> Steps:
+        world = self.world
+        if world.kind is Kind.VERSIONS:
+            for by, listed in groupby(decided, key=lambda one: one.transaction.attempt):
+                version = world.rules.version(AttemptId(by), attempt)
+                world.commit_version(version, tuple(listed))
+                yield "committed"
+            return
+        for one in decided:
+            world.commit(one)
+            yield "committed"
 
     def abort(self, attempt: AttemptId) -> Steps:
         world = self.world
@@ -139,7 +176,7 @@ class Driver:
         rows: list[list[int]] = [[] for _ in range(partitions)]
         for row in batch.rows:
             rows[chance.randrange(partitions)].append(row)
-        reports: list[tuple[int, tuple[Committable, ...]]] = []
+        counted: list[Task] = []
         for partition in range(partitions):
             tasks: list[Task] = []
             while not any(task.report for task in tasks):
@@ -148,40 +185,63 @@ class Driver:
                 if not running or twin:
                     if sum(task.failed for task in tasks) >= TASK_TRIES_MAX:
                         raise Failed("a task failed too often")
-                    tasks.append(self.start(attempt, partition, len(tasks), rows[partition]))
+                    tasks.append(self.start(attempt, partition, len(tasks), batch, rows[partition]))
                 yield "waits for tasks"
-            reports.append(next(task.report for task in tasks if task.report))
+            counted.append(next(task for task in tasks if task.report))
         proposed = world.rules.decision(
-            identity, attempt, reports, fingerprint=batch.fingerprint, run=self.name
+            identity,
+            attempt,
+            [task.report for task in counted],
+            fingerprint=batch.fingerprint,
+            run=self.name,
         )
-        if not proposed.committables:
+        if not proposed.committables and not (batch.replaces and world.rules.empty_replaces):
             return
-        decision = world.decide(proposed)
-        if world.faults and chance.random() < 0.05:
-            raise Failed("the reply to the decision was lost")
+        beside = any(task.beside for task in counted)
+        decision = yield from self.decide(proposed, batch, with_rows=not beside)
         yield "decided"
         if world.rules.settled_first:
             world.settle(decision)
-        prepared, staged = world.rules.around(decision.committables, staged=is_staged)
-        for one in prepared:
-            world.commit(one)
-            yield "committed"
+        prepared, staged = self.around_roll_backs(decision.committables)
+        yield from self.commit_all(prepared, attempt)
         world.looked_at = world.steps
-        for one in world.rules.sweep(decision, world.in_doubt(), sink_ids=(SINK,)):
+        for one in world.rules.sweep(decision, world.in_doubt(), sink_ids=self.sink_ids):
             world.abort(one)
             yield "swept"
-        for one in staged:
-            world.commit(one)
-            yield "applied"
+        yield from self.commit_all(staged, attempt)
         world.settle(decision)
         if chance.random() < 0.3:
             yield "committed all"
             world.prune(world.rules.oldest_proof(decision))
 
-    def start(self, attempt: AttemptId, partition: int, tried: int, rows: list[int]) -> Task:
+    def decide(
+        self, proposed: BatchDecision, batch: Batch, *, with_rows: bool
+    ) -> Generator[str, None, BatchDecision]:
+        """Return what is decided, asked for again where the reply was lost."""
+        world = self.world
+        if batch.replaces and (world.rules.rows_first or world.rules.deletes_first):
+            world.delete_rows()
+            yield "deleted what is replaced"
+        if world.rules.rows_first and with_rows and world.kind is Kind.DATABASE:
+            world.apply_staged(proposed, batch)
+            yield "applied"
+        decision = world.decide(proposed, batch, with_rows=with_rows)
+        if world.faults and world.chance.random() < 0.05:
+            raise Failed("the reply to the decision was lost")
+        while world.faults and world.chance.random() < 0.05:
+            yield "asks again what is decided"
+            decision = world.decide(proposed, batch, with_rows=with_rows)
+        return decision
+
+    def start(
+        self, attempt: AttemptId, partition: int, tried: int, batch: Batch, rows: list[int]
+    ) -> Task:
         task, world = Task(), self.world
         world.task_ids += 1
-        steps = self.task(task, attempt, partition, tried, world.task_ids, rows)
+        # Where the server has no room to prepare any more, rows are staged.
+        full = world.kind is Kind.DATABASE and world.chance.random() < 0.1
+        stages = world.stages or batch.replaces or full
+        steps = self.task(task, attempt, partition, tried, world.task_ids, rows, stages=stages)
         world.processes.append(Process(f"task {partition}.{tried}", steps, task))
         return task
 
@@ -193,6 +253,8 @@ class Driver:
         tried: int,
         task_id: int,
         rows: list[int],
+        *,
+        stages: bool,
     ) -> Steps:
         world = self.world
         yield "begins"
@@ -200,28 +262,41 @@ class Driver:
             task.report = (partition, ())
             return
         checkpoint = world.rules.checkpoint(attempt, tried, task_id)
-        transaction = TransactionId(SINK, attempt, checkpoint, partition)
+        names = [TransactionId(sink, attempt, checkpoint, partition) for sink in world.sinks]
         if world.attempt > attempt:
-            world.note(f"{transaction} is fenced")
+            world.note(f"{names[0]} is fenced")
             return
-        twin = tried and world.rules.twin(
-            world.in_doubt(), sink_id=SINK, attempt=attempt, partition=partition, staged=is_staged
-        )
+        twin = None
+        if tried and world.kind is Kind.DATABASE and len(names) == 1:
+            twin = world.rules.twin(
+                world.in_doubt(),
+                sink_id=SINK,
+                attempt=attempt,
+                partition=partition,
+                staged=is_staged,
+            )
         if twin and world.rules.takes_twin_away:
             world.abort(twin)
+            twin = None
         yield "wrote its ledger row"
-        if twin and not world.rules.takes_twin_away:
-            world.stage(transaction, rows)
-            world.note(f"stages {transaction} beside {twin}")
-            yield "staged"
-            task.report = (partition, (Committable(transaction, len(rows), STAGED),))
-            return
-        if transaction in world.prepared or transaction in world.committed or world.locked(rows):
-            return
-        world.prepare(transaction, rows)
-        world.note(f"prepares {transaction}")
-        yield "prepared"
-        task.report = (partition, (Committable(transaction, len(rows)),))
+        listed: list[Committable] = []
+        for name in names:
+            if twin or stages:
+                world.stage(name, rows)
+                listed.append(Committable(name, len(rows), STAGED))
+                beside = f" beside {twin}" if twin else ""
+                world.note(f"stages {name}{beside}")
+                yield "staged"
+                continue
+            known = name in world.prepared or name in world.committed
+            if known or world.locked(name.sink_id, rows):
+                return
+            world.prepare(name, rows)
+            listed.append(Committable(name, len(rows)))
+            world.note(f"prepares {name}")
+            yield "prepared"
+        task.beside = twin is not None
+        task.report = (partition, tuple(listed))
 
 
 def run_batches(seed: int, rules: Rules | None = None) -> Outcome:
@@ -247,13 +322,31 @@ def run_batches(seed: int, rules: Rules | None = None) -> Outcome:
 def _drawn(seed: int, world: World) -> World:
     """Return `world` with what is drawn apart, so that it changes nothing in other schedules."""
     rng = random.Random(f"batches {seed}")
-    world.keyed = seed % 2 == 0
     world.writes = rng.random() < 0.3
     world.forgetful = rng.choice([0.0, 0.0, 0.2])
     world.taken_rate = rng.choice([0.0] * 9 + [0.01])
     if rng.random() < 0.01:
         world.source, world.rows_max = LONG, 1
+    world.numbered = world.writes and rng.random() < 0.4
+    world.kind = rng.choice([Kind.DATABASE, Kind.DATABASE, Kind.TOPIC, Kind.VERSIONS])
+    if world.kind is Kind.DATABASE:
+        world.keyed = seed % 2 == 0
+        world.stages = rng.random() < 0.4
+        _draw_replacing(rng, world)
+    else:
+        world.stages = world.kind is Kind.TOPIC
+        world.retained = rng.choice([1, 2, 16])
     return world
+
+
+def _draw_replacing(rng: random.Random, world: World) -> None:
+    """Draw which batches replace all rows; else, perhaps, that they go to two sinks."""
+    if rng.random() < 0.4:
+        world.replace_rate = 0.4 if world.writes else 0.0
+        world.is_complete = not world.writes
+    elif rng.random() < 0.3:
+        world.sinks = (SINK, OTHER)
+        world.in_keeper = world.sinks if rng.random() < 0.5 else (SINK,)
 
 
 def _with_faults(world: World) -> tuple[int, bool]:
@@ -284,7 +377,7 @@ def _with_faults(world: World) -> tuple[int, bool]:
         elif chance.random() < 0.04:
             kills += 1
             _kill(world, process)
-        elif chance.random() < 0.006 and len(running) == 1 and not world.writes:
+        elif chance.random() < 0.006 and len(running) == 1 and not world.looks:
             _restore_or_copy(world, running[0])
         else:
             _step(world, process)
@@ -333,11 +426,12 @@ def _run_to_end(world: World) -> None:
 
 
 def _check_rows(world: World, *, all_there: bool) -> None:
-    visible = world.visible()
-    if len(set(visible)) < len(visible):
-        raise Violated(f"rows are doubled: {visible}")
-    if all_there and visible != list(range(world.source)):
-        raise Violated(f"rows are lost: {visible} of {world.source}")
+    for sink in world.sinks:
+        visible = world.visible(sink)
+        if len(set(visible)) < len(visible):
+            raise Violated(f"rows of {sink} are doubled: {visible}")
+        if all_there and visible != world.wanted:
+            raise Violated(f"rows of {sink} are lost: {visible} of {world.wanted}")
 
 
 def _step(world: World, process: Process) -> None:
@@ -370,5 +464,7 @@ def _restore_or_copy(world: World, driver: Process) -> None:
         return
     _kill(world, driver)
     world.note("an older copy of the checkpoint is restored")
-    world.offsets, world.done = dict(world.copy[0]), set(world.copy[1])
+    if not world.numbered:
+        world.offsets = dict(world.copy[0])
+    world.done = set(world.copy[1])
     world.copy = None
