@@ -38,12 +38,12 @@ class ConformanceTable:
         """Take in how one clause ended."""
         self.sinks.setdefault(facts["sink"], {})[facts["clause"]] = facts
 
-    def failed(self, sink: str) -> set[str]:
+    def list_failed(self, sink: str) -> set[str]:
         """Return the clauses of `sink` that failed, or rest on one that did."""
-        found = self.sinks.get(sink, {}).values()
+        clauses = self.sinks.get(sink, {}).values()
         return {
             str(facts["clause"])
-            for facts in found
+            for facts in clauses
             if facts["verdict"] == "FAILED" or facts["reason"].startswith("rests on")
         }
 
@@ -58,26 +58,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--onceflow-sink",
         metavar="MODULE:NAME",
-        help="test the sink whose SinkTarget MODULE:NAME() returns; needs no test file",
+        help="Test the sink whose SinkTarget MODULE:NAME() returns; needs no test file.",
     )
     group.addoption(
         "--onceflow-rounds",
         metavar="N",
         type=int,
         default=8,
-        help="kills in the long run of a sink's conformance (default 8; hundreds for a soak)",
+        help="Kills in the long run of a sink's conformance (default 8; hundreds for a soak).",
     )
     group.addoption(
         "--onceflow-seed",
         metavar="N",
         type=int,
         default=1,
-        help="seed of the schedules of a sink's conformance (default 1)",
+        help="Seed of the schedules of a sink's conformance (default 1).",
     )
     group.addoption(
         "--onceflow-report",
         metavar="FILE",
-        help="write how each clause ended into a JSON file",
+        help="Write how each clause ended into a JSON file.",
     )
 
 
@@ -148,9 +148,9 @@ def sink_label(item: pytest.Item) -> str:
     return f"{label}[{'-'.join(others)}]" if others else label
 
 
-def failed_clauses(config: pytest.Config, sink: str) -> set[str]:
+def list_failed_clauses(config: pytest.Config, sink: str) -> set[str]:
     """Return the clauses of `sink` that have failed in this run."""
-    return config.stash[_TABLE].failed(sink)
+    return config.stash[_TABLE].list_failed(sink)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -40,4 +40,4 @@ def verify(url: str, table: str, payments: Payments) -> Verdict:
         raise ConfigError(
             f"no judge for a database of scheme {scheme!r}; there are {', '.join(_COUNTERS)}"
         )
-    return count(url, table, payments).judged_by(payments)
+    return count(url, table, payments).judge(payments)

@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("onceflow", "onceflow: real servers").addoption(
         "--onceflow-servers",
         choices=_KINDS,
-        help="what the servers of the tests are (default: ONCEFLOW_TEST_SERVERS, else embedded)",
+        help="What the test servers are (default: ONCEFLOW_TEST_SERVERS, else embedded).",
     )
 
 
@@ -91,36 +91,36 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def onceflow_postgres() -> Iterator[PostgresServer]:
     """The run's Postgres. Not to be killed: `postgres_server` gives one for that."""
-    from onceflow.integration.servers.kinds import shared_postgres
+    from onceflow.integration.servers.kinds import share_postgres
 
-    with shared_postgres() as (_, server):
+    with share_postgres() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_mysql() -> Iterator[MySQLServer]:
     """The run's MySQL. Not to be killed: `mysql_server` gives one for that."""
-    from onceflow.integration.servers.kinds import shared_mysql
+    from onceflow.integration.servers.kinds import share_mysql
 
-    with shared_mysql() as (_, server):
+    with share_mysql() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_mariadb() -> Iterator[MySQLServer]:
     """The run's MariaDB. Not to be killed: `mariadb_server` gives one for that."""
-    from onceflow.integration.servers.kinds import shared_mariadb
+    from onceflow.integration.servers.kinds import share_mariadb
 
-    with shared_mariadb() as (_, server):
+    with share_mariadb() as (_, server):
         yield server
 
 
 @pytest.fixture(scope="session")
 def onceflow_kafka() -> Iterator[KafkaServer]:
     """The run's Kafka. Not to be killed: `kafka_server` gives one for that."""
-    from onceflow.integration.servers.kinds import shared_kafka
+    from onceflow.integration.servers.kinds import share_kafka
 
-    with shared_kafka() as (_, server):
+    with share_kafka() as (_, server):
         yield server
 
 

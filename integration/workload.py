@@ -171,7 +171,7 @@ class _Sender:
                 "queue.buffering.max.messages": 200_000,
                 # A callback a record would cost more than the record.
                 "delivery.report.only.error": True,
-                "on_delivery": self._refused,
+                "on_delivery": self._note_refusal,
                 "log_level": 2,
             }
         )
@@ -199,7 +199,7 @@ class _Sender:
                 f"{_FLUSH_TIMEOUT_S:g} s; is the broker alive?"
             )
 
-    def _refused(self, error: KafkaError | None, _message: object) -> None:
+    def _note_refusal(self, error: KafkaError | None, _message: object) -> None:
         self._error = self._error or error
 
     def _check(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from onceflow.sinks.files import FileSink, PublishedFiles, committed_files
+    from onceflow.sinks.files import FileSink, PublishedFiles, list_committed_files
     from onceflow.sinks.kafka import KafkaSink
     from onceflow.sinks.mysql import MySQLSink
     from onceflow.sinks.postgres import PostgresSink
@@ -16,7 +16,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.sinks.files": "FileSink PublishedFiles committed_files",
+            "onceflow.sinks.files": "FileSink PublishedFiles list_committed_files",
             "onceflow.sinks.kafka": "KafkaSink",
             "onceflow.sinks.mysql": "MySQLSink",
             "onceflow.sinks.postgres": "PostgresSink",
@@ -31,5 +31,5 @@ __all__ = [
     "PostgresSink",
     "PublishedFiles",
     "SQLiteSink",
-    "committed_files",
+    "list_committed_files",
 ]

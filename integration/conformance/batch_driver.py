@@ -87,8 +87,8 @@ class BatchDriver(Generic[RowsT]):
     ) -> TaskReport:
         """Return what a task reports that has pre-committed the rows of `part`."""
         self.tasks += 1
-        place = TaskPlace(partition, task_attempt, self.tasks, plan.batch.number, self.run)
-        report = write_task(plan, place, iter([self.rows_of(part)]))
+        task_place = TaskPlace(partition, task_attempt, self.tasks, plan.batch.number, self.run)
+        report = write_task(plan, task_place, iter([self.rows_of(part)]))
         sent: TaskReport = pickle.loads(pickle.dumps(report))  # noqa: S301 - its own
         return sent
 

@@ -85,9 +85,9 @@ def _clauses() -> str:
 def _scenarios() -> str:
     lines = ["| scenario | clauses, or why there is none |", "|---|---|"]
     for number in SCENARIOS:
-        found = [f"`{clause.id}`" for clause in CLAUSES if number in clause.scenarios]
-        told = ", ".join(found) or f"no rule of a sink: {NOT_OF_SINKS[number]}"
-        lines.append(f"| S{number} | {told} |")
+        clauses = [f"`{clause.id}`" for clause in CLAUSES if number in clause.scenarios]
+        proof = ", ".join(clauses) or f"no rule of a sink: {NOT_OF_SINKS[number]}"
+        lines.append(f"| S{number} | {proof} |")
     return "\n".join(lines) + "\n"
 
 

@@ -15,9 +15,9 @@ from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Com
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
-from onceflow.integration.conformance.harness import settled
+from onceflow.integration.conformance.harness import ask_until_known
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.target import told
+from onceflow.integration.conformance.target import describe_error
 
 HELD = "held"
 """What a process says that waits to be told to go on."""
@@ -59,7 +59,7 @@ def commit(
 ) -> list[CommitOutcome]:
     """Commit in the order given; return how each ended."""
     committer = sink.committer(context)
-    outcomes = [settled(partial(committer.commit, one)) for one in committables]
+    outcomes = [ask_until_known(partial(committer.commit, one)) for one in committables]
     committer.close()
     return outcomes
 
@@ -77,7 +77,7 @@ def abort(
 ) -> list[AbortOutcome]:
     """Abort in the order given; return how each ended."""
     committer = sink.committer(context)
-    outcomes = [settled(partial(committer.abort, one)) for one in committables]
+    outcomes = [ask_until_known(partial(committer.abort, one)) for one in committables]
     committer.close()
     return outcomes
 
@@ -125,10 +125,10 @@ def commit_held_at_line(
         link.send(HELD)
         link.recv()
 
-    return held_commit(sink, context, committable, LineTracer(sink, line, hold))
+    return commit_and_hold(sink, context, committable, LineTracer(sink, line, hold))
 
 
-def held_commit(
+def commit_and_hold(
     sink: Sink, context: CommitterContext, committable: Committable, tracer: LineTracer
 ) -> HeldCommit:
     """Commit once under `tracer`, with a committer of its own."""
@@ -140,7 +140,7 @@ def held_commit(
             outcomes.append(committer.commit(committable))
             committer.close()
         except OnceflowError as error:
-            outcomes.append(told(error))
+            outcomes.append(describe_error(error))
 
     tracer.run(commit)
     return HeldCommit(outcomes[0], tracer.lines, tuple(tracer.own), tracer.location)

@@ -93,7 +93,7 @@ def hindrance(clause: Clause, target: SinkTarget, failed: Collection[str]) -> st
 def check_clause(
     clause: Clause, target: SinkTarget, processes: Processes, effort: Effort = DEFAULT_EFFORT
 ) -> None:
-    """Return when `target` keeps `clause`. Leaves nothing in doubt that the sink can abort.
+    """Raise unless `target` keeps `clause`. Leaves nothing in doubt that the sink can abort.
 
     Raises:
         Violation: It breaks the clause.

@@ -150,7 +150,7 @@ class ExchangeProxy:
             while chunk := client.recv(_CHUNK_BYTES):
                 if not state.asking.is_set():
                     state.asking.set()
-                    match self._counted():
+                    match self._count_exchange():
                         case Lose.REQUEST:
                             _end(client)
                             break
@@ -175,7 +175,7 @@ class ExchangeProxy:
         _end(client)
         _end(server)
 
-    def _counted(self) -> Lose | Hold | None:
+    def _count_exchange(self) -> Lose | Hold | None:
         """Count one exchange; return what is to happen to it."""
         with self._lock:
             armed = self._armed

@@ -85,9 +85,9 @@ class Harness:
 
     def ids(self, count: int = 3) -> tuple[int, ...]:
         """Return row ids that nobody else has."""
-        found = tuple(self._ids[self._given : self._given + count])
+        ids = tuple(self._ids[self._given : self._given + count])
         self._given += count
-        return found
+        return ids
 
     def batch(self, ids: Sequence[int]) -> pa.RecordBatch:
         """Return the rows of `ids` as they are to be written and seen now."""
@@ -122,15 +122,15 @@ class Harness:
     ) -> Prepared:
         """Return what a writer has pre-committed: one of its own, closed after it, or `writer`."""
         job = job or self.job
-        found = tuple(ids) or self.ids()
+        row_ids = tuple(ids) or self.ids()
         own = writer or job.writer(attempt, subtask, first_checkpoint=checkpoint)
-        own.write(self.batch(found))
+        own.write(self.batch(row_ids))
         committable = own.pre_commit(CheckpointId(checkpoint))
         if writer is None:
             own.close()
         if committable is None:
-            raise Violation(f"pre_commit({checkpoint}) returned None, and {len(found)} rows wait")
-        return Prepared(committable, found)
+            raise Violation(f"pre_commit({checkpoint}) returned None, and {len(row_ids)} rows wait")
+        return Prepared(committable, row_ids)
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Harness:
             Violation: Nobody can tell for `patience_s`.
         """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
-        return settled(lambda: own.commit(prepared.committable), self.patience_s)
+        return ask_until_known(lambda: own.commit(prepared.committable), self.patience_s)
 
     @contextmanager
     def global_committer(self, attempt: int = 1) -> Generator[GlobalCommitter, None, None]:
@@ -175,12 +175,12 @@ class Harness:
             Violation: Nobody can tell for `patience_s`.
         """
         own = committer or self.job.committer(prepared.committable.transaction.attempt)
-        return settled(lambda: own.abort(prepared.committable), self.patience_s)
+        return ask_until_known(lambda: own.abort(prepared.committable), self.patience_s)
 
     # --- looking ------------------------------------------------------------------------------
 
     def expect_seen(self, *seen: Iterable[int], when: str) -> None:
-        """Return when a reader sees exactly the rows `seen` of this clause, unaltered, once each.
+        """Raise Violation unless a reader sees exactly the rows `seen` of this clause, once each.
 
         Raises:
             Violation: It sees something else.
@@ -198,15 +198,15 @@ class Harness:
         for one, row in rows:
             expect(row == written[one], f"{when}: written was {written[one]}, seen is {row}")
 
-    def seen_ids(self) -> list[int]:
+    def read_ids(self) -> list[int]:
         """Return the ids of this clause's rows that a reader sees, doubles kept."""
         return sorted(one for one, _ in self._rows())
 
     def expect_in_doubt(self, *prepared: Prepared, when: str) -> None:
-        """Return when exactly `prepared` are in doubt under the clause's sink id."""
+        """Raise Violation unless exactly `prepared` are in doubt under the clause's sink id."""
         names = sorted(str(one.committable.transaction) for one in prepared)
-        found = self.job.in_doubt()
-        expect(found == names, f"{when}: in doubt are {found}, and should be {names}")
+        in_doubt = self.job.in_doubt()
+        expect(in_doubt == names, f"{when}: in doubt are {in_doubt}, and should be {names}")
 
     def clean_up(self) -> None:
         """Leave nothing of this clause prepared or open."""
@@ -234,7 +234,7 @@ class Harness:
         return own
 
 
-def settled(ask: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+def ask_until_known(ask: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
     """Return what `ask` says when it is neither "later" nor "unknown".
 
     Raises:

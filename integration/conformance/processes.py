@@ -63,7 +63,7 @@ class Child:
             raise Violation(word.text)
         raise ChildFailed(word)
 
-    def said(self, timeout_s: float = TIMEOUT_S) -> Any:
+    def receive(self, timeout_s: float = TIMEOUT_S) -> Any:
         """Return the next value that the function sent over its link.
 
         Raises:
@@ -120,7 +120,7 @@ class Processes:
             Violation: The sink among `arguments` does not pickle.
         """
         _check_pickles(arguments)
-        return Child(*self._host.start(_armed, str(self.crash_points), function, arguments))
+        return Child(*self._host.start(_run_armed, str(self.crash_points), function, arguments))
 
     def run(self, function: Callable[..., object], *arguments: object) -> Any:
         """Return what `function(link, *arguments)` returned in a process of its own."""
@@ -156,7 +156,7 @@ class Processes:
         self.close()
 
 
-def _armed(
+def _run_armed(
     link: Link, crash_points: str, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> object:
     """Run a function of the kit where it can be killed at crash points."""

@@ -28,8 +28,8 @@ def lines_of(
         yield line.rstrip(), facts["verdict"]
     counts = Counter(facts["verdict"] for facts in clauses)
     seconds = sum(facts["seconds"] for facts in clauses)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    yield f"{told} in {seconds:.1f} s (--onceflow-seed {seed} --onceflow-rounds {rounds})", ""
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    yield f"{summary} in {seconds:.1f} s (--onceflow-seed {seed} --onceflow-rounds {rounds})", ""
 
 
 def report_of(

@@ -59,7 +59,7 @@ class KeyModel:
     """Of these, what a clock that is behind the one before may have alive again."""
     timers: set[tuple[TimeDomain, int]] = field(default_factory=set[tuple[TimeDomain, int]])
 
-    def held(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """Return what is under `name`, or None."""
         return self.items[name].held if name in self.items else None
 
@@ -89,7 +89,7 @@ class KeyModel:
         for item in self.items.values():
             item.used_ms = max(item.used_ms or 0, now_ms)
 
-    def moved(self) -> None:
+    def move(self) -> None:
         """Go on in another process, whose clock may be behind."""
         self.unsure = set(self.expired)
 
@@ -103,11 +103,11 @@ class KeyModel:
             if self.expired[name].has_expired(now_ms):
                 continue
             item = self.expired.pop(name)
-            kind, _, place = name.partition(" ")
+            kind, _, key = name.partition(" ")
             shown = {
                 "value": value == item.held,
                 "elements": item.held in elements,
-                "mapped": mapped.get(place) == item.held,
+                "mapped": mapped.get(key) == item.held,
                 "reduced": reduced is not None,
                 "added": mean is not None,
             }
@@ -118,11 +118,11 @@ class KeyModel:
     def says(self) -> Reading:
         """Return what must be read."""
         numbers = sorted(int(name[9:]) for name in self.items if name.startswith("elements "))
-        added: list[int] = self.held("added") or []
+        added: list[int] = self.get("added") or []
         return (
-            self.held("value") or 0,
-            [self.held(f"elements {number}") for number in numbers],
+            self.get("value") or 0,
+            [self.get(f"elements {number}") for number in numbers],
             {n[7:]: item.held for n, item in self.items.items() if n.startswith("mapped ")},
-            self.held("reduced"),
+            self.get("reduced"),
             sum(added) / len(added) if added else None,
         )

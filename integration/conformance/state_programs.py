@@ -98,7 +98,7 @@ Models: TypeAlias = dict[tuple[str, Any], KeyModel]
 """By key, and namespace or None."""
 
 
-class Subtask:
+class StateSubtask:
     """One store and the states asked for in it, with the clock of the machine it is on."""
 
     def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
@@ -145,7 +145,7 @@ class StateProgram:
         self._checkpoint = 0
         self._added = 0
         self._models: Models = {}
-        self._subtasks: list[Subtask] = []
+        self._subtasks: list[StateSubtask] = []
         self._restorable: tuple[tuple[StateHandle, ...], Models] = ((), {})
         self._waiting: list[Callable[[], None]] = []
 
@@ -238,10 +238,10 @@ class StateProgram:
                 model.drop(lambda name: name == f"mapped {text}")
                 states.mapped.remove(text)
             case "reduce":
-                model.use("reduced", max(number, model.held("reduced") or 0), now_ms)
+                model.use("reduced", max(number, model.get("reduced") or 0), now_ms)
                 states.reduced.add(number)
             case "aggregate":
-                model.use("added", [*(model.held("added") or ()), number], now_ms)
+                model.use("added", [*(model.get("added") or ()), number], now_ms)
                 states.added.add(number)
             case _:
                 kind = rng.choice(KINDS)
@@ -265,12 +265,12 @@ class StateProgram:
         if window == USED_BY_READING:
             model.was_read(now_ms)
 
-    def _require(self, holds: bool, found: str, right: Callable[[], Any]) -> None:
-        assert holds, f"program of seed {self._seed}: {found} where {right()} is right"
+    def _require(self, holds: bool, actual: str, right: Callable[[], Any]) -> None:
+        assert holds, f"program of seed {self._seed}: {actual} where {right()} is right"
 
     # --- timers ----------------------------------------------------------------------------------
 
-    def _change_timers(self, subtask: Subtask, model: KeyModel) -> None:
+    def _change_timers(self, subtask: StateSubtask, model: KeyModel) -> None:
         """Register a timer of the current key, or delete one that there may be."""
         rng, timers = self._rng, subtask.timers
         domain = rng.choice(TIME_DOMAINS)
@@ -303,11 +303,11 @@ class StateProgram:
             if self._rng.random() < 0.7:
                 self._advance(subtask, self._event_ms)
 
-    def _advance(self, subtask: Subtask, watermark: int) -> None:
+    def _advance(self, subtask: StateSubtask, watermark: int) -> None:
         subtask.timers.advance(watermark)
         self._fire(subtask, "event", watermark)
 
-    def _fire(self, subtask: Subtask, domain: TimeDomain, until_ms: int) -> None:
+    def _fire(self, subtask: StateSubtask, domain: TimeDomain, until_ms: int) -> None:
         """Have the timers up to `until_ms` fire, as an operator does."""
         before = {(at_ms, key) for at_ms, key in self._due(subtask, domain, until_ms)}
         timers = subtask.timers.event if domain == "event" else subtask.timers.processing
@@ -335,7 +335,9 @@ class StateProgram:
             not left, f"{left} have not fired in {domain} time {until_ms}", lambda: "none"
         )
 
-    def _due(self, subtask: Subtask, domain: TimeDomain, until_ms: int) -> list[tuple[int, str]]:
+    def _due(
+        self, subtask: StateSubtask, domain: TimeDomain, until_ms: int
+    ) -> list[tuple[int, str]]:
         """Return (time, key) of what the model says is to fire."""
         return [
             (at_ms, key)
@@ -345,7 +347,7 @@ class StateProgram:
             if of == domain and at_ms <= until_ms
         ]
 
-    def _on_timer(self, subtask: Subtask, timer: Timer, model: KeyModel) -> None:
+    def _on_timer(self, subtask: StateSubtask, timer: Timer, model: KeyModel) -> None:
         """Do what a function may when a timer fires; its key is the current one."""
         action = self._rng.choice(TIMER_ACTIONS)
         match action:
@@ -438,7 +440,7 @@ class StateProgram:
         self._restorable = handles, copy.deepcopy(models)
         self._models = copy.deepcopy(models)
         for model in self._models.values():
-            model.moved()
+            model.move()
         self._attempt += 1
         parallelism = self._rng.choice([1, 2, 3])
         for index in range(parallelism):
@@ -451,7 +453,7 @@ class StateProgram:
                 if handle.key_group_first < groups.stop and handle.key_group_last >= groups.start
             ]
             store = self._backend.open(context, mine, self._storage.reader())
-            self._subtasks.append(Subtask(store, self._clock_of_a_machine()))
+            self._subtasks.append(StateSubtask(store, self._clock_of_a_machine()))
         self._check_all()
 
     def _clock_of_a_machine(self) -> StateClock:
@@ -466,5 +468,5 @@ class StateProgram:
     def _owner(self, key: str) -> int:
         return GROUPS[key] * len(self._subtasks) // MAX_PARALLELISM
 
-    def _subtask_of(self, key: str) -> Subtask:
+    def _subtask_of(self, key: str) -> StateSubtask:
         return self._subtasks[self._owner(key)]

@@ -71,7 +71,7 @@ class StateBackendConformance:
         balance = store.value_state(BALANCE)
         store.set_current_key("a")
         balance.set(7)
-        return _uploaded(store, storage)
+        return _upload(store, storage)
 
     @pytest.mark.parametrize("number", range(PROGRAMS))
     def test_random_programs_read_what_the_model_says(
@@ -167,7 +167,7 @@ class StateBackendConformance:
         store.close()
 
 
-def _uploaded(store: KeyedStateStore, storage: Any) -> tuple[StateHandle, ...]:
+def _upload(store: KeyedStateStore, storage: Any) -> tuple[StateHandle, ...]:
     writer = storage.writer(AttemptId(1), CheckpointId(1), "conformance", 0)
     handles = store.snapshot(CheckpointId(1)).upload(writer)
     store.notify_completed(CheckpointId(1))

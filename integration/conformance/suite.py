@@ -11,7 +11,7 @@ from onceflow.integration.conformance.clause import Clause, check_clause, hindra
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.target import NotTestable, SinkTarget
-from onceflow.integration.conformance_plugin import failed_clauses, sink_label
+from onceflow.integration.conformance_plugin import list_failed_clauses, sink_label
 
 
 class SinkConformance:
@@ -42,7 +42,7 @@ class SinkConformance:
         request: pytest.FixtureRequest,
     ) -> None:
         """The target keeps the clause."""
-        failed = failed_clauses(request.config, sink_label(request.node))
+        failed = list_failed_clauses(request.config, sink_label(request.node))
         hindered = hindrance(clause, sink_target, failed)
         if hindered:
             pytest.skip(hindered)

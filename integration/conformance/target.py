@@ -29,7 +29,7 @@ class NotTestable(Exception):
 
 
 class SinkTarget(ABC):
-    """One sink and the place that it writes to. Used by one thread; made anew for each clause.
+    """One sink and the target that it writes to. Used by one thread; made anew for each clause.
 
     Only `sink` and `rows` must be there. Each further method lets more be tested; what is missing
     is listed as "not tested". A target may be shared and full of other rows: the kit uses sink ids
@@ -114,7 +114,7 @@ class Violation(AssertionError):
     """Raised when a sink breaks a clause; says what was seen and what should have been."""
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what was raised, and at which line: the sink's author has no other trace of it."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -122,7 +122,7 @@ def told(error: BaseException) -> str:
 
 
 def expect(holds: object, message: str) -> None:
-    """Return when `holds`.
+    """Raise Violation unless `holds`.
 
     Raises:
         Violation: It does not; `message` says what was seen.

@@ -47,7 +47,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptPlan:
+class KillPlan:
     """What one attempt does besides its work."""
 
     parallelism: int
@@ -56,7 +56,7 @@ class AttemptPlan:
     """At which of this attempt's checkpoints the crash point is armed, from 1."""
 
 
-def run_attempt(link: Link, work: Work, plan: AttemptPlan) -> bool:
+def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
     """Be the driver of one attempt; return whether all rows are committed, or a slot has died.
 
     Runs in a process of its own, which has opened nothing.
@@ -81,7 +81,7 @@ def run_attempt(link: Link, work: Work, plan: AttemptPlan) -> bool:
     return True
 
 
-def decided_rows(view: LogView) -> set[int]:
+def find_decided_rows(view: LogView) -> set[int]:
     """Return which rows the log says are done, by their place among all rows."""
     splits = splits_of(view.completed[-1], _ROWS_UID) if view.decided else None
     return {
@@ -95,7 +95,7 @@ class _Rows(Source):
 
     rows: pa.RecordBatch
     rows_a_checkpoint: int
-    plan: AttemptPlan
+    plan: KillPlan
 
     @property
     def schema(self) -> pa.Schema:
@@ -141,10 +141,10 @@ class _Reader(SourceReader):
         return None
 
     def snapshot(self) -> Sequence[Split]:
-        found = [Split(str(split), str(at).encode()) for split, at in self._at.items()]
+        splits = [Split(str(split), str(at).encode()) for split, at in self._at.items()]
         self._checkpoint += 1
         self._begin()
-        return found
+        return splits
 
     def close(self) -> None:
         pass

@@ -203,9 +203,9 @@ class _Connection:
         return reader.recv(_CHUNK_BYTES) if self._await(reader, select.POLLIN) else b""
 
     def _send(self, writer: socket.socket, chunk: bytes) -> None:
-        rest = memoryview(chunk)
-        while rest and self._await(writer, select.POLLOUT):
-            rest = rest[writer.send(rest) :]
+        unsent = memoryview(chunk)
+        while unsent and self._await(writer, select.POLLOUT):
+            unsent = unsent[writer.send(unsent) :]
 
     def _await(self, end: socket.socket, event: int) -> bool:
         """Return whether `end` is ready; False when the connection is to be cut."""

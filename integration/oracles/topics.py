@@ -86,7 +86,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
     except KafkaException as error:
         raise NoVerdict(f"Kafka did not say what topic {topic} holds: {error}") from error
     in_doubt = sum(one != other for one, other in zip(committed_end, end, strict=True))
-    return tally.found(in_doubt).judged_by(payments)
+    return tally.count(in_doubt).judge(payments)
 
 
 class _Tally:
@@ -124,7 +124,7 @@ class _Tally:
         if not self._follows(row, message.partition() or 0):
             self._wrong += 1
 
-    def found(self, in_doubt: int) -> Found:
+    def count(self, in_doubt: int) -> Found:
         """Return the counts."""
         expected_ids = int(self._seen.sum())
         return Found(
@@ -159,10 +159,10 @@ def _number_of(account: str | None) -> int:
 
 
 def _partitions_of(consumer: Consumer, topic: str) -> Sequence[TopicPartition]:
-    told = consumer.list_topics(topic, timeout=_ANSWER_TIMEOUT_S).topics.get(topic)
-    if told is None or told.error is not None or not told.partitions:
+    metadata = consumer.list_topics(topic, timeout=_ANSWER_TIMEOUT_S).topics.get(topic)
+    if metadata is None or metadata.error is not None or not metadata.partitions:
         raise ConfigError(f"topic {topic} cannot be verified: there is no such topic")
-    return [TopicPartition(topic, partition, 0) for partition in sorted(told.partitions)]
+    return [TopicPartition(topic, partition, 0) for partition in sorted(metadata.partitions)]
 
 
 def _records(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Iterator[Message]:

@@ -74,7 +74,7 @@ class Found:
     wrong_balances: int
     in_doubt: int
 
-    def judged_by(self, payments: Payments) -> Verdict:
+    def judge(self, payments: Payments) -> Verdict:
         """Return the verdict after a run over `payments`."""
         complete = self.rows == self.ids == self.expected_ids == payments.records
         return Verdict(

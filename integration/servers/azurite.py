@@ -50,9 +50,9 @@ def azurite_program(*, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
     """
     target = cache_directory() / f"azurite-{VERSION}"
     script = target / "node_modules/azurite/dist/src/blob/main.js"
-    _found("node")
+    _find_program("node")
     if not script.exists():
-        npm = _found("npm")
+        npm = _find_program("npm")
         with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
             if not script.exists():
                 with publish(target) as fresh:
@@ -60,7 +60,7 @@ def azurite_program(*, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
     return script
 
 
-def _found(program: str) -> str:
+def _find_program(program: str) -> str:
     path = shutil.which(program)
     if path is None:
         raise ServerError(
@@ -111,11 +111,11 @@ class EmbeddedAzurite(ServerProcess):
         try:
             connection.request("PUT", f"{path}?restype=container", headers=headers)
             reply = connection.getresponse()
-            said = reply.read()
+            body = reply.read()
         finally:
             connection.close()
-        if reply.status != 201 and b"ContainerAlreadyExists" not in said:
-            raise ServerError(f"container {name}: {reply.status} {said.decode(errors='replace')}")
+        if reply.status != 201 and b"ContainerAlreadyExists" not in body:
+            raise ServerError(f"container {name}: {reply.status} {body.decode(errors='replace')}")
         return name
 
     @override
@@ -126,7 +126,7 @@ class EmbeddedAzurite(ServerProcess):
     @override
     def _command(self) -> Sequence[str | Path]:
         return [
-            *(_found("node"), azurite_program(), "--silent", "--disableTelemetry"),
+            *(_find_program("node"), azurite_program(), "--silent", "--disableTelemetry"),
             *("--blobHost", LOOPBACK, "--blobPort", str(self.port)),
             *("--location", self.directory / "blobs"),
         ]

@@ -58,5 +58,5 @@ def run_installer(
     except subprocess.TimeoutExpired as error:
         raise ServerError(overdue) from error
     if done.returncode != 0:
-        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}:\n{said}")
+        last_lines = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}:\n{last_lines}")

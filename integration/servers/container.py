@@ -39,7 +39,7 @@ REFUSALS = (DockerException, OSError)
 
 
 def check_socket() -> None:
-    """Return if the daemon's socket exists, where it is one of this machine.
+    """Raise ServerError unless the daemon's socket exists, where it is one of this machine.
 
     Asked before the client is: that leaves a socket open when it finds nobody.
 
@@ -151,7 +151,7 @@ class ContainerServer(Server):
     def kill(self) -> None:
         """SIGKILL the container's processes; return when none runs. Idempotent.
 
-        A paused container is let go on first, as Docker demands: it may answer for a moment.
+        A paused container is resumed first, as Docker demands: it may answer for a moment.
         """
         container = self._made
         if container is None:

@@ -88,7 +88,7 @@ class PackageArchive:
         downloads = self._state / "downloads"
         downloads.mkdir()
         self._run(["apt-get", "download", "-q", *sorted(needed)], _DOWNLOAD_TIMEOUT_S, downloads)
-        _merged_usr(into)
+        _merge_usr(into)
         for archive in sorted(downloads.glob("*.deb")):
             _extract(archive, into)
         shutil.rmtree(downloads)
@@ -176,7 +176,7 @@ def own_loader(root: Path) -> tuple[str, ...]:
     return (str(loaders[0]), "--library-path", str(loaders[0].parent))
 
 
-def _merged_usr(root: Path) -> None:
+def _merge_usr(root: Path) -> None:
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")

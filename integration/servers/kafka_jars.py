@@ -37,13 +37,13 @@ def java_command() -> str:
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
         return str(Path(home) / "bin" / "java")
-    found = shutil.which("java")
-    if found is None:
+    java = shutil.which("java")
+    if java is None:
         raise ServerError(
             "no Java found in JAVA_HOME or on PATH; install Java 17 or newer "
             "(Debian: apt-get install default-jre-headless; macOS: brew install openjdk@17)"
         )
-    return found
+    return java
 
 
 def kafka_jars(
@@ -170,7 +170,7 @@ def _fetch(
     tell: Progress,
     timeout_s: float,
 ) -> None:
-    """Return when `into` holds `dependencies`, and whatever they depend on."""
+    """Fetch `dependencies`, and whatever they depend on, into `into`."""
     failures: list[str] = []
     for name, client in (("mvn", _maven), ("Ivy", _ivy)):
         with tempfile.TemporaryDirectory(prefix="onceflow-fetch-") as work:

@@ -201,11 +201,11 @@ def chosen_kind() -> ServerKind:
     Raises:
         ServerError: It says something else.
     """
-    said = os.environ.get(SWITCH_VARIABLE) or ServerKind.EMBEDDED.value
+    chosen = os.environ.get(SWITCH_VARIABLE) or ServerKind.EMBEDDED.value
     for kind in (ServerKind.EMBEDDED, ServerKind.CONTAINERS):
-        if said == kind.value:
+        if chosen == kind.value:
             return kind
-    raise ServerError(f"{SWITCH_VARIABLE}={said} is neither `embedded` nor `containers`")
+    raise ServerError(f"{SWITCH_VARIABLE}={chosen} is neither `embedded` nor `containers`")
 
 
 # What runs containers is imported when it is chosen: the demo, for one, does without.
@@ -285,28 +285,28 @@ class ExternalKafka:
 
 
 @contextmanager
-def shared_postgres() -> Generator[tuple[ServerKind, PostgresServer], None, None]:
+def share_postgres() -> Generator[tuple[ServerKind, PostgresServer], None, None]:
     """Yield the Postgres that the environment names, else one of the chosen kind for the block."""
-    with _shared_database(POSTGRES_VARIABLE, make_postgres) as shared:
+    with _share_database(POSTGRES_VARIABLE, make_postgres) as shared:
         yield shared
 
 
 @contextmanager
-def shared_mysql() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
+def share_mysql() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
     """Yield the MySQL that the environment names, else one of the chosen kind for the block."""
-    with _shared_database(MYSQL_VARIABLE, make_mysql) as shared:
+    with _share_database(MYSQL_VARIABLE, make_mysql) as shared:
         yield shared
 
 
 @contextmanager
-def shared_mariadb() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
+def share_mariadb() -> Generator[tuple[ServerKind, MySQLServer], None, None]:
     """Yield the MariaDB that the environment names, else one of the chosen kind for the block."""
-    with _shared_database(MARIADB_VARIABLE, make_mariadb) as shared:
+    with _share_database(MARIADB_VARIABLE, make_mariadb) as shared:
         yield shared
 
 
 @contextmanager
-def shared_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
+def share_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
     """Yield the Kafka that the environment names, else one of the chosen kind for the block."""
     address = os.environ.get(KAFKA_VARIABLE)
     if address:
@@ -317,7 +317,7 @@ def shared_kafka() -> Generator[tuple[ServerKind, KafkaServer], None, None]:
 
 
 @contextmanager
-def _shared_database(
+def _share_database(
     variable: str, make: Callable[[], OwnDatabase]
 ) -> Generator[tuple[ServerKind, DatabaseServer], None, None]:
     url = os.environ.get(variable)

@@ -87,15 +87,15 @@ def database_program(flavor: Flavor, *, progress: Progress | None = None) -> Dat
     search = _SEARCHES[flavor]
     chosen = os.environ.get(search.variable)
     if chosen:
-        program = _installed(Path(chosen))
+        program = _ask_installed(Path(chosen))
         if program is None or program.flavor is not flavor:
-            said = "no such server program" if program is None else program.flavor.value
+            actual = "no such server program" if program is None else program.flavor.value
             raise ServerError(
-                f"{search.variable}={chosen} must name a {flavor.value}: it is {said}"
+                f"{search.variable}={chosen} must name a {flavor.value}: it is {actual}"
             )
         return program
     for candidate in _candidates(search):
-        program = _installed(candidate)
+        program = _ask_installed(candidate)
         if program is not None and program.flavor is flavor:
             return program
     if not is_debian():
@@ -106,16 +106,16 @@ def database_program(flavor: Flavor, *, progress: Progress | None = None) -> Dat
 def _candidates(search: _Search) -> Iterator[Path]:
     kegs = [f"{prefix}/opt/{search.keg}/bin" for prefix in ("/opt/homebrew", "/usr/local")]
     for name in search.names:
-        found = shutil.which(name)
-        if found:
-            yield Path(found)
+        on_path = shutil.which(name)
+        if on_path:
+            yield Path(on_path)
         for folder in (*kegs, *_FOLDERS):
             path = Path(folder) / name
             if os.access(path, os.X_OK):
                 yield path
 
 
-def _installed(binary: Path) -> DatabaseProgram | None:
+def _ask_installed(binary: Path) -> DatabaseProgram | None:
     real = binary.resolve()
     prefix = real.parent.parent
     shares = (prefix / "share" / name for name in ("mysql", "mariadb", "."))
@@ -157,7 +157,7 @@ def _of_packages(flavor: Flavor, tell: Progress) -> DatabaseProgram:
                 tell(f"fetching {flavor.value} (20 MB, once) into {target}")
                 with publish(target) as fresh:
                     _fetch(flavor, fresh)
-    program = _unpacked(target)
+    program = _ask_unpacked(target)
     if program is None or program.flavor is not flavor:
         raise ServerError(f"{target} holds no working {flavor.value}; delete it to fetch it again")
     return program
@@ -192,7 +192,7 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _unpacked(root: Path) -> DatabaseProgram | None:
+def _ask_unpacked(root: Path) -> DatabaseProgram | None:
     """Return the program of an unpacked root, run by the root's own loader."""
     shares = [root / "usr" / "share" / name for name in ("mysql", "mariadb")]
     share = next((path for path in shares if (path / "charsets").is_dir()), shares[0])
@@ -214,8 +214,8 @@ def _unpacked(root: Path) -> DatabaseProgram | None:
 
 
 def _plugins(root: Path) -> Path:
-    found = sorted(root.glob("usr/lib/**/plugin"))
-    return found[0] if found else root / "usr" / "lib" / "mysql" / "plugin"
+    directories = sorted(root.glob("usr/lib/**/plugin"))
+    return directories[0] if directories else root / "usr" / "lib" / "mysql" / "plugin"
 
 
 def _advice(flavor: Flavor) -> str:

@@ -74,7 +74,7 @@ class AsNamespaceUser(Launcher):
         return ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
     @classmethod
-    def allowed(cls) -> bool:
+    def is_allowed(cls) -> bool:
         """Return whether this kernel and container let root make a user namespace."""
         if shutil.which("unshare") is None:
             return False
@@ -114,7 +114,7 @@ def default_launcher() -> Launcher:
     """Return the first launcher that works for the current user."""
     if os.geteuid() != 0:
         return AsSelf()
-    return AsNamespaceUser() if AsNamespaceUser.allowed() else AsNobody()
+    return AsNamespaceUser() if AsNamespaceUser.is_allowed() else AsNobody()
 
 
 class EmbeddedPostgres(ServerProcess):

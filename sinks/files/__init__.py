@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.sinks.files.publication import PublishedFiles, committed_files
+from onceflow.sinks.files.publication import PublishedFiles, list_committed_files
 from onceflow.sinks.files.sink import FileSink
 
-__all__ = ["FileSink", "PublishedFiles", "committed_files"]
+__all__ = ["FileSink", "PublishedFiles", "list_committed_files"]

@@ -44,7 +44,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def require(self, schema: pa.Schema) -> None:
-        """Return when rows of `schema` can be written.
+        """Raise ConfigError unless rows of `schema` can be written.
 
         Raises:
             ConfigError: They cannot.
@@ -155,18 +155,18 @@ class JsonFormat(FileFormat):
 
     @override
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
-        found: dict[int, str] = {}
+        refusals: dict[int, str] = {}
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             for row in _not_finite(column):
-                found.setdefault(
+                refusals.setdefault(
                     row, f"column {name!r}: JSON has no NaN and no infinity; replace it by null"
                 )
             for row in _beyond_python(column):
-                found.setdefault(
+                refusals.setdefault(
                     row,
                     f"column {name!r}: a date beyond the years 1 to 9999 does not go into JSON",
                 )
-        return found
+        return refusals
 
 
 class _JsonEncoder(FileEncoder):

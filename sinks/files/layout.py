@@ -111,15 +111,15 @@ class SinkPaths:
         """The directory of marks up to which proofs were deleted."""
         return f"{self.directory}/pruned"
 
-    def pruned_mark(self, before: CheckpointId) -> str:
+    def name_pruned_mark(self, before: CheckpointId) -> str:
         """The mark that proofs of checkpoints before `before` may be gone."""
         return f"{self.pruned}/{before:010}"
 
     def transactions(self, names: Iterable[str]) -> list[TransactionId]:
         """Return the transactions that manifests called `names` are of, oldest first."""
         matches = map(_TRANSACTION.fullmatch, names)
-        found = [TransactionId(self.sink_id, *map(int, m.groups())) for m in matches if m]
-        return sorted(found, key=lambda t: (t.checkpoint, t.attempt, t.subtask, t.sequence))
+        transactions = [TransactionId(self.sink_id, *map(int, m.groups())) for m in matches if m]
+        return sorted(transactions, key=lambda t: (t.checkpoint, t.attempt, t.subtask, t.sequence))
 
     def part(self, transaction: TransactionId, number: int, suffix: str) -> str:
         """Return the public name of a transaction's `number`th file, without its directory."""
@@ -142,7 +142,7 @@ def name_of(transaction: TransactionId) -> str:
 _ATTEMPTS_KEPT = 8
 
 
-def created(fs: FileSystem, path: str, data: bytes) -> bool:
+def create_file(fs: FileSystem, path: str, data: bytes) -> bool:
     """Make `path` hold `data` unless it exists; return whether this caller did.
 
     `data` is unlike any other caller's, so a call whose reply was lost may be repeated.
@@ -161,7 +161,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn for each claim, so that no two files have the same bytes."""
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class FileClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What an attempt's file says."""
 
     token: str
@@ -176,7 +176,7 @@ def claim(
     context: CommitterContext,
     through: CheckpointId = GENESIS,
 ) -> None:
-    """Return when the attempt of `context`, and no older one, may write under its sink id.
+    """Claim the sink id for the attempt of `context`; from then on no older one may write.
 
     `through` is the last whole checkpoint that the target has committed; 0: none, or it commits
     each transaction by itself.
@@ -188,14 +188,14 @@ def claim(
     owner = Owner(
         log_id=context.log_id, job=context.job, sink_id=context.sink_id, token=uuid.uuid4().hex
     )
-    if not created(fs, paths.owner, msgspec.json.encode(owner)):
+    if not create_file(fs, paths.owner, msgspec.json.encode(owner)):
         _require_owner(fs, paths, context)
     _require_newest(fs, paths, context)
     mine = paths.attempt(context.attempt)
     known = (*claims_through(fs, paths), (context.attempt, through))[-ATTEMPTS_MAX:]
-    content = msgspec.json.encode(Claim(token=uuid.uuid4().hex, through=known))
-    if not created(fs, mine, content):
-        raise _fenced(context, context.attempt)
+    content = msgspec.json.encode(FileClaim(token=uuid.uuid4().hex, through=known))
+    if not create_file(fs, mine, content):
+        raise _make_fenced(context, context.attempt)
     # A newer attempt may have claimed between the two steps.
     _require_newest(fs, paths, context, besides=context.attempt)
     for name in fs.list(paths.attempts)[:-_ATTEMPTS_KEPT]:
@@ -204,13 +204,13 @@ def claim(
 
 def owners(fs: FileSystem) -> dict[str, str]:
     """Return the decision log that owns each sink id that has written here."""
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for directory in fs.list(HIDDEN):
         data = fs.read(f"{HIDDEN}/{directory}/owner.json")
         if data:
             owner = json_decoder(Owner).decode(data)
-            found[owner.sink_id] = owner.log_id
-    return found
+            owners[owner.sink_id] = owner.log_id
+    return owners
 
 
 def read_claim(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> AttemptId:
@@ -231,21 +231,21 @@ def claims_through(fs: FileSystem, paths: SinkPaths) -> tuple[tuple[int, int], .
     newest = max((name for name in fs.list(paths.attempts) if name.isdigit()), default=None)
     content = fs.read(f"{paths.attempts}/{newest}") if newest else None
     try:
-        return json_decoder(Claim).decode(content or b"").through
+        return json_decoder(FileClaim).decode(content or b"").through
     except msgspec.DecodeError:
         return ()  # of an older onceflow, or none
 
 
 def _require_owner(fs: FileSystem, paths: SinkPaths, context: CommitterContext) -> None:
-    place = fs.location(paths.owner)
+    location = fs.location(paths.owner)
     try:
-        found = json_decoder(Owner).decode(fs.read(paths.owner) or b"")
+        owner = json_decoder(Owner).decode(fs.read(paths.owner) or b"")
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{place} does not say which job owns the sink id: {error}") from error
+        raise ConfigError(f"{location} does not say which job owns the sink id: {error}") from error
     newest = max((int(name) for name in fs.list(paths.attempts) if name.isdigit()), default=0)
     check_owner(
         context.sink_id,
-        FenceOwner(found.log_id, newest, found.job),
+        FenceOwner(owner.log_id, newest, owner.job),
         FenceOwner(context.log_id, context.attempt, context.job),
         take_over=f"deleting {fs.location(paths.directory)}",
     )
@@ -257,10 +257,10 @@ def _require_newest(
     claimed = [int(name) for name in fs.list(paths.attempts) if name.isdigit()]
     newest = max((attempt for attempt in claimed if attempt != besides), default=0)
     if newest >= context.attempt:
-        raise _fenced(context, newest)
+        raise _make_fenced(context, newest)
 
 
-def _fenced(context: CommitterContext, newest: int) -> Fenced:
+def _make_fenced(context: CommitterContext, newest: int) -> Fenced:
     return Fenced(
         f"attempt {context.attempt} may not write under sink id {context.sink_id!r}: attempt "
         f"{newest} of the same job has claimed it; this one is out of date and stops"

@@ -57,13 +57,13 @@ class Partitions:
             yield "", rows
             return
         groups, values = self._groups(rows)
-        rest = rows.select(self._rest)
+        unpartitioned = rows.select(self._rest)
         if len(values) == 1:
-            yield self._directory(values[0]), rest
+            yield self._directory(values[0]), unpartitioned
             return
         order = np.argsort(groups, kind="stable")
         ends = np.cumsum(np.bincount(groups, minlength=len(values)))
-        taken = rest.take(pa.array(order))
+        taken = unpartitioned.take(pa.array(order))
         begin = 0
         for value, end in zip(values, ends.tolist(), strict=True):
             yield self._directory(value), taken.slice(begin, end - begin)
@@ -71,7 +71,7 @@ class Partitions:
 
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
         """Return, by row, why a row's values cannot name a directory; empty when all can."""
-        found: dict[int, str] = {}
+        refusals: dict[int, str] = {}
         for name in self._columns:
             column = rows.column(name)
             if not _is_text(_value_type(column.type)):
@@ -81,8 +81,8 @@ class Partitions:
             if refused:
                 for row, value in enumerate(column.to_pylist()):
                     if value in refused:
-                        found.setdefault(row, refused[value])
-        return found
+                        refusals.setdefault(row, refused[value])
+        return refusals
 
     def _groups(
         self, rows: pa.RecordBatch
@@ -91,13 +91,13 @@ class Partitions:
         groups = np.zeros(rows.num_rows, np.int64)
         values: list[tuple[str | None, ...]] = [()]
         for name in self._columns:
-            codes, texts = _encoded(rows.column(name))
+            codes, texts = _encode(rows.column(name))
             # At most rows times values, which fits: the groups are numbered anew for each column.
-            found, groups = np.unique(groups * len(texts) + codes, return_inverse=True)
+            combinations, groups = np.unique(groups * len(texts) + codes, return_inverse=True)
             groups = groups.reshape(-1)
             values = [
                 (*values[combined // len(texts)], texts[combined % len(texts)])
-                for combined in found.tolist()
+                for combined in combinations.tolist()
             ]
         return groups, values
 
@@ -107,14 +107,14 @@ class Partitions:
             if len(self._directories) >= _CACHE_MAX:
                 self._directories.clear()
             known = "/".join(
-                f"{escaped(name)}={NULL_DIRECTORY if value is None else escaped(value)}"
+                f"{escape(name)}={NULL_DIRECTORY if value is None else escape(value)}"
                 for name, value in zip(self._columns, values, strict=True)
             )
             self._directories[values] = known
         return known
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return `text` as a part of a directory's name."""
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
@@ -127,7 +127,7 @@ def _refusal(column: str, value: str | None) -> str | None:
             f"partition column {column!r}: the value {value!r} would be read back as a null; "
             "replace it before the sink"
         )
-    size_bytes = len(f"{escaped(column)}={escaped(value)}".encode())
+    size_bytes = len(f"{escape(column)}={escape(value)}".encode())
     if size_bytes > NAME_LENGTH_MAX_BYTES:
         return (
             f"partition column {column!r}: the value {value[:40]!r}… makes a directory name of "
@@ -136,7 +136,7 @@ def _refusal(column: str, value: str | None) -> str | None:
     return None
 
 
-def _encoded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
+def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Return the index of each row's value, and the values as texts."""
     kind = _value_type(column.type)
     if column.type != kind:

@@ -38,7 +38,7 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystem import Copies, Renames, StorageRefused, StreamedFiles
 from onceflow.core.storage.local import Advice
-from onceflow.sinks.files.layout import SinkPaths, created, name_of
+from onceflow.sinks.files.layout import SinkPaths, create_file, name_of
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     size_bytes: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TransactionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One transaction; holds no secret."""
 
     transaction: str
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
-    def decode(cls, data: bytes, transaction: TransactionId, location: str) -> Manifest:
+    def decode(cls, data: bytes, transaction: TransactionId, location: str) -> TransactionManifest:
         """Return the manifest of `transaction`, which `location` holds.
 
         Raises:
@@ -137,7 +137,7 @@ class Publication(ABC):
         self._fs = fs
         self._paths = paths
 
-    def stage(self, transaction: TransactionId, manifest: Manifest) -> None:
+    def stage(self, transaction: TransactionId, manifest: TransactionManifest) -> None:
         """Make `transaction` committable by any process; its files are finished and durable.
 
         Raises:
@@ -145,7 +145,7 @@ class Publication(ABC):
             StorageError: It is not.
         """
         path = self._at(self._paths.staged, transaction)
-        if not created(self._fs, path, manifest.encode()):
+        if not create_file(self._fs, path, manifest.encode()):
             raise SinkError(
                 f"files are staged under {transaction} already ({self._fs.location(path)}): "
                 "attempt or checkpoint numbers were used twice; is the decision log gone?"
@@ -185,7 +185,7 @@ class Publication(ABC):
         return True
 
     def staged_at(self, transaction: TransactionId) -> datetime | None:
-        """Return when a transaction in doubt was staged; None when it is not in doubt."""
+        """Return the time at which a transaction in doubt was staged, else None."""
         for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
             manifest = self._manifest(directory, transaction)
             if manifest is not None:
@@ -194,22 +194,22 @@ class Publication(ABC):
 
     def files_in_doubt(self) -> frozenset[str]:
         """Return the data files, by path, that transactions in doubt need."""
-        found: set[str] = set()
+        names: set[str] = set()
         for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
             for transaction in self._paths.transactions(self._fs.list(directory)):
                 manifest = self._manifest(directory, transaction)
-                found.update(file.staged for file in (manifest.files if manifest else ()))
-        return frozenset(found)
+                names.update(file.staged for file in (manifest.files if manifest else ()))
+        return frozenset(names)
 
     def _at(self, directory: str, transaction: TransactionId) -> str:
         return f"{directory}/{name_of(transaction)}"
 
-    def _manifest(self, directory: str, transaction: TransactionId) -> Manifest | None:
+    def _manifest(self, directory: str, transaction: TransactionId) -> TransactionManifest | None:
         path = self._at(directory, transaction)
         data = self._fs.read(path)
         if data is None:
             return None
-        return Manifest.decode(data, transaction, self._fs.location(path))
+        return TransactionManifest.decode(data, transaction, self._fs.location(path))
 
     def _has_proof(self, transaction: TransactionId) -> bool:
         return self._fs.size(self._at(self._paths.committed, transaction)) is not None
@@ -217,7 +217,7 @@ class Publication(ABC):
     def _is_whole(self, file: ManifestFile) -> bool:
         return self._fs.size(file.staged) == file.size_bytes
 
-    def _missing(self, manifest: Manifest) -> ManifestFile | None:
+    def _missing(self, manifest: TransactionManifest) -> ManifestFile | None:
         """Return a file that is not what was staged."""
         files = {file.staged: file for file in manifest.files}
         missing: list[ManifestFile] = []
@@ -229,10 +229,10 @@ class Publication(ABC):
         self._fs.for_each(look, files)
         return missing[0] if missing else None
 
-    def _delete_data(self, manifest: Manifest) -> None:
+    def _delete_data(self, manifest: TransactionManifest) -> None:
         self._fs.for_each(self._fs.delete, [file.staged for file in manifest.files])
 
-    def _lost(self, transaction: TransactionId, missing: ManifestFile | None = None) -> Lost:
+    def _make_lost(self, transaction: TransactionId, missing: ManifestFile | None = None) -> Lost:
         what = f"transaction {transaction} is not staged any more"
         if missing is not None:
             what = (
@@ -268,12 +268,14 @@ class ByRename(Publication):
             # 1.
             missing = self._missing(manifest)
             if missing is not None and self._manifest(paths.staged, transaction) is not None:
-                return self._lost(transaction, missing)
+                return self._make_lost(transaction, missing)
             # 2. Nothing happens when another committer was faster.
             self._move(transaction, paths.staged, paths.publishing)
         manifest = self._manifest(paths.publishing, transaction)
         if manifest is None:
-            return AlreadyCommitted() if self._has_proof(transaction) else self._lost(transaction)
+            return (
+                AlreadyCommitted() if self._has_proof(transaction) else self._make_lost(transaction)
+            )
         try:
             # 3.
             self._publish(manifest)
@@ -301,14 +303,14 @@ class ByRename(Publication):
     @override
     def in_doubt(self) -> Sequence[TransactionId]:
         paths = self._paths
-        found = {
+        manifests = {
             name
             for directory in (paths.staged, paths.publishing, paths.aborting)
             for name in self._fs.list(directory)
         }
-        return paths.transactions(found)
+        return paths.transactions(manifests)
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: TransactionManifest) -> None:
         for file in manifest.files:
             self._renaming.rename(file.staged, file.path)
         for directory in sorted({file.path.rpartition("/")[0] for file in manifest.files}):
@@ -328,8 +330,8 @@ class ByCopy(Publication):
 
     Copies have names and bytes that the transaction determines, so a repeated one changes nothing,
     except that it brings back what a reader deleted before the proof was there: readers that
-    delete take only what `committed_files` lists. Commit and abort of one transaction at one moment
-    are not kept apart; the engine, which decides one or the other, never calls both.
+    delete take only what `list_committed_files` lists. Commit and abort of one transaction at one
+    moment are not kept apart; the engine, which decides one or the other, never calls both.
     """
 
     def __init__(self, fs: Copies, paths: SinkPaths) -> None:
@@ -345,17 +347,17 @@ class ByCopy(Publication):
         # 1. The manifest first: it goes only after the proof has come.
         manifest = self._manifest(self._paths.staged, transaction)
         if self._has_proof(transaction):
-            return self._committed_before(transaction, manifest)
+            return self._clean_up_committed(transaction, manifest)
         if manifest is None:
-            return self._lost(transaction)
+            return self._make_lost(transaction)
         missing = self._missing(manifest)
         if missing is not None:
-            return self._gone(transaction, missing)
+            return self._judge_missing(transaction, missing)
         try:
             # 2.
-            missing = self._copied(manifest)
+            missing = self._copy_files(manifest)
             if missing is not None:
-                return self._gone(transaction, missing)
+                return self._judge_missing(transaction, missing)
             # 3.
             self._fs.write(self._at(self._paths.committed, transaction), (manifest.encode(),))
             if self._manifest(self._paths.staged, transaction) is None:
@@ -371,7 +373,7 @@ class ByCopy(Publication):
     def abort(self, transaction: TransactionId) -> AbortOutcome:
         manifest = self._manifest(self._paths.staged, transaction)
         if self._has_proof(transaction):
-            return self._committed_before(transaction, manifest)
+            return self._clean_up_committed(transaction, manifest)
         if manifest is None:
             return Aborted()
         if any(self._fs.size(file.path) is not None for file in manifest.files):
@@ -398,20 +400,22 @@ class ByCopy(Publication):
             return False
         return super().forget(transaction)
 
-    def _committed_before(
-        self, transaction: TransactionId, manifest: Manifest | None
+    def _clean_up_committed(
+        self, transaction: TransactionId, manifest: TransactionManifest | None
     ) -> AlreadyCommitted:
         if manifest is not None:
             self._clean_up(transaction, manifest)
         return AlreadyCommitted()
 
-    def _gone(self, transaction: TransactionId, missing: ManifestFile) -> AlreadyCommitted | Lost:
+    def _judge_missing(
+        self, transaction: TransactionId, missing: ManifestFile
+    ) -> AlreadyCommitted | Lost:
         # Another committer may have finished, and cleaned up, since the last look.
         if self._has_proof(transaction):
             return AlreadyCommitted()
-        return self._lost(transaction, missing)
+        return self._make_lost(transaction, missing)
 
-    def _copied(self, manifest: Manifest) -> ManifestFile | None:
+    def _copy_files(self, manifest: TransactionManifest) -> ManifestFile | None:
         """Copy every file; return one that was not there."""
         files = {file.staged: file for file in manifest.files}
         missing: list[ManifestFile] = []
@@ -433,7 +437,7 @@ class ByCopy(Publication):
         self._fs.for_each(copy, files)
         return missing[0] if missing else None
 
-    def _clean_up(self, transaction: TransactionId, manifest: Manifest) -> bool:
+    def _clean_up(self, transaction: TransactionId, manifest: TransactionManifest) -> bool:
         """Delete what is no longer needed; what stays is deleted before the proof is."""
         try:
             self._delete_data(manifest)
@@ -477,11 +481,13 @@ class PublishedFiles:
         Behind `paths` by as many checkpoints as the job retains.
         """
         return [
-            path for found, path in self.of_transactions if found.checkpoint < self.whole_before
+            path
+            for transaction, path in self.of_transactions
+            if transaction.checkpoint < self.whole_before
         ]
 
 
-def committed_files(
+def list_committed_files(
     url: str,
     sink_id: str,
     *,
@@ -510,12 +516,12 @@ def committed_files(
         marks = [int(mark) for mark in fs.list(paths.pruned) if mark.isdigit()]
         visible = fs.visible_files()
     whole_before = CheckpointId(max(marks, default=0))
-    found: list[tuple[TransactionId, str]] = []
+    proofs: list[tuple[TransactionId, str]] = []
     for path in visible:
         transaction = paths.transaction_of_part(path.rpartition("/")[2])
         if transaction is not None and (
             transaction in proven or transaction.checkpoint < whole_before
         ):
-            found.append((transaction, path))
-    found.sort(key=lambda one: (one[0].checkpoint, one[0].subtask, one[1]))
-    return PublishedFiles(found, whole_before)
+            proofs.append((transaction, path))
+    proofs.sort(key=lambda one: (one[0].checkpoint, one[0].subtask, one[1]))
+    return PublishedFiles(proofs, whole_before)

@@ -20,7 +20,7 @@ from onceflow.sinks.files.layout import HIDDEN, Owner
 from onceflow.sinks.files.partitions import NULL_DIRECTORY
 from onceflow.sinks.files.publication import (
     PublishedFiles,
-    committed_files,
+    list_committed_files,
     open_files,
     sink_errors,
 )
@@ -49,23 +49,23 @@ class PublishedTable:
         with sink_errors():
             names = fs.list(HIDDEN)
             owners = [fs.read(f"{HIDDEN}/{name}/owner.json") for name in names]
-        found = tuple(
+        files = tuple(
             sorted(json_decoder(Owner).decode(owner).sink_id for owner in owners if owner)
         )
-        if not found:
+        if not files:
             raise ConfigError(f"no sink of onceflow has written to {fs.location('')}")
         if self.sink_id is None:
-            return found
-        if self.sink_id not in found:
+            return files
+        if self.sink_id not in files:
             raise ConfigError(
-                f"sink {self.sink_id!r} has not written to {fs.location('')}; {', '.join(found)}"
+                f"sink {self.sink_id!r} has not written to {fs.location('')}; {', '.join(files)}"
                 " have"
             )
         return (self.sink_id,)
 
     def files(self) -> list[str]:
         """Return the files of all transactions that are published whole, as of now."""
-        return [path for sink_id in self.sinks() for path in self._listed(sink_id).paths()]
+        return [path for sink_id in self.sinks() for path in self._list_files(sink_id).paths()]
 
     def files_between(self, after: CheckpointId, through: CheckpointId) -> list[str]:
         """Return the files of checkpoints after `after`, up to and with `through`.
@@ -74,7 +74,7 @@ class PublishedTable:
             ConfigError: Several sinks have written there, or it is not certain that every subtask
                 has published `through`.
         """
-        listed = self._listed(self._only_sink())
+        listed = self._list_files(self._only_sink())
         whole_through = listed.whole_before - 1
         if through > whole_through:
             raise ConfigError(
@@ -90,7 +90,7 @@ class PublishedTable:
 
     def whole_through(self) -> CheckpointId:
         """Return the last checkpoint that is certain to be published by all subtasks; 0: none."""
-        return CheckpointId(max(0, self._listed(self._only_sink()).whole_before - 1))
+        return CheckpointId(max(0, self._list_files(self._only_sink()).whole_before - 1))
 
     def schema(self) -> pa.Schema:
         """Return the columns of the newest file, and its partition columns as text.
@@ -133,16 +133,16 @@ class PublishedTable:
         )
 
     def _only_sink(self) -> str:
-        found = self.sinks()
-        if len(found) > 1:
+        sinks = self.sinks()
+        if len(sinks) > 1:
             raise ConfigError(
-                f"{', '.join(found)} have written to {self._open().location('')}, each with"
+                f"{', '.join(sinks)} have written to {self._open().location('')}, each with"
                 " checkpoints of its own: say whose (sinkId)"
             )
-        return next(iter(found))
+        return next(iter(sinks))
 
-    def _listed(self, sink_id: str) -> PublishedFiles:
-        return committed_files(
+    def _list_files(self, sink_id: str) -> PublishedFiles:
+        return list_committed_files(
             self.url, sink_id, storage_options=self.storage_options, publish=self.publish
         )
 
@@ -152,21 +152,21 @@ class PublishedTable:
         if not path.endswith(_PARQUET):
             raise ConfigError(
                 f"{where} is no Parquet: read JSON with spark.read.json(paths), where paths are"
-                " onceflow.sinks.committed_files(…).paths() below the directory"
+                " onceflow.sinks.list_committed_files(…).paths() below the directory"
             )
         if isinstance(fs, LocalFileSystem):
             try:
                 return pq.ParquetFile(where, memory_map=True)
             except FileNotFoundError as error:
-                raise SinkError(_gone(where)) from error
+                raise SinkError(_describe_deleted(where)) from error
         with sink_errors():
             chunks = fs.read_chunks(path)
             if chunks is None:
-                raise SinkError(_gone(where))
+                raise SinkError(_describe_deleted(where))
             return pq.ParquetFile(pa.BufferReader(b"".join(chunks)))
 
 
-def _gone(where: str) -> str:
+def _describe_deleted(where: str) -> str:
     return f"{where} was published and is gone: files are not deleted while they are read"
 
 

@@ -91,12 +91,12 @@ class FileCommitter(Committer):
             SinkError: The directory cannot be listed now.
         """
         try:
-            found = self._publication.in_doubt()
+            in_doubt = self._publication.in_doubt()
         except FAILURES as error:
             raise SinkError(
                 f"sink {self._sink_id}: cannot tell what is in doubt: {error}"
             ) from error
-        return tuple(Committable(transaction) for transaction in found)
+        return tuple(Committable(transaction) for transaction in in_doubt)
 
     @override
     def prepared_at(self, committable: Committable) -> datetime | None:
@@ -129,7 +129,7 @@ class FileCommitter(Committer):
     def _prune(self, before: CheckpointId) -> bool:
         """Return whether nothing is left to prune."""
         # The mark first: whoever misses a proof must find it.
-        self._fs.create_if_absent(self._paths.pruned_mark(before), b"pruned")
+        self._fs.create_if_absent(self._paths.name_pruned_mark(before), b"pruned")
         old = [one for one in self._publication.proven() if one.checkpoint < before]
         forgotten = [self._publication.forget(transaction) for transaction in old]
         for mark in self._fs.list(self._paths.pruned):
@@ -281,10 +281,10 @@ def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
     """Write, list, read and delete once, so that a missing right shows now and not at a commit."""
     path = f"{paths.directory}/probe/{uuid.uuid4().hex}"
     fs.write(path, (b"probe",))
-    found = fs.list(f"{paths.directory}/probe")
+    listed = fs.list(f"{paths.directory}/probe")
     read = fs.read(path)
     fs.delete(path)
-    if path.rpartition("/")[2] not in found or read != b"probe":
+    if path.rpartition("/")[2] not in listed or read != b"probe":
         raise ConfigError(
             f"{fs.location(path)} was written and is not found: the file system must show at "
             "once what was written"

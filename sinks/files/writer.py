@@ -33,7 +33,12 @@ from onceflow.core.storage.filesystem import StorageRefused, StreamedFiles
 from onceflow.sinks.files.formats import FileEncoder, FileFormat
 from onceflow.sinks.files.layout import SinkPaths
 from onceflow.sinks.files.partitions import Partitions
-from onceflow.sinks.files.publication import Manifest, ManifestFile, open_files, publication
+from onceflow.sinks.files.publication import (
+    ManifestFile,
+    TransactionManifest,
+    open_files,
+    publication,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ class FileWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
-                for directory, rows in self._partitions.split(self._accepted(batch)):
+                for directory, rows in self._partitions.split(self._accept(batch)):
                     self._add(directory, rows)
                 self._bound_memory()
 
@@ -228,9 +233,11 @@ class FileWriter(SinkWriter):
         for file in files:
             file.drop()
 
-    def _manifest(self, transaction: TransactionId, files: Sequence[PartFile]) -> Manifest:
+    def _manifest(
+        self, transaction: TransactionId, files: Sequence[PartFile]
+    ) -> TransactionManifest:
         suffix = self._settings.form.suffix
-        return Manifest(
+        return TransactionManifest(
             transaction=str(transaction),
             staged_at=datetime.now(timezone.utc),
             files=tuple(
@@ -290,7 +297,7 @@ class FileWriter(SinkWriter):
             total_bytes -= largest.buffered_bytes
             largest.flush()
 
-    def _accepted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _accept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that files can hold; keep the others for `rejected`, or raise.
 
         Raises:
@@ -323,9 +330,9 @@ class FileWriter(SinkWriter):
 
 
 def _missing_values(batch: pa.RecordBatch) -> dict[int, str]:
-    found: dict[int, str] = {}
+    refusals: dict[int, str] = {}
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             for row in pc.indices_nonzero(column.is_null()).to_pylist():
-                found.setdefault(row, f"column {field.name!r} is null, and may not be")
-    return found
+                refusals.setdefault(row, f"column {field.name!r} is null, and may not be")
+    return refusals

@@ -33,7 +33,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import FileSink
-from onceflow.sinks.files import committed_files
+from onceflow.sinks.files import list_committed_files
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_any_sink_id_is_kept_apart_and_its_files_are_seen(directory: Path, sink_
         assert [one.transaction for one in committer.in_doubt()] == [committable.transaction]
         assert committer.commit(committable) == Committed()
     assert seen_ids(directory) == [1, 2]
-    assert committed_files(str(directory), sink_id).paths() == public_files(directory)
+    assert list_committed_files(str(directory), sink_id).paths() == public_files(directory)
 
 
 def test_second_job_under_one_sink_id_is_refused(job: FileJob) -> None:
@@ -385,7 +385,7 @@ def test_reader_that_lists_while_many_commit_reads_only_whole_files(directory: P
         thread.start()
         looks = 0
         while not done.is_set() or looks == 0:
-            listed = committed_files(str(directory), job.sink_id)
+            listed = list_committed_files(str(directory), job.sink_id)
             for path in public_files(directory):
                 assert pq.read_table(directory / path, partitioning=None).num_rows == 10
             whole = [pq.read_table(directory / p, partitioning=None) for p in listed.paths()]
@@ -418,12 +418,12 @@ def test_whole_checkpoints_are_those_that_all_subtasks_have_published(
     second = [job.prepare(2, [10 + subtask], subtask=subtask) for subtask in (0, 1)]
     for committable in (*first, second[0]):
         committer.commit(committable)
-    listed = committed_files(url, job.sink_id)
+    listed = list_committed_files(url, job.sink_id)
     assert len(listed.paths()) == 3
     assert listed.paths_of_whole_checkpoints() == []
     # The engine calls it when no retained checkpoint lists anything of checkpoint 1.
     committer.prune(CheckpointId(2))
-    listed = committed_files(url, job.sink_id)
+    listed = list_committed_files(url, job.sink_id)
     assert len(listed.paths()) == 3
     whole = [pq.read_table(directory / one) for one in listed.paths_of_whole_checkpoints()]
     assert sorted(row["id"] for one in whole for row in one.to_pylist()) == [0, 1]

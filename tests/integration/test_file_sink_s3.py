@@ -27,7 +27,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import FileSink
-from onceflow.sinks.files import committed_files
+from onceflow.sinks.files import list_committed_files
 from onceflow.sinks.files import writer as writer_module
 
 
@@ -67,7 +67,7 @@ def test_objects_are_seen_after_their_commit_and_nothing_is_left_behind(
     assert isinstance(committer.commit(second), Lost)
     assert committables(committer.in_doubt()) == []
     assert _seen(server, name) == list(range(9))
-    listed = committed_files(job.sink.url, job.sink_id, storage_options=server.options)
+    listed = list_committed_files(job.sink.url, job.sink_id, storage_options=server.options)
     assert len(listed.paths()) == 3
     left = server.file_system().find(f"{server.BUCKET}/{name}/_onceflow/job.files/open")
     assert left == []

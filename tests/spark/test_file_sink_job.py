@@ -14,7 +14,7 @@ from tests.support.counting_source import CountingSource, amount_of
 
 from onceflow import Checkpointing, FixedDelay, Pipeline
 from onceflow.sinks import FileSink
-from onceflow.sinks.files import committed_files
+from onceflow.sinks.files import list_committed_files
 
 pytestmark = pytest.mark.spark
 
@@ -46,14 +46,14 @@ def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
     job = _pipeline(spark, tmp_path, sink).start()
     for kill in range(2):
         job.wait_for(checkpoints=2 * (kill + 1))
-        listed = committed_files(str(out), "files.files")
+        listed = list_committed_files(str(out), "files.files")
         os.kill(job.status().slots[kill].pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
         while job.status().restores <= kill:
             assert time.monotonic() < deadline, job.status()
             time.sleep(0.01)
         # What was published before the kill is there after it: never taken back.
-        assert set(listed.paths()) <= set(committed_files(str(out), "files.files").paths())
+        assert set(listed.paths()) <= set(list_committed_files(str(out), "files.files").paths())
     (tmp_path / "all killed").touch()
     status = job.wait(90)
     assert status.restores == 2
@@ -62,7 +62,7 @@ def test_job_whose_slots_are_killed_writes_each_row_once_and_spark_reads_them(
     assert sorted((row[0], row[1], row[2]) for row in frame.collect()) == expected
     read = ds.dataset(str(out), format="parquet", partitioning="hive").to_table()
     assert sorted(read.column("id").to_pylist()) == list(range(_RECORDS))
-    assert len(committed_files(str(out), "files.files").paths()) == len(
+    assert len(list_committed_files(str(out), "files.files").paths()) == len(
         list(out.rglob("*.parquet"))
     )
 

@@ -28,6 +28,9 @@ STATES = frozenset[str]()
 NAMES_OF_OTHERS = frozenset({"onQueryStarted", "onQueryTerminated", "onQueryProgress"})
 """What Spark calls."""
 
+OF_THE_CONTRACT = frozenset({"claimed_by", "prepared_at", "rejected", "staged_at"})
+"""Of core's interfaces: they are renamed with them."""
+
 FORBIDDEN_IN_NAMES = frozenset(
     {"place", "places", "ghost", "news", "told", "said", "dealt", "come"}
 )
@@ -43,8 +46,14 @@ UNSWEPT: tuple[str, ...] = (
     "cli/",
     "connectors/",
     "core/",
-    "integration/",
-    "sinks/",
+    "sinks/checkpoint_files.py",
+    "sinks/fence.py",
+    "sinks/kafka/",
+    "sinks/mysql/",
+    "sinks/postgres/",
+    "sinks/sql/",
+    "sinks/sqlite/",
+    "sinks/staged.py",
     "sources/",
 )
 """Folders whose names are still to be mended; the list only gets shorter."""
@@ -87,6 +96,11 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def is_clause(path: Path, name: str) -> bool:
+    """A clause of the kit has the name of what it holds, which reports show."""
+    return name_of(path).startswith("integration/conformance/clauses/") and name[0] != "_"
+
+
 def decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
 
@@ -103,7 +117,8 @@ def test_functions_are_verbs() -> None:
         for node in functions(path)
         if is_participle(node.name.strip("_").split("_")[0])
         and not decorators(node) & {"property", "cached_property", "setter"}
-        and node.name not in STATES | NAMES_OF_OTHERS
+        and node.name not in STATES | NAMES_OF_OTHERS | OF_THE_CONTRACT
+        and not is_clause(path, node.name)
     ]
     assert wrong == []
 
@@ -147,8 +162,8 @@ def test_functions_and_classes_avoid_words_of_no_meaning() -> None:
         for path in swept()
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and FORBIDDEN_IN_NAMES
-        & set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower().split("_"))
+        and not FORBIDDEN_IN_NAMES.isdisjoint(words(node.name))
+        and not is_clause(path, node.name)
     ]
     assert wrong == []
 

@@ -76,7 +76,7 @@ class _Query:
                 raise NotTestable(str(error)) from error
             raise
 
-    def killed(self, point: CrashPoint, number: int, *parts: Sequence[int]) -> bool:
+    def run_killed(self, point: CrashPoint, number: int, *parts: Sequence[int]) -> bool:
         """Run a batch whose process dies at `point`; return False where it never came there."""
         self._harness.processes.arm(point)
         rows = [self._harness.batch(part) for part in parts]
@@ -89,7 +89,7 @@ class _Query:
         return False
 
     def expect_settled(self, *seen: Sequence[int], when: str) -> None:
-        """Return when exactly `seen` is seen, and nothing is in doubt."""
+        """Raise Violation unless readers see exactly `seen` and nothing is in doubt."""
         self._harness.expect_seen(*seen, when=when)
         names = sorted(str(one.transaction) for one in self.driver.in_doubt())
         expect(not names, f"{when}: in doubt are {names}, and should be none")
@@ -145,9 +145,9 @@ def batch_killed_at_each_step(harness: Harness) -> None:
     try:
         for number, point in enumerate(harness.random.sample(_POINTS, few)):
             first, second = harness.ids(), harness.ids()
-            killed = query.killed(point, number, first, second)
+            killed = query.run_killed(point, number, first, second)
             seen = {one for part in written for one in part}
-            early = set(harness.seen_ids()) - seen - {*first, *second}
+            early = set(harness.read_ids()) - seen - {*first, *second}
             expect(not early, f"killed at {point}: {len(early)} rows are seen of nobody's batch")
             query.driver.batch(number, [*first, *second])
             written += [first, second]

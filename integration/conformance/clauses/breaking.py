@@ -60,12 +60,12 @@ def server_away_changes_nothing(harness: Harness) -> None:
     later_ids = harness.ids()
     harness.target.kill()
     try:
-        said = [committer.commit(prepared.committable), committer.abort(prepared.committable)]
+        outcomes = [committer.commit(prepared.committable), committer.abort(prepared.committable)]
         listed = _in_doubt_or_error(committer)
         later = _pre_commit_or_error(harness, writer, later_ids)
     finally:
         harness.target.start()
-    for outcome in said:
+    for outcome in outcomes:
         expect(isinstance(outcome, (RetryLater, Unknown)), f"the server is away; said is {outcome}")
     expect(listed, "the server is away, and in_doubt says that nothing is in doubt")
     writer.close()

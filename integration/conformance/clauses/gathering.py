@@ -10,7 +10,7 @@ from onceflow.core.spi import GlobalCommitter
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
 from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
-from onceflow.integration.conformance.harness import Harness, Prepared, settled
+from onceflow.integration.conformance.harness import Harness, Prepared, ask_until_known
 from onceflow.integration.conformance.target import expect
 
 
@@ -51,7 +51,7 @@ def checkpoint_is_whole_or_lost(harness: Harness) -> None:
     """A checkpoint of which something is gone is Lost, and nothing of it is shown or proved."""
     first, gone, last = (harness.prepare(1, subtask=subtask) for subtask in range(3))
     with harness.global_committer() as committer:
-        settled(lambda: committer.abort(gone.committable), harness.patience_s)
+        ask_until_known(lambda: committer.abort(gone.committable), harness.patience_s)
         outcome = _commit(harness, committer, 1, [first, gone, last])
         expect(isinstance(outcome, Lost), f"commit of a checkpoint with a part gone: {outcome}")
         harness.expect_seen(when="after the commit of a checkpoint of which a part is gone")
@@ -64,7 +64,7 @@ def _commit(
     harness: Harness, committer: GlobalCommitter, checkpoint: int, prepared: Sequence[Prepared]
 ) -> CommitOutcome:
     committables = [one.committable for one in prepared]
-    return settled(
+    return ask_until_known(
         lambda: committer.commit(CheckpointId(checkpoint), committables), harness.patience_s
     )
 

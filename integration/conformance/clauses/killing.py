@@ -22,7 +22,7 @@ from onceflow.integration.conformance.clauses.deciding import abort_again, commi
 from onceflow.integration.conformance.clauses.recovering import orphans_are_rolled_back_on_start
 from onceflow.integration.conformance.clauses.writing import pre_committed_survives_death
 from onceflow.integration.conformance.harness import Harness, Prepared
-from onceflow.integration.conformance.target import expect, told
+from onceflow.integration.conformance.target import describe_error, expect
 
 
 @clause(scenarios=[15, 37], rests_on=[commit_elsewhere])
@@ -138,7 +138,7 @@ def commit_race(harness: Harness) -> None:
     for checkpoint in range(1, 6):
         prepared = harness.prepare(checkpoint)
         seen.append(prepared.ids)
-        outcomes = _raced(harness, prepared)
+        outcomes = _race_commits(harness, prepared)
         harness.expect_seen(*seen, when=f"after a race that answered {outcomes}")
         for outcome in outcomes:
             expect(
@@ -146,7 +146,7 @@ def commit_race(harness: Harness) -> None:
             )
 
 
-def _raced(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
+def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
     start = threading.Barrier(4)
     outcomes: list[CommitOutcome | str] = []
 
@@ -157,7 +157,7 @@ def _raced(harness: Harness, prepared: Prepared) -> list[CommitOutcome | str]:
             outcomes.append(harness.commit(prepared, committer))
             committer.close()
         except Exception as error:
-            outcomes.append(told(error))
+            outcomes.append(describe_error(error))
 
     threads = [threading.Thread(target=race) for _ in range(start.parties)]
     for thread in threads:
@@ -186,7 +186,7 @@ def _run_until_killed(
 ) -> _Run:
     """Run `function` in a process, which may send the location of a line and be killed there."""
     child = harness.processes.start(function, *arguments)
-    match child.said():
+    match child.receive():
         case Returned(lines):
             return _Run(cast("int", lines))
         case location:

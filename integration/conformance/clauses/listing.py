@@ -76,8 +76,8 @@ def in_doubt_of_no_other_sink(harness: Harness) -> None:
     harness.expect_in_doubt(mine, when=f"while sinks {others} have pre-committed")
     for job, prepared in zip(jobs, theirs, strict=True):
         names = [str(prepared.committable.transaction)]
-        found = job.in_doubt()
-        expect(found == names, f"in doubt of sink {job.sink_id} are {found}, not {names}")
+        listed = job.in_doubt()
+        expect(listed == names, f"in doubt of sink {job.sink_id} are {listed}, not {names}")
     harness.abort(mine)
     for job, prepared in zip(jobs, theirs, strict=True):
         harness.commit(prepared, job.committer())
@@ -122,7 +122,7 @@ def no_secret_is_kept(harness: Harness) -> None:
     secrets = harness.target.secrets()
     for secret in secrets:
         expect(len(secret) >= _SECRET_LENGTH_MIN, "a secret of the target is too short to look for")
-    with _logged() as lines:
+    with _collect_log() as lines:
         prepared, aborted = harness.prepare(1), harness.prepare(2)
         staged = [path for path in harness.directory.rglob("*") if path.is_file()]
         kept = b"\n".join(path.read_bytes() for path in staged)
@@ -133,7 +133,7 @@ def no_secret_is_kept(harness: Harness) -> None:
         harness.abort(aborted)
         outcome = harness.commit(aborted)
         committer.prune(CheckpointId(2))
-    places = {
+    texts = {
         "a committable": repr([prepared.committable, *listed]).encode(),
         "an outcome": repr(outcome).encode(),
         "checkpoint storage": kept,
@@ -143,8 +143,8 @@ def no_secret_is_kept(harness: Harness) -> None:
         "the log": "\n".join(lines).encode(),
     }
     for secret in secrets:
-        found = [place for place, text in places.items() if secret.encode() in text]
-        expect(not found, f"a secret stands in {', '.join(found)}")
+        leaks = [name for name, text in texts.items() if secret.encode() in text]
+        expect(not leaks, f"a secret stands in {', '.join(leaks)}")
 
 
 @clause(rests_on=[commit_again])
@@ -213,7 +213,7 @@ def through_the_log(committable: Committable) -> Committable:
 
 
 @contextmanager
-def _logged() -> Generator[list[str], None, None]:
+def _collect_log() -> Generator[list[str], None, None]:
     """Collect every line that anybody logs, at any level."""
     lines: list[str] = []
 

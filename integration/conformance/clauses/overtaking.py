@@ -31,7 +31,7 @@ from onceflow.integration.conformance.clauses.listing import prune_keeps_what_is
 from onceflow.integration.conformance.exchange_proxy import ExchangeProxy
 from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.lines import LineTracer
-from onceflow.integration.conformance.target import NotTestable, Violation, expect, told
+from onceflow.integration.conformance.target import NotTestable, Violation, describe_error, expect
 
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
 """After this long the one that is held up has what the other one waits for, and goes on first."""
@@ -65,11 +65,11 @@ def overtaken_in_a_thread(harness: Harness) -> None:
 
         tracer = LineTracer(harness.sink, line, hold)
         thread = _Thread(
-            lambda: children.held_commit(harness.sink, context, pair.committable, tracer)
+            lambda: children.commit_and_hold(harness.sink, context, pair.committable, tracer)
         )
         thread.wait_for(held)
         pair.overtake(released.set)
-        return thread.result(f"a {_held_commit(tracer.location)} does not end when it goes on")
+        return thread.result(f"a {_name_commit(tracer.location)} does not end when it goes on")
 
     _at_each_line(harness, run, attempts=repeat(1))
 
@@ -83,7 +83,7 @@ def overtaken_in_another_process(harness: Harness) -> None:
         arguments = (harness.sink, context, pair.committable, line)
         child = harness.processes.start(children.commit_held_at_line, *arguments)
         ended: HeldCommit
-        match child.said():
+        match child.receive():
             case Returned(ended):
                 pair.overtake(attempt=pair.attempt + 1)
             case _:
@@ -173,7 +173,7 @@ class _Pair:
         thread.result("a commit does not end that has overtaken another one")
 
     def expect_harmless(self, outcome: CommitOutcome | str, what: str) -> None:
-        """Return when both are there once, though another committer came late with `outcome`."""
+        """Raise Violation unless both are there once, after a late committer said `outcome`."""
         when = (
             f"after a {what}. Meanwhile another committer committed the same transaction, which"
             f" answered {self._overtaking}, committed a later one, and pruned; then the first"
@@ -221,7 +221,7 @@ class _Thread(Generic[_T]):
         self._thread.join(timeout_s)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Return when `event` is set, or the thread has ended without it."""
+        """Wait until `event` is set or the thread has ended."""
         while self.is_alive() and not event.wait(0.005):
             pass
 
@@ -245,7 +245,7 @@ def _answer(committer: Committer, pair: _Pair) -> CommitOutcome | str:
     try:
         return committer.commit(pair.committable)
     except OnceflowError as error:
-        return told(error)
+        return describe_error(error)
 
 
 def _at_each_line(
@@ -254,22 +254,22 @@ def _at_each_line(
     """Run whole once, then be held up at lines of the sink's own, and some of what it inherits."""
     series = _Series(harness)
 
-    def held(line: int) -> HeldCommit:
+    def hold(line: int) -> HeldCommit:
         pair = series.pair(next(attempts))
         ended = run(pair, line)
-        pair.expect_harmless(ended.outcome, _held_commit(ended.location))
+        pair.expect_harmless(ended.outcome, _name_commit(ended.location))
         return ended
 
-    whole = held(0)
+    whole = hold(0)
     expect(whole.lines, "no line of the sink's own code ran")
     rounds = harness.effort.rounds
     lines = {whole.own[at - 1] for at in spread(harness, len(whole.own), 2 * rounds)}
     for line in sorted(lines.union(spread(harness, whole.lines, rounds))):
-        held(line)
+        hold(line)
     harness.expect_in_doubt(when="after commits that were held up, and others that overtook them")
 
 
-def _held_commit(location: str) -> str:
+def _name_commit(location: str) -> str:
     return f"commit that was held up right before {location}" if location else "commit"
 
 

@@ -34,7 +34,7 @@ from onceflow.integration.conformance.clauses.writing import (
     close_rolls_back_what_is_open,
     empty_checkpoint,
 )
-from onceflow.integration.conformance.harness import Harness, Prepared, settled
+from onceflow.integration.conformance.harness import Harness, Prepared, ask_until_known
 from onceflow.integration.conformance.sink_job import WholeCommitter
 from onceflow.integration.conformance.target import NotTestable, Violation, expect
 
@@ -151,7 +151,7 @@ def recovery_again_changes_nothing(harness: Harness) -> None:
         harness.job.committer_context(2),
         [one.committable for one in decided[:2]],
     )
-    child.said()
+    child.receive()
     child.kill()
     for attempt in (3, 4, 5):
         _recover(harness, attempt=attempt, decided=decided)
@@ -245,27 +245,27 @@ def older_attempt_is_harmless(harness: Harness) -> None:
 )
 def commits_are_told_before_a_start(harness: Harness) -> None:
     """What a sink tells of its target names the newest attempt and its last commit, or nothing."""
-    _expect_told(harness, None, when="before the sink id was claimed")
+    _expect_record(harness, None, when="before the sink id was claimed")
     first = [harness.prepare(number, subtask=subtask) for number, subtask in ((2, 1), (3, 0))]
-    _expect_told(harness, Decided(1, 0), when="while everything is in doubt")
+    _expect_record(harness, Decided(1, 0), when="while everything is in doubt")
     harness.commit_all(*first)
-    _expect_told(harness, Decided(1, 3), when="after the commit of checkpoint 3")
+    _expect_record(harness, Decided(1, 3), when="after the commit of checkpoint 3")
     harness.commit_all(harness.prepare(5, attempt=2))
     harness.job.committer(2).prune(CheckpointId(5))
     harness.prepare(7, attempt=2)
-    _expect_told(harness, Decided(2, 5), when="after the commit of checkpoint 5, and pruning")
+    _expect_record(harness, Decided(2, 5), when="after the commit of checkpoint 5, and pruning")
     another = harness.another_job(harness.job.sink_id, log="another-log")
     try:
-        told = harness.described.target_record(another.committer_context(9))
+        record = harness.described.target_record(another.committer_context(9))
     except OnceflowError:
         return
     raise Violation(
-        f"a job with another decision log is told {told}: its storage is empty or the wrong one,"
+        f"a job with another decision log is told {record}: its storage is empty or the wrong one,"
         " and nothing else says so before it begins"
     )
 
 
-def _expect_told(harness: Harness, last: Decided | None, *, when: str) -> None:
+def _expect_record(harness: Harness, last: Decided | None, *, when: str) -> None:
     """Raise Violation unless the last commit is told; `last` has the newest attempt, and it."""
     record = harness.described.target_record(harness.job.committer_context(9))
     if record is None:
@@ -275,16 +275,16 @@ def _expect_told(harness: Harness, last: Decided | None, *, when: str) -> None:
     if last is None:
         expect(not record.attempt and not record.checkpoint_last, f"{when}: told is {record}")
         return
-    told = f"{when}: told is {record}"
-    expect(record.sink_id == harness.job.sink_id, f"{told}, of another sink id")
-    expect(record.attempt == last.attempt, f"{told}, and the newest attempt is {last.attempt}")
+    prefix = f"{when}: told is {record}"
+    expect(record.sink_id == harness.job.sink_id, f"{prefix}, of another sink id")
+    expect(record.attempt == last.attempt, f"{prefix}, and the newest attempt is {last.attempt}")
     expect(
         max(record.checkpoint_last, record.through) == last.checkpoint,
-        f"{told}, and the last checkpoint committed is {last.checkpoint}: a start from an older"
+        f"{prefix}, and the last checkpoint committed is {last.checkpoint}: a start from an older"
         " copy of checkpoint storage would write again what came since, or be refused for nothing",
     )
     if not record.through and last.checkpoint:
-        expect(last in record.committed, f"{told}, which does not say what attempt committed it")
+        expect(last in record.committed, f"{prefix}, which does not say what attempt committed it")
 
 
 def _empty(queue: CommitQueue, committer: Committer) -> None:
@@ -307,7 +307,7 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
         listed, committer.in_doubt(), sink_id=harness.job.sink_id, attempt=AttemptId(attempt)
     )
     expect(not plan.foreign, f"in_doubt lists other sinks' transactions: {plan.foreign}")
-    committed = [_committed(harness, some, committer) for some in _commits(harness, plan.commit)]
+    committed = [_commit_some(harness, some, committer) for some in _commits(harness, plan.commit)]
     for one in plan.abort:
         outcome: AbortOutcome = harness.abort(Prepared(one, ()), committer)
         expect(
@@ -327,10 +327,10 @@ def _commits(
     return [tuple(some) for _, some in groupby(committables, key=lambda one: one.checkpoint)]
 
 
-def _committed(harness: Harness, some: Sequence[Committable], committer: Committer) -> int:
+def _commit_some(harness: Harness, some: Sequence[Committable], committer: Committer) -> int:
     """Commit `some`; return how many this call has committed."""
     if isinstance(committer, WholeCommitter):
-        outcome = settled(lambda: committer.commit_whole(some), harness.patience_s)
+        outcome = ask_until_known(lambda: committer.commit_whole(some), harness.patience_s)
     else:
         (one,) = some
         outcome = harness.commit(Prepared(one, ()), committer)

@@ -26,9 +26,9 @@ from onceflow.integration.conformance.processes import ChildFailed
 from onceflow.integration.conformance.sink_job import JOB
 from onceflow.integration.conformance.target import NotTestable, Violation, expect
 from onceflow.integration.conformance.whole_job import (
-    AttemptPlan,
+    KillPlan,
     Work,
-    decided_rows,
+    find_decided_rows,
     run_attempt,
 )
 
@@ -61,13 +61,13 @@ class _JobRun:
         self._storage = FileSystemStorage(self._work.storage).open(JOB)
         self._history: list[str] = []
 
-    def attempt(self, plan: AttemptPlan, kill_after_s: float | None = None) -> bool:
+    def attempt(self, plan: KillPlan, kill_after_s: float | None = None) -> bool:
         """Run one attempt to its end or its death; return whether all rows are committed."""
         child = self._harness.processes.start(run_attempt, self._work, plan)
         done = False
         try:
             if kill_after_s is not None:
-                child.said()
+                child.receive()
                 time.sleep(kill_after_s)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
@@ -82,19 +82,19 @@ class _JobRun:
 
     def finish(self) -> None:
         """Run an attempt that nobody kills, and look whether every row is there once."""
-        expect(self.attempt(AttemptPlan(2)), f"{self}: an attempt that nobody killed did not end")
+        expect(self.attempt(KillPlan(2)), f"{self}: an attempt that nobody killed did not end")
         self.expect_all()
 
     def expect_all(self) -> None:
-        """Return when every row is there once and nothing is in doubt."""
+        """Raise Violation unless every row is there once and nothing is in doubt."""
         self._harness.expect_seen(self.ids, when=str(self))
         self._harness.expect_in_doubt(when=str(self))
 
     def _look(self) -> None:
         """Nothing may be seen twice, and nothing that the log has not decided."""
-        seen = self._harness.seen_ids()
+        seen = self._harness.read_ids()
         expect(len(seen) == len(set(seen)), f"{self}: rows are there more than once")
-        decided = decided_rows(self._storage.log.read())
+        decided = find_decided_rows(self._storage.log.read())
         early = set(seen) - {self.ids[at] for at in decided}
         expect(not early, f"{self}: {len(early)} rows are seen that no checkpoint has decided")
 
@@ -102,11 +102,11 @@ class _JobRun:
         return "a job of these attempts: " + ("; ".join(self._history) or "its first")
 
 
-def _killed_at(point: CrashPoint, what: str) -> Clause:
+def _make_kill_clause(point: CrashPoint, what: str) -> Clause:
     def test(harness: Harness) -> None:
         job = _JobRun(harness, _ROWS)
         crash_at = harness.random.choice((1, 2))
-        done = job.attempt(AttemptPlan(harness.random.choice((1, 2, 3)), point, crash_at))
+        done = job.attempt(KillPlan(harness.random.choice((1, 2, 3)), point, crash_at))
         missed = harness.processes.disarm()
         if done and missed:
             job.expect_all()
@@ -120,7 +120,7 @@ def _killed_at(point: CrashPoint, what: str) -> Clause:
 
 
 _KILLS = tuple(
-    _killed_at(point, what)
+    _make_kill_clause(point, what)
     for point, what in zip(
         CRASH_POINTS,
         (
@@ -147,12 +147,10 @@ def job_killed_again_and_again(harness: Harness) -> None:
     for number in range(rounds):
         parallelism = harness.random.choice((1, 2, 3))
         if number % 3 == 2:
-            done = job.attempt(
-                AttemptPlan(parallelism), kill_after_s=harness.random.uniform(0.0, 0.5)
-            )
+            done = job.attempt(KillPlan(parallelism), kill_after_s=harness.random.uniform(0.0, 0.5))
         else:
             point = points[number % len(points)]
-            done = job.attempt(AttemptPlan(parallelism, point, harness.random.choice((1, 2))))
+            done = job.attempt(KillPlan(parallelism, point, harness.random.choice((1, 2))))
         harness.processes.disarm()
         if done:
             break

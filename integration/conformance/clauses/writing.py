@@ -38,17 +38,19 @@ def names_follow_the_checkpoint(harness: Harness) -> None:
         for subtask in (0, 3):
             writer, before = harness.job.writer(attempt, subtask, first_checkpoint=5), 4
             for checkpoint in (5, 6, 2**31):
-                found = harness.prepare(checkpoint, writer=writer).committable.transaction
-                parts = (found.sink_id, found.attempt, found.subtask)
+                transaction = harness.prepare(checkpoint, writer=writer).committable.transaction
+                parts = (transaction.sink_id, transaction.attempt, transaction.subtask)
                 expected = (harness.job.sink_id, attempt, subtask)
-                expect(parts == expected, f"transaction {found}, and the context says {expected}")
                 expect(
-                    before < found.checkpoint <= checkpoint,
-                    f"transaction {found} of checkpoint {checkpoint}, and {before} was the last",
+                    parts == expected, f"transaction {transaction}, and the context says {expected}"
+                )
+                expect(
+                    before < transaction.checkpoint <= checkpoint,
+                    f"transaction {transaction} of checkpoint {checkpoint}, after {before}",
                 )
                 before = checkpoint
-                expect(str(found) not in names, f"transaction {found} is named twice")
-                names.add(str(found))
+                expect(str(transaction) not in names, f"transaction {transaction} is named twice")
+                names.add(str(transaction))
             writer.close()
 
 
@@ -72,10 +74,10 @@ def commit_shows_its_rows(harness: Harness) -> None:
 def empty_checkpoint(harness: Harness) -> None:
     """A checkpoint without rows returns None, prepares nothing, and does not end the writer."""
     writer = harness.job.writer()
-    found = [writer.pre_commit(CheckpointId(1))]
+    committables = [writer.pre_commit(CheckpointId(1))]
     writer.write(harness.target.batch(()))
-    found.append(writer.pre_commit(CheckpointId(2)))
-    expect(found == [None, None], f"pre_commit without rows returned {found}")
+    committables.append(writer.pre_commit(CheckpointId(2)))
+    expect(committables == [None, None], f"pre_commit without rows returned {committables}")
     harness.expect_in_doubt(when="after two checkpoints without rows")
     third = harness.prepare(3, writer=writer)
     expect(writer.pre_commit(CheckpointId(4)) is None, "no row since checkpoint 3, yet not None")
@@ -115,7 +117,7 @@ def death_rolls_back_what_is_open(harness: Harness) -> None:
         harness.job.writer_context(),
         harness.target.batch(ids),
     )
-    child.said()
+    child.receive()
     child.kill()
     harness.expect_in_doubt(when="after the writer's process was killed")
     harness.expect_seen(when="after the writer's process was killed")
@@ -136,7 +138,7 @@ def pre_committed_survives_death(harness: Harness) -> None:
         harness.target.batch(ids),
         1,
     )
-    committable = child.said()
+    committable = child.receive()
     child.kill()
     harness.expect_seen(when="after the process that has pre-committed was killed")
     prepared = Prepared(committable, ids)

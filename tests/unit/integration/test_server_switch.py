@@ -48,9 +48,9 @@ def test_containers_without_a_daemon_are_an_error_that_says_what_to_do(
 @pytest.mark.parametrize(
     ("variable", "shared"),
     [
-        (kinds.POSTGRES_VARIABLE, kinds.shared_postgres),
-        (kinds.MYSQL_VARIABLE, kinds.shared_mysql),
-        (kinds.MARIADB_VARIABLE, kinds.shared_mariadb),
+        (kinds.POSTGRES_VARIABLE, kinds.share_postgres),
+        (kinds.MYSQL_VARIABLE, kinds.share_mysql),
+        (kinds.MARIADB_VARIABLE, kinds.share_mariadb),
     ],
 )
 def test_server_that_runs_already_is_used_and_its_password_not_printed(
@@ -70,7 +70,7 @@ def test_server_that_runs_already_is_used_and_its_password_not_printed(
 
 def test_broker_that_runs_already_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kinds.KAFKA_VARIABLE, "far:9092")
-    with kinds.shared_kafka() as (kind, server):
+    with kinds.share_kafka() as (kind, server):
         assert (kind, server.bootstrap_servers) == (ServerKind.EXTERNAL, "far:9092")
 
 

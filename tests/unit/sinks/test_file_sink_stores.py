@@ -28,7 +28,7 @@ from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.local import Advice
 from onceflow.core.storage.remote import RemoteDirectory, secrets_of
 from onceflow.sinks import FileSink
-from onceflow.sinks.files import committed_files
+from onceflow.sinks.files import list_committed_files
 
 _MEMORY: Any = fsspec.core.url_to_fs("memory://x")[0]
 _KIND: Any = _MEMORY.__class__
@@ -105,7 +105,7 @@ def test_copy_that_is_still_under_way_is_not_called_committed(
     assert isinstance(outcome, Unknown)
     assert "is not complete: 3 of" in outcome.reason
     assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
-    assert committed_files(job.sink.url, job.sink_id).paths() == []
+    assert list_committed_files(job.sink.url, job.sink_id).paths() == []
     assert committer.commit(committable) == Committed()
     assert _seen(job) == list(range(9))
 
@@ -204,7 +204,7 @@ def test_directories_behind_fsspec_publish_by_rename(
     job.check(2)
     assert not list(out.rglob("*.unfinished"))
     committer.prune(CheckpointId(2))
-    assert committed_files("hdfs://name/out", "job.files").whole_before == 2
+    assert list_committed_files("hdfs://name/out", "job.files").whole_before == 2
 
 
 # -- targets and secrets ---------------------------------------------------------------------------
