@@ -26,6 +26,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.decisions import TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import (
     Acked,
     CommittedThrough,
@@ -44,12 +45,7 @@ from onceflow.core.protocol.splits import Split, key_group_range
 from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
-from onceflow.core.runtime.transport.control_plane import (
-    ControlEvent,
-    SlotConnected,
-    SlotLink,
-    SlotSaid,
-)
+from onceflow.core.runtime.transport.control_plane import ControlEvent, SlotConnected, SlotLink
 from onceflow.sources import DatagenSource
 
 SOURCE, KEYED, SINK = "payments", "balance", "ledger"

@@ -48,6 +48,11 @@ class SubtaskRef:
         return f"{self.chain}[{self.index}]"
 
 
+def committer_ref(uid: str) -> SubtaskRef:
+    """Return what the coordinator knows the driver's committer of sink `uid` by: no subtask."""
+    return SubtaskRef(uid, -1)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionId:
     """The name of one prepared transaction: deterministic, printable, unique over a sink's life.

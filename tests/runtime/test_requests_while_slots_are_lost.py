@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from concurrent.futures import Future
@@ -13,48 +12,17 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import FileSystemStorage, JobEvent, JobState, JobStatus, LocalProcesses
-from onceflow.core.errors import SavepointFailed, SlotLost
+from onceflow.core.errors import SavepointFailed
 from onceflow.core.pipeline import Job
-from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.loops import attempt
+from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import Failed
-from onceflow.core.runtime.driver import slot_pool
-from onceflow.core.runtime.driver.attempt_context import (
-    AttemptEvent,
-    CancelRequested,
-    CheckpointRequested,
-    SavepointRequested,
-    SavepointWritten,
-)
 from onceflow.core.runtime.driver.job_events import SlotLeft
 from onceflow.core.runtime.driver.savepoints import Savepoints
-from onceflow.core.runtime.transport.control_plane import SlotGone, SlotSaid
 
 FAILED = Failed(1, "SlotLost", "channel broke", "", "job")
-
-
-@pytest.mark.parametrize("cause_is_seen", [True, False])
-def test_whatever_comes_while_a_loss_is_looked_into_is_put_back(
-    monkeypatch: pytest.MonkeyPatch, cause_is_seen: bool
-) -> None:
-    monkeypatch.setattr(slot_pool, "_CAUSE_S", 0.05)
-    request = SavepointRequest("id", CheckpointKind.SAVEPOINT_STOP)
-    gone = [SlotGone(0, AttemptId(1), "killed")] if cause_is_seen else []
-    asked: list[AttemptEvent] = [
-        SavepointRequested(request),
-        CheckpointRequested(CheckpointKind.MANUAL),
-        SlotGone(1, AttemptId(1), "the slot that says so"),
-        SavepointWritten(AttemptId(1), CheckpointId(3), request, 7),
-        CancelRequested(),
-        *gone,
-    ]
-    events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
-    for event in asked:
-        events.put(event)
-    error = slot_pool.cause_of(FAILED, AttemptId(1), events)
-    assert isinstance(error, SlotLost)
-    assert ("slot 0 is lost: killed" in str(error)) == cause_is_seen
-    assert [events.get_nowait() for _ in asked] == asked
 
 
 class _AsksAtALoss:
@@ -84,7 +52,7 @@ class _AsksAtALoss:
 def test_a_savepoint_that_is_asked_for_while_a_loss_is_looked_into_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    monkeypatch.setattr(slot_pool, "_CAUSE_S", 1.0)
+    monkeypatch.setattr(attempt, "INVESTIGATION_S", 1.0)
     source = CountingSource(2_000, pause_s=0.002, ends_with=str(tmp_path / "read all"))
     pipeline, sink = ledger(LocalProcesses(), tmp_path, source)
     job = pipeline.start()

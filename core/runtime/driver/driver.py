@@ -24,7 +24,16 @@ from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.ids import committer_ref
 from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.loops.attempt_facts import (
+    CancelRequested,
+    CheckpointRequested,
+    JobCancelled,
+    Request,
+    SavepointRequested,
+    SlotsEnded,
+)
 from onceflow.core.protocol.restart import (
     GiveUp,
     RestartAfter,
@@ -37,24 +46,9 @@ from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.protocol.target_records import newest_attempt, require_not_behind
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
-from onceflow.core.runtime.driver.attempt_context import (
-    AppendEnded,
-    AttemptContext,
-    AttemptEvent,
-    BlockersListed,
-    CancelRequested,
-    CheckpointRequested,
-    DiscoveryAnswered,
-    GlobalCommitEnded,
-    JobCancelled,
-    RecoveryEnded,
-    SavepointRequested,
-    SavepointWritten,
-    SlotsEnded,
-)
+from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
-from onceflow.core.runtime.driver.global_commits import committer_ref
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
     AttemptEnded,
@@ -87,12 +81,7 @@ from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickled_program
-from onceflow.core.runtime.transport.control_plane import (
-    ControlServer,
-    SlotConnected,
-    SlotGone,
-    SlotSaid,
-)
+from onceflow.core.runtime.transport.control_plane import ControlServer
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
     TlsIdentity,
@@ -505,7 +494,7 @@ class JobDriver:
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
-            self._drain(attempt.unfulfilled(), attempt.unheard())
+            self._drain(attempt.unanswered)
             self._savepoints.attempt_ended(f"attempt {context.plan.attempt} has ended")
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
@@ -577,36 +566,14 @@ class JobDriver:
             if not slots.join(self._plan.settings.cancel_timeout_s):
                 _log.error("the slots of job %s did not end, though killed", self._plan.name)
 
-    def _drain(
-        self,
-        unfulfilled: frozenset[CheckpointKind],
-        savepoints: Sequence[SavepointRequested],
-    ) -> None:
+    def _drain(self, unanswered: Sequence[Request]) -> None:
         """Drop what the ended attempt has left; ask the next one for what the user asked for."""
-        kept: list[AttemptEvent] = [*map(CheckpointRequested, unfulfilled), *savepoints]
-        while True:
-            try:
+        kept: list[Request] = [*unanswered]
+        with contextlib.suppress(queue.Empty):
+            while True:
                 event = self._events.get_nowait()
-            except queue.Empty:
-                break
-            match event:
-                case CheckpointRequested() | SavepointRequested() | CancelRequested():
+                if isinstance(event, Request):
                     kept.append(event)
-                case (
-                    SlotConnected()
-                    | SlotSaid()
-                    | SlotGone()
-                    | SlotsEnded()
-                    | SavepointWritten()
-                    | RecoveryEnded()
-                    | DiscoveryAnswered()
-                    | BlockersListed()
-                    | AppendEnded()
-                    | GlobalCommitEnded()
-                ):
-                    pass  # of the attempt that has ended
-                case _:
-                    assert_never(event)
         for event in kept:
             self._events.put(event)
 

@@ -12,16 +12,12 @@ from functools import partial
 from onceflow.core.protocol.commits import CommitRetryPolicy, Done, RetryAt
 from onceflow.core.protocol.committables import CommitOutcome
 from onceflow.core.protocol.global_commits import GlobalCommit, GlobalCommitQueue
-from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.runtime.driver.attempt_context import AttemptContext, GlobalCommitEnded
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.slot.commits import CommitThread
 from onceflow.core.spi import GlobalCommitter
-
-
-def committer_ref(uid: str) -> SubtaskRef:
-    """Return what the coordinator knows the driver's committer of sink `uid` by: no subtask."""
-    return SubtaskRef(uid, -1)
 
 
 class GlobalCommits:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from onceflow.core.protocol.ids import SubtaskRef
-from onceflow.core.runtime.driver.attempt_context import AttemptContext, BlockersListed
+from onceflow.core.protocol.loops.attempt_facts import BlockersListed
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.job_events import SinkBlocked
 from onceflow.core.spi import CommitterContext, Sink
 

@@ -40,6 +40,7 @@ from onceflow.core.protocol.global_commits import (
     plan_global_recovery,
     undecided,
 )
+from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.target_records import TargetRecord, require_not_behind
@@ -55,15 +56,6 @@ from onceflow.core.spi import (
 from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.recovery")
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryStep:
-    """What recovery waits for."""
-
-    text: str
-    began_at: float
-    """As of `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onceflow.core.errors import SourceError
 from onceflow.core.graph import Graph
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
 from onceflow.core.protocol.messages import OfferSplits
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
@@ -23,7 +24,7 @@ from onceflow.core.protocol.snapshots import (
 )
 from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
-from onceflow.core.runtime.driver.attempt_context import AttemptContext, DiscoveryAnswered
+from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.spi import Source
 
 _log = logging.getLogger("onceflow.runtime.discovery")
@@ -95,7 +96,6 @@ class _Growing:
 
     source: Source
     interval_s: float
-    offers: SplitOffers
     due_at: float
     asking: bool = False
 
@@ -109,20 +109,21 @@ class SplitDiscovery:
         tell: Callable[[DiscoveryAnswered], None],
         now: float,
     ) -> None:
-        plan, restored = context.plan, context.restored
-        self._attempt = plan.attempt
+        self._attempt = context.plan.attempt
         self._tell = tell
         self._sources = {
-            uid: _Growing(
-                source,
-                source.discovery_interval_s,
-                SplitOffers(
-                    (split.id for split in splits_of(restored, uid) or ()), plan.parallelism
-                ),
-                now + source.discovery_interval_s,
-            )
+            uid: _Growing(source, source.discovery_interval_s, now + source.discovery_interval_s)
             for uid, source in context.graph.sources()
             if source.discovery_interval_s is not None and not source.bounded
+        }
+
+    def build_offers(
+        self, restored: CompletedCheckpoint, parallelism: int
+    ) -> dict[str, SplitOffers]:
+        """Return, by source that may grow, which subtask has which split."""
+        return {
+            uid: SplitOffers((split.id for split in splits_of(restored, uid) or ()), parallelism)
+            for uid in self._sources
         }
 
     def ask(self, completed: CompletedCheckpoint, now: float) -> None:
@@ -140,23 +141,12 @@ class SplitDiscovery:
                 daemon=True,
             ).start()
 
-    def answered(self, answer: DiscoveryAnswered) -> dict[int, OfferSplits]:
-        """Return what to offer which slot.
-
-        Raises:
-            SourceError: The source cannot be read on as it was.
-        """
-        if answer.attempt != self._attempt:
-            return {}
-        if answer.error is not None:
-            raise answer.error
-        growing = self._sources[answer.uid]
-        growing.asking = False
-        offers = growing.offers.offer(answer.splits)
-        for slot, splits in offers.items():
-            names = ", ".join(split.id for split in splits)
-            _log.info("source %s: subtask %d is to read %s, too", answer.uid, slot, names)
-        return {slot: OfferSplits(answer.uid, splits) for slot, splits in offers.items()}
+    def take(self, uid: str, offers: Mapping[int, OfferSplits]) -> None:
+        """Note what source `uid` has answered; it may be asked again."""
+        self._sources[uid].asking = False
+        for slot, offer in offers.items():
+            names = ", ".join(split.id for split in offer.splits)
+            _log.info("source %s: subtask %d is to read %s, too", uid, slot, names)
 
     def _answer(self, uid: str, source: Source, known: Sequence[Split]) -> None:
         self._tell(_answer_of(self._attempt, uid, source, known))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
 from onceflow.core.protocol.messages import DriverMessage, Hello, PartFailed, SlotMessage
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
@@ -127,24 +127,6 @@ class SlotConnected:
     """A slot has dialled in."""
 
     link: SlotLink
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSaid:
-    """A slot has sent a message."""
-
-    attempt: AttemptId
-    slot: int
-    message: SlotMessage
-
-
-@dataclass(frozen=True, slots=True)
-class SlotGone:
-    """A slot's stream has ended."""
-
-    slot: int
-    attempt: AttemptId
-    reason: str
 
 
 ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone

@@ -10,18 +10,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from tests.unit.runtime.slot_parts import attempt_plan
+from tests.unit.protocol.attempt_driving import SETTINGS
 from tests.unit.storage.storage_samples import start_python
 
-from onceflow import RuntimeSettings
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.decisions import NotifyAbort
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.loops.slots import SlotRoster
 from onceflow.core.protocol.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
 from onceflow.core.runtime.driver.slot_pool import SlotPool
 from onceflow.core.runtime.slot.context import versions
@@ -33,7 +32,6 @@ from onceflow.core.runtime.transport.control_plane import (
     SlotConnected,
 )
 from onceflow.core.runtime.transport.credentials import Credentials
-from onceflow.core.storage import JobStorage
 
 ATTEMPT = AttemptId(1)
 MEGABYTE = "x" * (1 << 20)
@@ -42,7 +40,7 @@ SLOT = """
 import json, os, queue, sys
 from onceflow.core.runtime.transport.control_plane import ControlStream, DriverGone
 from onceflow.core.runtime.transport.credentials import Credentials
-from onceflow.core.runtime.messages import Hello
+from onceflow.core.protocol.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
 heard = queue.SimpleQueue()
 stream = ControlStream(sys.argv[1], Credentials("secret"), hello, heard.put)
@@ -85,23 +83,23 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
 ) -> None:
     events: queue.SimpleQueue[ControlEvent] = queue.SimpleQueue()
     server = ControlServer("127.0.0.1", Credentials("secret"), events.put)
-    settings = RuntimeSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
-    plan = attempt_plan(tmp_path, settings)
-    pool = SlotPool(plan, cast("JobStorage", SimpleNamespace()), "")
+    roster, pool = SlotRoster(replace(SETTINGS, heartbeat_timeout_s=1.0)), SlotPool()
     with running(SLOT, server.address, json.dumps(versions())) as slot:
         connected = events.get(timeout=60)
         assert isinstance(connected, SlotConnected)
-        assert pool.admit(connected.link, time.monotonic())
+        roster.admit(connected.link.hello, time.monotonic())
+        pool.admit(connected.link)
         os.kill(slot.pid, signal.SIGSTOP)
         began = time.monotonic()
         for _ in range(32):
             pool.send_all(NotifyAbort(CheckpointId(1), MEGABYTE))
         assert time.monotonic() - began < 15.0
-        with pytest.raises(SlotLost, match=rf"slot 0 \(process {slot.pid}\) has taken no message"):
-            while (now := time.monotonic()) < began + 60:
-                pool.heard(0, now)  # as if it still spoke
-                pool.beat(now)
-                time.sleep(0.05)
+        lost: SlotLost | None = None
+        while lost is None and (now := time.monotonic()) < began + 60:
+            roster.hear(0, now)  # as if it still spoke
+            lost = roster.find_lost(pool.waiting_s(now), now)
+            time.sleep(0.05)
+        assert f"slot 0 (process {slot.pid}) has taken no message" in str(lost)
     server.close(5.0)
 
 

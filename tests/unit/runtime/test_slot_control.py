@@ -12,6 +12,7 @@ from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import (
     Acked,
     Declined,
@@ -30,7 +31,6 @@ from onceflow.core.runtime.transport.control_plane import (
     ControlServer,
     SlotConnected,
     SlotLink,
-    SlotSaid,
 )
 from onceflow.core.runtime.transport.data_plane import DataServer
 

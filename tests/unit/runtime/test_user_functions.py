@@ -15,6 +15,7 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
 from onceflow.core.functions import Record
 from onceflow.core.graph import ProcessKeyed
+from onceflow.core.protocol.loops.slots import slot_error
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import KeyedProcessor
@@ -23,7 +24,6 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user,
     call_user_on_records,
 )
-from onceflow.core.runtime.driver.slot_pool import slot_error
 from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.state import HeapBackend, StateContext
 from onceflow.core.state.operator_state import OperatorStateStore

@@ -1,0 +1,659 @@
+"""The loop of one attempt: what its driver does next, from the first slot's hello to the end.
+
+    gathering --all slots, sinks agree--> starting --all run--> coordinating --job done--> leaving
+        +-------------+-------------------------+------------------+
+        +--a slot fails by the loss of another--> investigating    |            |
+        +--anything else goes wrong, or the user cancels--> over <-+------------+
+
+Facts go in by `on`, the time by `tick`, and decisions come out as a tuple, to be carried out in
+order. Whoever drives the loop calls `tick` after each fact, and when `wait_s` is over.
+
+Invariants:
+    a fact of another attempt changes nothing (I7)
+    the coordinator is told facts in their order; while it waits for an append, they wait
+    every request is told to the coordinator, ends the attempt, or is one of `unanswered`
+    after CloseAttempt and EndAttempt nothing is decided any more
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from typing_extensions import assert_never
+
+from onceflow.core.errors import (
+    CheckpointError,
+    CommitFailed,
+    MessageCorrupt,
+    OnceflowError,
+    SlotLost,
+    StorageError,
+)
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.decisions import (
+    AbortSavepoint,
+    AppendDecision,
+    CheckpointKind,
+    CountFailure,
+    Decision,
+    DiscardState,
+    FailAttempt,
+    FinishJob,
+    NotifyAbort,
+    NotifyComplete,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+from onceflow.core.protocol.ids import CheckpointId, committer_ref
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.protocol.loops.attempt_facts import (
+    AdmitSlot,
+    Announce,
+    AppendEnded,
+    AskBeside,
+    AttemptDecision,
+    AttemptFact,
+    BeginSavepoint,
+    BlockersListed,
+    CancelRequested,
+    CheckpointRequested,
+    CloseAttempt,
+    DeploySlots,
+    DiscoveryAnswered,
+    DismissSlot,
+    EndAttempt,
+    EnterRunning,
+    FulfillSavepoint,
+    GlobalCommitEnded,
+    JobCancelled,
+    LookAtRecovery,
+    OutboxesMeasured,
+    RecoveryEnded,
+    RecoveryStep,
+    ReleaseSlot,
+    Request,
+    SavepointBegun,
+    SavepointRequested,
+    SavepointWritten,
+    SendHeartbeats,
+    SlotGone,
+    SlotSaid,
+    SlotsComplete,
+    SlotsEnded,
+    TakeDiscovered,
+)
+from onceflow.core.protocol.loops.slots import AttemptSettings, SlotRoster, slot_error
+from onceflow.core.protocol.messages import (
+    Acked,
+    CommittedThrough,
+    Declined,
+    Failed,
+    GloballyCommitted,
+    Heartbeat,
+    Hello,
+    OfferSplits,
+    Running,
+    Shutdown,
+    SlotClosed,
+    SlotMessage,
+    SourceExhausted,
+)
+from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.splits import SplitOffers
+
+INVESTIGATION_S: Final = 0.3
+"""How long the loss of one slot is looked for behind the failure of another."""
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Slots dial in, and sinks are made to agree with the log."""
+
+    deadline_s: float | None = None
+    has_all_slots: bool = False
+    sinks_agree: bool = False
+
+
+@dataclass(slots=True)
+class _Starting:
+    """Slots restore their state."""
+
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Coordinating:
+    coordinator: CheckpointCoordinator
+    waits_for: AppendDecision | BeginSavepoint | None = None
+    """What the coordinator is told nothing before the end of."""
+
+
+@dataclass(slots=True)
+class _Investigating:
+    """A slot has lost a channel, and says so before the end of the slot at its other side."""
+
+    failed: Failed
+    error: OnceflowError
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """The job is done. Acks of checkpoints that were given up still come: their files go (I9)."""
+
+    coordinator: CheckpointCoordinator
+    is_finished: bool
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Over:
+    """The attempt has ended."""
+
+
+_Phase: TypeAlias = _Gathering | _Starting | _Coordinating | _Investigating | _Leaving | _Over
+_ForCoordinator: TypeAlias = (
+    Acked
+    | Declined
+    | CommittedThrough
+    | SourceExhausted
+    | CheckpointRequested
+    | SavepointWritten
+    | GlobalCommitEnded
+)
+
+
+class AttemptLoop:
+    """Decides what the driver of one attempt does next.
+
+    `coordinator` builds the coordinator as of the time given, once every slot runs; `offers` are
+    the splits of each source that may grow. The time that slots have to dial in begins with the
+    first `tick`. Times are of a clock that is never set.
+    """
+
+    def __init__(
+        self,
+        settings: AttemptSettings,
+        coordinator: Callable[[float], CheckpointCoordinator],
+        offers: Mapping[str, SplitOffers],
+    ) -> None:
+        self._settings = settings
+        self._build_coordinator = coordinator
+        self._offers = offers
+        self._phase: _Phase = _Gathering()
+        self._slots = SlotRoster(settings)
+        self._running: set[int] = set()
+        self._coordinator: CheckpointCoordinator | None = None
+        self._deferred: deque[_ForCoordinator | SavepointRequested] = deque()
+        """What the coordinator is told as soon as it listens."""
+        self._left: list[Request] = []
+        """What was asked for after the end of the attempt was certain."""
+        self._stopping: set[CheckpointId] = set()
+        self._beat_at_s = float("-inf")
+        self._decisions: list[AttemptDecision] = []
+
+    @property
+    def completed(self) -> tuple[CompletedCheckpoint, ...]:
+        """The retained checkpoints, oldest first; none before every slot runs."""
+        return self._coordinator.completed if self._coordinator else ()
+
+    @property
+    def unanswered(self) -> tuple[Request, ...]:
+        """The requests that this attempt has neither fulfilled nor refused, for the next one.
+
+        Not those of savepoints that were begun: they end with the attempt, and whoever began them
+        says so.
+        """
+        waiting = (*self._deferred, *self._left)
+        kinds = {fact.kind for fact in waiting if isinstance(fact, CheckpointRequested)}
+        if self._coordinator:
+            kinds |= self._coordinator.requested
+        checkpoints = map(CheckpointRequested, sorted(kinds, key=lambda kind: kind.value))
+        others = (f for f in waiting if isinstance(f, (SavepointRequested, CancelRequested)))
+        return (*checkpoints, *others)
+
+    def wait_s(self, now_s: float) -> float:
+        """Return for how long nothing is due if no fact comes."""
+        wait_s = self._settings.heartbeat_interval_s / 2
+        phase = self._phase
+        match phase:
+            case _Gathering() | _Starting():
+                return wait_s
+            case _Coordinating(coordinator, waits_for):
+                wake_s = None if waits_for else coordinator.next_wake_s()
+                return wait_s if wake_s is None else max(0.0, min(wait_s, wake_s - now_s))
+            case _Investigating(deadline_s=deadline_s) | _Leaving(deadline_s=deadline_s):
+                return max(0.0, deadline_s - now_s)
+            case _Over():
+                return 0.0
+            case _:
+                assert_never(phase)
+
+    def on(self, fact: AttemptFact, now_s: float) -> tuple[AttemptDecision, ...]:
+        """Take in one fact."""
+        phase = self._phase
+        match phase:
+            case _Gathering() | _Starting() | _Coordinating():
+                self._hear(fact, now_s)
+                self._inform_coordinator(now_s)
+            case _Investigating():
+                self._investigate(phase, fact)
+            case _Leaving():
+                self._hear_last(phase, fact, now_s)
+            case _Over():
+                self._keep_request(fact)
+            case _:
+                assert_never(phase)
+        return self._take_decisions()
+
+    def tick(self, now_s: float) -> tuple[AttemptDecision, ...]:
+        """Do what is due."""
+        phase = self._phase
+        match phase:
+            case _Gathering():
+                self._beat(now_s)
+                self._gather(phase, now_s)
+            case _Starting():
+                self._beat(now_s)
+                self._start(phase, now_s)
+            case _Coordinating():
+                self._beat(now_s)
+                self._inform_coordinator(now_s)
+                self._coordinate(phase, now_s)
+            case _Investigating():
+                if now_s >= phase.deadline_s:
+                    self._end(phase.error)
+            case _Leaving():
+                if not len(self._slots) or now_s >= phase.deadline_s:
+                    self._close(phase)
+            case _Over():
+                pass  # nothing is due any more
+            case _:
+                assert_never(phase)
+        return self._take_decisions()
+
+    # --- while the attempt works ------------------------------------------------------------------
+
+    def _hear(self, fact: AttemptFact, now_s: float) -> None:  # noqa: C901, PLR0912 - dispatches
+        if self._is_of_another_attempt(fact):
+            return
+        match fact:
+            case Hello():
+                self._admit(fact, now_s)
+            case SlotSaid(_, slot, message):
+                self._slots.hear(slot, now_s)
+                self._hear_slot(slot, message, now_s)
+            case SlotGone(slot, _, reason):
+                if slot in self._slots:
+                    self._decide(Announce(fact))
+                    self._end(SlotLost(f"slot {slot} is lost: {reason}"))
+            case SlotsEnded(_, error):
+                self._end(error)
+            case OutboxesMeasured(waiting_s):
+                if lost := self._slots.find_lost(waiting_s, now_s):
+                    self._end(lost)
+            case CheckpointRequested() | SavepointRequested() | SavepointWritten():
+                self._deferred.append(fact)
+            case CancelRequested():
+                self._end(JobCancelled(f"job {self._settings.job} was cancelled"))
+            case SavepointBegun():
+                self._begin_savepoint(fact, now_s)
+            case RecoveryEnded():
+                self._on_recovered(fact)
+            case RecoveryStep():
+                self._check_recovery(fact, now_s)
+            case AppendEnded():
+                self._on_appended(fact, now_s)
+            case GlobalCommitEnded():
+                if fact.error is None:
+                    self._deferred.append(fact)
+                else:
+                    self._end(fact.error)
+            case DiscoveryAnswered():
+                self._on_discovered(fact)
+            case BlockersListed():
+                self._decide(Announce(fact))
+                if self._coordinator:
+                    self._coordinator.note_blockers(fact.uid, fact.blockers)
+            case _:
+                assert_never(fact)
+
+    def _is_of_another_attempt(self, fact: AttemptFact) -> bool:
+        match fact:
+            case (
+                SlotSaid()
+                | SlotGone()
+                | SlotsEnded()
+                | RecoveryEnded()
+                | AppendEnded()
+                | SavepointWritten()
+                | GlobalCommitEnded()
+                | DiscoveryAnswered()
+                | BlockersListed()
+            ):
+                return fact.attempt != self._settings.attempt
+            case (
+                Hello()  # it is told to leave
+                | OutboxesMeasured()
+                | CheckpointRequested()
+                | SavepointRequested()
+                | CancelRequested()
+                | SavepointBegun()
+                | RecoveryStep()
+            ):
+                return False
+            case _:
+                assert_never(fact)
+
+    def _admit(self, hello: Hello, now_s: float) -> None:
+        attempt = self._settings.attempt
+        if hello.attempt != attempt:
+            self._decide(DismissSlot(hello, f"attempt {hello.attempt} is over; {attempt} runs"))
+        elif refusal := self._slots.find_refusal(hello):
+            self._end(refusal)
+        else:
+            self._slots.admit(hello, now_s)
+            self._decide(AdmitSlot(hello))
+
+    def _hear_slot(self, slot: int, message: SlotMessage, now_s: float) -> None:
+        match message:
+            case Running():
+                self._running.add(slot)
+                if message.dropped:
+                    self._decide(Announce(message))
+            case Failed():
+                self._decide(Announce(message))
+                error = slot_error(message)
+                if isinstance(error, SlotLost):
+                    self._phase = _Investigating(message, error, now_s + INVESTIGATION_S)
+                else:
+                    self._end(error)
+            case Heartbeat():
+                self._decide(Announce(message))
+            case SlotClosed():
+                self._release(slot)
+            case Acked() | Declined() | CommittedThrough() | SourceExhausted():
+                self._deferred.append(message)
+            case Hello():
+                text = f"slot {slot} says Hello on a stream that it has opened"
+                self._end(MessageCorrupt(text))
+            case _:
+                assert_never(message)
+
+    def _on_recovered(self, end: RecoveryEnded) -> None:
+        if end.error is not None:
+            self._end(end.error)
+        elif isinstance(self._phase, _Gathering):
+            self._phase.sinks_agree = True
+            self._decide(Announce(end))
+
+    def _check_recovery(self, step: RecoveryStep, now_s: float) -> None:
+        """End the attempt when one step of recovery takes too long."""
+        deadline_s = self._settings.commit_deadline_s
+        # Of these the tries of one transaction have the first half.
+        if (taken_s := now_s - step.began_at_s) > 2 * deadline_s:
+            self._end(
+                CommitFailed(
+                    f"recovery of job {self._settings.job} has waited {taken_s:.0f} s for"
+                    f" {step.text}; see why the target does not answer, or raise commit_deadline_s"
+                    f" ({deadline_s:.0f})"
+                )
+            )
+
+    def _on_appended(self, end: AppendEnded, now_s: float) -> None:
+        """Go on from the decision, or without it.
+
+        When nobody knows whether it is in the log (`DecisionUnknown`), the attempt ends: the next
+        one reads the log and knows.
+        """
+        phase = self._phase
+        if not isinstance(phase, _Coordinating):
+            raise InvariantViolation(f"an append has ended that nobody began: {end.completed}")
+        phase.waits_for = None
+        checkpoint = end.completed.checkpoint
+        match end.error:
+            case None:
+                self._decide(Announce(end))
+                self._pass_on(phase.coordinator.logged(checkpoint, now_s), now_s)
+            case StorageError() as error:
+                failed = phase.coordinator.append_failed(checkpoint, str(error), now_s)
+                self._pass_on(failed, now_s)
+            case error:
+                self._end(error)
+
+    def _on_discovered(self, answer: DiscoveryAnswered) -> None:
+        if answer.error is not None:
+            self._end(answer.error)
+            return
+        offers = self._offers[answer.uid].offer(answer.splits)
+        messages = {slot: OfferSplits(answer.uid, splits) for slot, splits in offers.items()}
+        self._decide(TakeDiscovered(answer.uid, messages))
+        if offers:
+            # They are read once a checkpoint holds them: it does not wait its turn.
+            self._deferred.append(CheckpointRequested(CheckpointKind.MANUAL))
+
+    # --- the coordinator ------------------------------------------------------------------------
+
+    def _inform_coordinator(self, now_s: float) -> None:
+        """Tell the coordinator what it has not heard, until it waits for something else.
+
+        Slots that were deployed first may speak before all run.
+        """
+        while self._deferred:
+            phase = self._phase
+            if not isinstance(phase, _Coordinating) or phase.waits_for is not None:
+                return
+            fact = self._deferred[0]
+            if isinstance(fact, SavepointRequested):
+                phase.waits_for = BeginSavepoint(fact.request)
+                self._decide(phase.waits_for)
+                return
+            self._deferred.popleft()
+            self._inform(phase.coordinator, fact, now_s)
+
+    def _inform(
+        self, coordinator: CheckpointCoordinator, fact: _ForCoordinator, now_s: float
+    ) -> None:
+        attempt = self._settings.attempt
+        match fact:
+            case Acked(checkpoint, snapshot):
+                self._decide(Announce(fact))
+                decisions = coordinator.acked(attempt, checkpoint, snapshot, now_s)
+            case Declined(checkpoint, subtask, reason):
+                decisions = coordinator.declined(attempt, checkpoint, subtask, reason, now_s)
+            case CommittedThrough(subtask, checkpoint):
+                self._decide(Announce(fact))
+                decisions = coordinator.committed(subtask, checkpoint, now_s)
+            case SourceExhausted(subtask):
+                decisions = coordinator.source_exhausted(subtask, now_s)
+            case CheckpointRequested(kind):
+                decisions = coordinator.request(kind, now_s)
+            case SavepointWritten(_, checkpoint):
+                if checkpoint in coordinator.pending and not fact.error:
+                    self._decide(FulfillSavepoint(fact))
+                decisions = coordinator.savepoint_ended(checkpoint, now_s, error=fact.error)
+            case GlobalCommitEnded(_, uid, sink_id, checkpoint):
+                self._decide(GloballyCommitted(sink_id, checkpoint))
+                decisions = coordinator.committed(committer_ref(uid), checkpoint, now_s)
+            case _:
+                assert_never(fact)
+        self._pass_on(decisions, now_s)
+
+    def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
+        phase = self._phase
+        asked = BeginSavepoint(begun.request)
+        if not isinstance(phase, _Coordinating) or phase.waits_for != asked:
+            raise InvariantViolation(f"savepoint {begun.request.id} is begun, and nobody asked")
+        phase.waits_for = None
+        self._deferred.popleft()
+        if begun.stands:
+            self._pass_on(phase.coordinator.request_savepoint(begun.request, now_s), now_s)
+
+    def _pass_on(self, decisions: Iterable[Decision], now_s: float) -> None:
+        """Decide what the coordinator does, and what follows from that for this loop."""
+        for decision in decisions:
+            match decision:
+                case TriggerCheckpoint(checkpoint, kind):
+                    if kind is CheckpointKind.STOP:
+                        self._stopping.add(checkpoint)
+                    self._decide(decision)
+                case AppendDecision():
+                    assert isinstance(self._phase, _Coordinating)
+                    self._phase.waits_for = decision
+                    self._decide(decision)
+                case (
+                    WriteSavepoint()
+                    | AbortSavepoint()
+                    | NotifyComplete()
+                    | NotifyAbort()
+                    | DiscardState()
+                    | CountFailure()
+                ):
+                    self._decide(decision)
+                case FailAttempt(reason):
+                    self._end(CheckpointError(reason))
+                case FinishJob(checkpoint):
+                    self._leave(is_finished=checkpoint not in self._stopping, now_s=now_s)
+                case _:
+                    assert_never(decision)
+
+    # --- the time -------------------------------------------------------------------------------
+
+    def _beat(self, now_s: float) -> None:
+        if now_s - self._beat_at_s >= self._settings.heartbeat_interval_s:
+            self._beat_at_s = now_s
+            self._decide(SendHeartbeats())
+
+    def _gather(self, phase: _Gathering, now_s: float) -> None:
+        if phase.deadline_s is None:
+            phase.deadline_s = now_s + self._settings.start_timeout_s
+        if not phase.has_all_slots:
+            if now_s > phase.deadline_s:
+                self._end(self._too_late(f"{len(self._slots)} of {{}} slots up"))
+            elif len(self._slots) >= self._settings.parallelism:
+                phase.has_all_slots = True
+                self._decide(Announce(SlotsComplete()))
+        if not phase.has_all_slots:
+            return
+        if phase.sinks_agree:
+            self._decide(DeploySlots())
+            self._phase = _Starting(now_s + self._settings.start_timeout_s)
+        else:
+            # With heartbeats: sinks may take longer than slots stay in silence.
+            self._decide(LookAtRecovery())
+
+    def _start(self, phase: _Starting, now_s: float) -> None:
+        if now_s > phase.deadline_s:
+            self._end(self._too_late(f"{len(self._running)} of {{}} running"))
+        elif len(self._running) >= self._settings.parallelism:
+            self._coordinator = self._build_coordinator(now_s)
+            self._phase = _Coordinating(self._coordinator)
+            self._decide(EnterRunning())
+            self._inform_coordinator(now_s)
+            self._coordinate(self._phase, now_s)
+
+    def _too_late(self, waiting_for: str) -> SlotLost:
+        settings = self._settings
+        return SlotLost(
+            f"job {settings.job}: after {settings.start_timeout_s:.0f} s only"
+            f" {waiting_for.format(settings.parallelism)}; are there {settings.parallelism} free"
+            " task slots in the cluster, and can the executors reach the driver?"
+        )
+
+    def _coordinate(self, phase: _Coordinating, now_s: float) -> None:
+        if phase.waits_for is None:
+            self._pass_on(phase.coordinator.tick(now_s), now_s)
+        if self._phase is phase:
+            coordinator = phase.coordinator
+            self._decide(AskBeside(coordinator.completed[-1], coordinator.overdue(now_s)))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _investigate(self, phase: _Investigating, fact: AttemptFact) -> None:
+        """Look for the slot that was lost first; what is asked for meanwhile stays asked."""
+        self._keep_request(fact)
+        if self._is_of_another_attempt(fact):
+            return
+        if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
+            text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
+            self._end(SlotLost(text))
+
+    def _hear_last(self, phase: _Leaving, fact: AttemptFact, now_s: float) -> None:
+        """Let every slot close in good order; a slot that does not is Spark's to kill."""
+        if self._is_of_another_attempt(fact):
+            return
+        match fact:
+            case SlotSaid(_, slot, message):
+                self._hear_last_word(phase, slot, message, now_s)
+            case SlotGone(slot):
+                self._release(slot)
+            case SlotsEnded():
+                self._close(phase)
+            case CheckpointRequested() | SavepointRequested() | CancelRequested():
+                self._keep_request(fact)  # whoever asks hears that the job has ended
+            case (
+                Hello()
+                | OutboxesMeasured()
+                | SavepointBegun()
+                | RecoveryEnded()
+                | RecoveryStep()
+                | AppendEnded()
+                | SavepointWritten()
+                | GlobalCommitEnded()
+                | DiscoveryAnswered()
+                | BlockersListed()
+            ):
+                pass  # the job is done without it
+            case _:
+                assert_never(fact)
+
+    def _hear_last_word(
+        self, phase: _Leaving, slot: int, message: SlotMessage, now_s: float
+    ) -> None:
+        match message:
+            case SlotClosed():
+                self._release(slot)
+            case Heartbeat():
+                self._decide(Announce(message))
+            case Acked():
+                self._inform(phase.coordinator, message, now_s)
+            case Hello() | Running() | Declined() | CommittedThrough() | SourceExhausted():
+                pass  # the job is done without it
+            case Failed():
+                pass  # all of its commits are confirmed
+            case _:
+                assert_never(message)
+
+    def _keep_request(self, fact: AttemptFact) -> None:
+        if isinstance(fact, (CheckpointRequested, SavepointRequested, CancelRequested)):
+            self._left.append(fact)
+
+    def _release(self, slot: int) -> None:
+        if slot in self._slots:
+            self._slots.release(slot)
+            self._decide(ReleaseSlot(slot))
+
+    def _leave(self, *, is_finished: bool, now_s: float) -> None:
+        assert self._coordinator is not None
+        deadline_s = now_s + self._settings.cancel_timeout_s
+        self._phase = _Leaving(self._coordinator, is_finished, deadline_s)
+        self._decide(Shutdown(f"job {self._settings.job} is done"))
+
+    def _close(self, phase: _Leaving) -> None:
+        self._decide(CloseAttempt(phase.is_finished))
+        self._phase = _Over()
+
+    def _end(self, error: BaseException) -> None:
+        self._decide(EndAttempt(error))
+        self._phase = _Over()
+
+    def _decide(self, decision: AttemptDecision) -> None:
+        if not isinstance(self._phase, _Over):
+            self._decisions.append(decision)
+
+    def _take_decisions(self) -> tuple[AttemptDecision, ...]:
+        decisions, self._decisions = tuple(self._decisions), []
+        return decisions
