@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.avro.encoder import AvroValues
+from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects, is_bytes
+from onceflow.connectors.kafka.keys import KEY_COLUMN
+from onceflow.connectors.kafka.protobuf.encoder import ProtobufValues
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KEY_COLUMN
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sinks.kafka.avro_values import AvroValues
-from onceflow.sinks.kafka.json_objects import ENCODING_ERRORS, JsonObjects, is_bytes
-from onceflow.sinks.kafka.protobuf_values import ProtobufValues
 from onceflow.sinks.kafka.record_keys import Encode, RegisteredKeys, plain_key_encoder
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,

@@ -15,15 +15,15 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.core.connector import Area, require
-from onceflow.core.errors import ConfigError
-from onceflow.core.kafka_fitness import (
+from onceflow.connectors.kafka.fitness import (
     RETENTION,
     RETENTION_MINUTES_MIN,
     broker_findings,
     record_size_finding,
     topic_findings,
 )
+from onceflow.core.connector import Area, require
+from onceflow.core.errors import ConfigError
 from onceflow.sinks.kafka.clients import (
     Admin,
     TopicMetadata,

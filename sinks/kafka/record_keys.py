@@ -9,11 +9,9 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.formats.avro_schema import Record, parse_avro
-from onceflow.core.formats.keys import KeyFormat
-from onceflow.sinks.kafka.avro_values import AvroValues
-from onceflow.sinks.kafka.json_objects import (
+from onceflow.connectors.kafka.avro.encoder import AvroValues
+from onceflow.connectors.kafka.avro.schema import Record, parse_avro
+from onceflow.connectors.kafka.json.encoder import (
     JsonObjects,
     has_floats,
     is_bytes,
@@ -21,7 +19,9 @@ from onceflow.sinks.kafka.json_objects import (
     json_type,
     json_values,
 )
-from onceflow.sinks.kafka.protobuf_values import ProtobufValues
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.protobuf.encoder import ProtobufValues
+from onceflow.core.errors import ConfigError
 from onceflow.sinks.kafka.records import KEY
 from onceflow.sinks.kafka.registered import ValueSchema, schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.formats.protobuf_schema import compiled, message_of, path_of
-from onceflow.core.formats.registry import (
+from onceflow.connectors.kafka.avro.encoder import avro_text, avro_text_of
+from onceflow.connectors.kafka.json.schema_text import json_schema_text, json_schema_text_of
+from onceflow.connectors.kafka.protobuf.encoder import protobuf_text
+from onceflow.connectors.kafka.protobuf.schema import compiled, message_of, path_of
+from onceflow.connectors.kafka.registry import (
     KeptSchema,
     RegistryDown,
     RegistryRefusal,
@@ -22,10 +24,8 @@ from onceflow.core.formats.registry import (
     SchemaRegistry,
     deadline,
 )
-from onceflow.core.formats.wire import header_of, indexes_of
-from onceflow.sinks.kafka.avro_values import avro_text, avro_text_of
-from onceflow.sinks.kafka.json_schema_values import json_schema_text, json_schema_text_of
-from onceflow.sinks.kafka.protobuf_values import protobuf_text
+from onceflow.connectors.kafka.wire import header_of, indexes_of
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 

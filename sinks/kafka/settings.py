@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.registry import RegistrySettings
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KeyFormat
-from onceflow.core.formats.registry import RegistrySettings
 from onceflow.core.protocol.ids import TransactionId
 
 SPARK_PREFIX = "kafka."

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.registry import registry_settings
 from onceflow.core.bad_rows import BadRows
 from onceflow.core.client_options import OptionValue
 from onceflow.core.config import Delivery, choice_of
 from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KeyFormat
-from onceflow.core.formats.registry import registry_settings
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import (
     Committer,

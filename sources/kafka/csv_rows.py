@@ -15,10 +15,10 @@ from confluent_kafka import Message
 from pyarrow import csv
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.fitting import Faults, fitted
+from onceflow.connectors.kafka.wire import TOMBSTONE
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.wire import TOMBSTONE
-from onceflow.sources.kafka.decoded_rows import Decoded
-from onceflow.sources.kafka.fitting import Faults, fitted
 
 _BLOCK_BYTES = 1 << 30
 """More than a batch has: a text is read as one block."""

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.fitting import Faults
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.fitting import Faults
 
 OPERATION = "_op"
 PUTS = frozenset({"c", "r", "u"})

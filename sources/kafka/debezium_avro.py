@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 
-from onceflow.sources.kafka.avro_rows import avro_decoder
+from onceflow.connectors.kafka.avro.decoder import AvroDecoder
+from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.fitting import Faults
 from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,
@@ -19,8 +21,6 @@ from onceflow.sources.kafka.debezium import (
     other_operation,
     unavailable_values,
 )
-from onceflow.sources.kafka.decoded_rows import Decoded
-from onceflow.sources.kafka.fitting import Faults
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -35,9 +35,10 @@ class DebeziumAvroDecoder:
         """
         self._columns = settings.columns
         loose = pa.struct([column.with_nullable(True) for column in settings.columns])
-        self._envelopes = avro_decoder(
-            settings,
+        self._envelopes = AvroDecoder(
             pa.schema([("before", loose), ("after", loose), ("op", pa.string())]),
+            None,
+            settings.open_schemas(),
         )
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:

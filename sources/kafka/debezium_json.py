@@ -9,6 +9,21 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
+from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.fitting import Faults
+from onceflow.connectors.kafka.json.columns import (
+    CONVERSION_ERRORS,
+    Convert,
+    converter_of,
+    record_type,
+)
+from onceflow.connectors.kafka.json.instants import FINER, any_finer, holds_instants, make_exact
+from onceflow.connectors.kafka.json.records import (
+    DECODE_ERRORS,
+    column_reader,
+    fault_of,
+    late_fault_of,
+)
 from onceflow.core.decoders import json_decoder
 from onceflow.sources.kafka.debezium import (
     DELETE,
@@ -18,21 +33,6 @@ from onceflow.sources.kafka.debezium import (
     changes_of,
     other_operation,
     unavailable_values,
-)
-from onceflow.sources.kafka.decoded_rows import Decoded
-from onceflow.sources.kafka.fitting import Faults
-from onceflow.sources.kafka.json_columns import (
-    CONVERSION_ERRORS,
-    Convert,
-    converter_of,
-    record_type,
-)
-from onceflow.sources.kafka.json_instants import FINER, any_finer, holds_instants, make_exact
-from onceflow.sources.kafka.json_records import (
-    DECODE_ERRORS,
-    column_reader,
-    fault_of,
-    late_fault_of,
 )
 
 

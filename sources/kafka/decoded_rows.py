@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 from confluent_kafka import Message
 
+from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
 from onceflow.core.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.sources.kafka.messages import (
     VALUE,
@@ -19,18 +18,6 @@ from onceflow.sources.kafka.messages import (
     size_bytes,
 )
 from onceflow.sources.kafka.settings import KafkaSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What some values became."""
-
-    columns: Sequence[pa.Array]
-    """One array a column, a value for each of `kept`."""
-    kept: Sequence[int]
-    """Places of the values that became rows, ascending."""
-    faults: Mapping[int, str]
-    """Why a value became none, by its place. Values in neither of the two are passed over."""
 
 
 def _without_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
@@ -49,27 +36,6 @@ def _without_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
         [decoded.kept[row] for row in good],
         {**decoded.faults, **faults},
     )
-
-
-class BatchDecoder(Protocol):
-    """Turns values into columns."""
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Take note of `values` of `messages`, which will be decoded: fetch what that needs."""
-        ...
-
-    def ready(self) -> bool:
-        """Return whether all that is expected can be decoded now.
-
-        Raises:
-            SourceUnavailable: What is needed did not come within the deadline.
-            ConfigError: It is refused.
-        """
-        ...
-
-    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` of `messages` are."""
-        ...
 
 
 class Rows(Protocol):

@@ -21,15 +21,15 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from onceflow.core.connector import Area, Finding, Questions, ServerAccess, SourceConnector
-from onceflow.core.errors import ConfigError
-from onceflow.core.kafka_fitness import (
+from onceflow.connectors.kafka.fitness import (
     KafkaConfig,
     as_far_as_known,
     broker_findings,
     replication_findings,
     topic_findings,
 )
+from onceflow.core.connector import Area, Finding, Questions, ServerAccess, SourceConnector
+from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource
 

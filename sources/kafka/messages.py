@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
+from onceflow.connectors.kafka.decoding import describe_position
 from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi import OnBadRow
@@ -33,11 +34,6 @@ METADATA_FIELDS = (
 _EXCERPT_BYTES = 64
 _SAMPLE_STEP = 64
 """Every 64th message is measured; that bounds memory, and nothing depends on it being exact."""
-
-
-def place_of(message: Message) -> str:
-    """Return where `message` lies, for messages to users."""
-    return f"{message.topic()}-{message.partition()} offset {message.offset()}"
 
 
 def places(messages: Sequence[Message]) -> list[pa.Array]:
@@ -90,10 +86,10 @@ def size_bytes(messages: Sequence[Message]) -> int:
 def bad_record(message: Message, fault: str) -> BadRecord:
     """Return the error that names where `message` lies and its `fault`."""
     return BadRecord(
-        f"{place_of(message)}: {fault}. The value starts {_excerpt(message.value())}. Correct the"
-        " schema or the producer; or keep such records in a table or topic of their own with"
-        " on_bad_record='dead_letter' and read(…, dead_letters=…), or leave them out, counted and"
-        " logged, with on_bad_record='drop'"
+        f"{describe_position(message)}: {fault}. The value starts {_excerpt(message.value())}."
+        " Correct the schema or the producer; or keep such records in a table or topic of their own"
+        " with on_bad_record='dead_letter' and read(…, dead_letters=…), or leave them out, counted"
+        " and logged, with on_bad_record='drop'"
     )
 
 

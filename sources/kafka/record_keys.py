@@ -13,24 +13,24 @@ from typing import Any, Protocol, cast
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.decoders import json_decoder
-from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
-from onceflow.core.formats.protobuf_schema import columns_of_message, message_of
-from onceflow.core.formats.wire import HEADER_BYTES, UNFRAMED, schema_id_of
-from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.avro_rows import AvroDecoder, as_member
-from onceflow.sources.kafka.decoded_rows import BatchDecoder, Decoded, Rows
-from onceflow.sources.kafka.fitting import Faults
-from onceflow.sources.kafka.json_columns import CONVERSION_ERRORS, converter_of, record_type
-from onceflow.sources.kafka.json_records import (
+from onceflow.connectors.kafka.avro.decoder import AvroDecoder, as_member
+from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
+from onceflow.connectors.kafka.fitting import Faults
+from onceflow.connectors.kafka.json.columns import CONVERSION_ERRORS, converter_of, record_type
+from onceflow.connectors.kafka.json.records import (
     DECODE_ERRORS,
     column_reader,
     fault_of,
     late_fault_of,
 )
+from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
+from onceflow.connectors.kafka.protobuf.schema import columns_of_message, message_of
+from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
+from onceflow.core.decoders import json_decoder
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.messages import KEY, SplitRuns, runs_of
-from onceflow.sources.kafka.protobuf_rows import ProtobufDecoder
-from onceflow.sources.kafka.schema_cache import SchemaCache
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -130,7 +130,7 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
             return AvroDecoder(
                 pa.schema([field]),
                 None,
-                _schemas(settings),
+                settings.open_schemas(),
                 lambda schema: as_member(schema, KEY_COLUMN),
             )
         case KeyFormat.PROTOBUF:
@@ -141,12 +141,6 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
             return _Texts()
         case _:
             return _Bytes()
-
-
-def _schemas(settings: KafkaSettings) -> SchemaCache:
-    if settings.registry is None:
-        raise InvariantViolation("keys of a schema registry are read without one")
-    return SchemaCache(settings.registry, settings.deadline_s)
 
 
 class _Plain:
@@ -233,7 +227,7 @@ class _Messages:
     def __init__(self, settings: KafkaSettings) -> None:
         self._columns = columns_of_message(message_of(settings.key_descriptors, None))
         self._decoder = ProtobufDecoder(
-            self._columns, settings.key_descriptors, None, _schemas(settings)
+            self._columns, settings.key_descriptors, None, settings.open_schemas()
         )
         if settings.key_schema is not None:
             self._decoder.knows(settings.key_schema, settings.key_descriptors)

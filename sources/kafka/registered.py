@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError, SourceUnavailable
-from onceflow.core.formats.avro_schema import Record, arrow_type, columns_of
-from onceflow.core.formats.json_schema import columns_of_json_schema, type_of_json_schema
-from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
-from onceflow.core.formats.protobuf_schema import columns_of_message, compiled, message_of
-from onceflow.core.formats.registry import (
+from onceflow.connectors.kafka.avro.decoder import as_member, avro_record
+from onceflow.connectors.kafka.avro.schema import Record, arrow_type, columns_of
+from onceflow.connectors.kafka.json.schema import columns_of_json_schema, type_of_json_schema
+from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.connectors.kafka.protobuf.decoder import fitting_of
+from onceflow.connectors.kafka.protobuf.schema import columns_of_message, compiled, message_of
+from onceflow.connectors.kafka.registry import (
     KeptSchema,
     RegistryDown,
     RegistryRefusal,
@@ -26,8 +27,7 @@ from onceflow.core.formats.registry import (
     SchemaRegistry,
     deadline,
 )
-from onceflow.sources.kafka.avro_rows import as_member, avro_record
-from onceflow.sources.kafka.protobuf_rows import fitting_of
+from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.sources.kafka.rows import require_columns
 from onceflow.sources.kafka.settings import (
     KafkaSettings,

@@ -17,34 +17,36 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.decoders import json_decoder
-from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
-from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.avro_rows import avro_decoder, avro_record
-from onceflow.sources.kafka.csv_rows import CsvDecoder, require_csv_columns
-from onceflow.sources.kafka.debezium import changes_of
-from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
-from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
-from onceflow.sources.kafka.decoded_rows import BatchDecoder, DecodedRows, Rows
-from onceflow.sources.kafka.json_columns import (
+from onceflow.connectors.kafka.avro.decoder import AvroDecoder, avro_record
+from onceflow.connectors.kafka.decoding import BatchDecoder
+from onceflow.connectors.kafka.json.columns import (
     CONVERSION_ERRORS,
     Convert,
     checked_late,
     converter_of,
     record_type,
 )
-from onceflow.sources.kafka.json_instants import (
+from onceflow.connectors.kafka.json.instants import (
     FINER,
     any_finer,
     holds_instants,
     make_exact,
 )
-from onceflow.sources.kafka.json_records import (
+from onceflow.connectors.kafka.json.records import (
     DECODE_ERRORS,
     column_reader,
     fault_of,
     late_fault_of,
 )
+from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
+from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.core.decoders import json_decoder
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.sources.kafka.csv_rows import CsvDecoder, require_csv_columns
+from onceflow.sources.kafka.debezium import changes_of
+from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
+from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
+from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.messages import (
     KEY,
     METADATA_FIELDS,
@@ -58,7 +60,6 @@ from onceflow.sources.kafka.messages import (
     size_bytes,
     timestamps,
 )
-from onceflow.sources.kafka.protobuf_rows import protobuf_decoder
 from onceflow.sources.kafka.record_keys import KeyedRows, key_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
@@ -147,9 +148,9 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
         case ValueFormat.AVRO:
             kept = settings.reader_schema
             reader = None if kept is None else avro_record(kept)
-            return avro_decoder(settings, settings.columns, reader)
+            return AvroDecoder(settings.columns, reader, settings.open_schemas())
         case ValueFormat.PROTOBUF:
-            return protobuf_decoder(settings)
+            return _protobuf_decoder(settings)
         case ValueFormat.DEBEZIUM_AVRO:
             return DebeziumAvroDecoder(settings)
         case ValueFormat.DEBEZIUM_JSON:
@@ -158,6 +159,16 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
             return CsvDecoder(settings.columns)
         case ValueFormat.RAW | ValueFormat.JSON | ValueFormat.JSON_SCHEMA:
             raise InvariantViolation(f"{settings.format} is not decoded by the batch")
+
+
+def _protobuf_decoder(settings: KafkaSettings) -> ProtobufDecoder:
+    if settings.reader_schema is None:
+        raise InvariantViolation("values in Protobuf are read without a schema")
+    decoder = ProtobufDecoder(
+        settings.columns, settings.reader_descriptors, settings.message, settings.open_schemas()
+    )
+    decoder.knows(settings.reader_schema, settings.reader_descriptors)
+    return decoder
 
 
 class RawRows:

@@ -18,10 +18,12 @@ from typing import TypeAlias, cast
 
 import pyarrow as pa
 
+from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
+from onceflow.connectors.kafka.registry import KeptSchema, RegistrySettings
+from onceflow.connectors.kafka.schema_cache import SchemaCache
 from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KEY_COLUMN, KeyFormat
-from onceflow.core.formats.registry import KeptSchema, RegistrySettings
+from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi import OnBadRow
 
 SPARK_PREFIX = "kafka."
@@ -400,6 +402,16 @@ class KafkaSettings:
     def value_subject(self) -> str:
         """The subject of the values."""
         return self.subject or f"{self.topics[0]}-value"
+
+    def open_schemas(self) -> SchemaCache:
+        """Return the registry's schemas, none of them fetched yet.
+
+        Raises:
+            ConfigError: The registry's client is not installed, or refuses an option.
+        """
+        if self.registry is None:
+            raise InvariantViolation("a schema registry is read without its address")
+        return SchemaCache(self.registry, self.deadline_s)
 
     @property
     def what(self) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.registry import registry_settings
 from onceflow.core.client_options import OptionValue
 from onceflow.core.config import choice_of
 from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KeyFormat
-from onceflow.core.formats.registry import registry_settings
 from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.sources.kafka.catalog import Catalog, positions_now

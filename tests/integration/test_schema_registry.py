@@ -18,15 +18,15 @@ from tests.support.apicurio import apicurio
 from tests.support.protobuf_messages import message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 
-from onceflow.core.bad_rows import BadRows
-from onceflow.core.errors import ConfigError
-from onceflow.core.formats.registry import (
+from onceflow.connectors.kafka.registry import (
     RegistryRefusal,
     SchemaKind,
     SchemaRegistry,
     deadline,
     registry_settings,
 )
+from onceflow.core.bad_rows import BadRows
+from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.core.formats.protobuf_schema import class_of, compiled, message_of
-from onceflow.core.formats.registry import KeptSchema, NamedSchema, SchemaKind
+from onceflow.connectors.kafka.protobuf.schema import class_of, compiled, message_of
+from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 
 
 def message_class(text: str, name: str | None = None, **imported: str) -> Any:

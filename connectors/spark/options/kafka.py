@@ -9,6 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.spark.options.tables import (
     BOOLEAN,
     COUNT,
@@ -20,7 +21,6 @@ from onceflow.connectors.spark.options.tables import (
     choice,
 )
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits
-from onceflow.core.formats.keys import KeyFormat
 from onceflow.sinks.kafka import KafkaSink
 from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource

@@ -25,8 +25,8 @@ from onceflow.cli.doctor.command import Check, examine
 from onceflow.cli.doctor.machine import check_java, check_python, install_command
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
+from onceflow.connectors.kafka.fitness import topic_findings
 from onceflow.core.connector import Area, Finding, Level
-from onceflow.core.kafka_fitness import topic_findings
 
 JAVA = shutil.which("java")
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.registry import RegistrySettings
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import (
     KAFKA_READ,
@@ -18,8 +20,6 @@ from onceflow.connectors.spark.options.kafka import (
 from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
 from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.keys import KeyFormat
-from onceflow.core.formats.registry import RegistrySettings
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sinks.kafka.settings import RecordFormat

@@ -16,10 +16,10 @@ from fastavro.schema import SchemaParseException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onceflow.connectors.kafka.avro.columns import AvroRecords
+from onceflow.connectors.kafka.avro.cursors import Cursors
+from onceflow.connectors.kafka.avro.schema import columns_of, parse_avro, record_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.avro_schema import columns_of, parse_avro, record_of
-from onceflow.sources.kafka.avro_columns import AvroRecords
-from onceflow.sources.kafka.avro_cursors import Cursors
 
 _HEADER = b"\0\0\0\0\7"
 UTC = dt.timezone.utc

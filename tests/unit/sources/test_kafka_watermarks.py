@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 from tests.unit.sources.test_kafka_rows import settings_of
 
-from onceflow.core.formats.keys import KeyFormat
+from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.messages import runs_of
 from onceflow.sources.kafka.rows import rows_of

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.formats.protobuf_schema import (
+from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.fitting import Faults, Fitting
+from onceflow.connectors.kafka.protobuf.schema import (
     TIMESTAMP,
     WRAPPERS,
     MessagePath,
@@ -29,20 +30,16 @@ from onceflow.core.formats.protobuf_schema import (
     message_of,
     messages_of,
 )
-from onceflow.core.formats.registry import KeptSchema
-from onceflow.core.formats.wire import (
+from onceflow.connectors.kafka.registry import KeptSchema
+from onceflow.connectors.kafka.schema_cache import NoSchema, SchemaCache
+from onceflow.connectors.kafka.wire import (
     HEADER_BYTES,
     TOMBSTONE,
     UNFRAMED,
     message_indexes,
     schema_id_of,
 )
-from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.avro_rows import ExpectedSchemas
-from onceflow.sources.kafka.decoded_rows import Decoded
-from onceflow.sources.kafka.fitting import Faults, Fitting
-from onceflow.sources.kafka.schema_cache import NoSchema, SchemaCache
-from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -71,7 +68,6 @@ class ProtobufDecoder:
         described = message_of(descriptors, message)
         self._name = described.full_name
         self._schemas = schemas
-        self._expected = ExpectedSchemas(schemas)
         self._compiled: dict[int, dict[MessagePath, str] | str] = {}
         # One for all values: a message of its own for each takes twice as long to decode.
         self._message = class_of(described)()
@@ -85,7 +81,7 @@ class ProtobufDecoder:
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Have the schemas of `values` fetched."""
-        self._expected.expect(values, messages)
+        self._schemas.expect(values, messages)
 
     def ready(self) -> bool:
         """Return whether they are; as `SchemaCache.ready` raises."""
@@ -188,24 +184,6 @@ class ProtobufDecoder:
             return messages_of(compiled(schema))
         except ConfigError as error:
             return f"its schema id {schema_id}: {error}"
-
-
-def protobuf_decoder(settings: KafkaSettings) -> ProtobufDecoder:
-    """Return what decodes to the columns of `settings`.
-
-    Raises:
-        ConfigError: The registry's client, or Protobuf, is not installed, or refuses an option.
-    """
-    if settings.registry is None or settings.reader_schema is None:
-        raise InvariantViolation("values in Protobuf are read without a schema")
-    decoder = ProtobufDecoder(
-        settings.columns,
-        settings.reader_descriptors,
-        settings.message,
-        SchemaCache(settings.registry, settings.deadline_s),
-    )
-    decoder.knows(settings.reader_schema, settings.reader_descriptors)
-    return decoder
 
 
 def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Schema]:

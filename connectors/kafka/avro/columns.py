@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from onceflow.core.formats.avro_schema import (
+from onceflow.connectors.kafka.avro.cursors import Cursors, Rows
+from onceflow.connectors.kafka.avro.schema import (
     AvroType,
     Entries,
     Fixed,
@@ -22,7 +23,6 @@ from onceflow.core.formats.avro_schema import (
     is_null,
     is_nullable,
 )
-from onceflow.sources.kafka.avro_cursors import Cursors, Rows
 
 
 class AvroRecords:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.registry import KeptSchema, NamedSchema, SchemaKind
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

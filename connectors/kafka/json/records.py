@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from onceflow.core.formats.wire import TOMBSTONE
-from onceflow.sources.kafka.json_columns import CONVERSION_ERRORS, Convert
+from onceflow.connectors.kafka.json.columns import CONVERSION_ERRORS, Convert
+from onceflow.connectors.kafka.wire import TOMBSTONE
 
 DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 """What a value that is no such record raises."""

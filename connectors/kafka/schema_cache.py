@@ -10,16 +10,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onceflow.core.errors import ConfigError, SourceUnavailable
-from onceflow.core.formats.registry import (
+from confluent_kafka import Message
+
+from onceflow.connectors.kafka.decoding import describe_position
+from onceflow.connectors.kafka.registry import (
     KeptSchema,
     RegistryDown,
     RegistryRefusal,
     RegistrySettings,
     SchemaRegistry,
 )
+from onceflow.connectors.kafka.wire import HEADER_BYTES, schema_id_of
+from onceflow.core.errors import ConfigError, SourceUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,18 @@ class SchemaCache:
         self._settings = settings
         self._deadline_s = deadline_s
         self._asked: dict[int, _Asked] = {}
+        self._expected: set[bytes] = set()
+        """Headers of values whose schemas have been asked for."""
         self._one_at_a_time = threading.Lock()
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Have the schemas of `values` fetched that nobody has asked for; `messages` hold them."""
+        headers = [b"" if value is None else value[:HEADER_BYTES] for value in values]
+        for header in sorted(set(headers) - self._expected):
+            schema_id = schema_id_of(header)
+            if schema_id is not None:
+                self.ask(schema_id, describe_position(messages[headers.index(header)]))
+                self._expected.add(header)
 
     def ask(self, schema_id: int, place: str) -> None:
         """Have the schema fetched, unless it is there; `place` says which record needs it."""

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.avro.schema import MISSING, Record, parse_avro, record_of
+from onceflow.connectors.kafka.registry import NEEDED
 from onceflow.core.errors import ConfigError
-from onceflow.core.formats.avro_schema import MISSING, Record, parse_avro, record_of
-from onceflow.core.formats.registry import NEEDED
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNITS = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}

@@ -11,8 +11,9 @@ import pyarrow as pa
 from confluent_kafka import Message
 from pyarrow import types as arrow
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.formats.avro_schema import (
+from onceflow.connectors.kafka.avro.columns import AvroRecords
+from onceflow.connectors.kafka.avro.cursors import Cursors, Rows
+from onceflow.connectors.kafka.avro.schema import (
     MISSING,
     AvroType,
     Member,
@@ -22,35 +23,12 @@ from onceflow.core.formats.avro_schema import (
     parse_avro,
     record_of,
 )
-from onceflow.core.formats.registry import KeptSchema, SchemaKind
-from onceflow.core.formats.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
-from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.avro_columns import AvroRecords
-from onceflow.sources.kafka.avro_cursors import Cursors, Rows
-from onceflow.sources.kafka.decoded_rows import Decoded
-from onceflow.sources.kafka.fitting import Faults, Fitting
-from onceflow.sources.kafka.messages import place_of
-from onceflow.sources.kafka.schema_cache import NoSchema, SchemaCache
-from onceflow.sources.kafka.settings import KafkaSettings
-
-
-class ExpectedSchemas:
-    """Has the schemas of values fetched as they come."""
-
-    def __init__(self, schemas: SchemaCache) -> None:
-        self._schemas = schemas
-        self._known: set[bytes] = set()
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Ask for what `values` need and nobody has asked for."""
-        headers = [b"" if value is None else value[:HEADER_BYTES] for value in values]
-        new = set(headers) - self._known
-        for header in sorted(new):
-            schema_id = schema_id_of(header)
-            if schema_id is not None:
-                first = messages[headers.index(header)]
-                self._schemas.ask(schema_id, place_of(first))
-                self._known.add(header)
+from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.fitting import Faults, Fitting
+from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind
+from onceflow.connectors.kafka.schema_cache import NoSchema, SchemaCache
+from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
+from onceflow.core.errors import ConfigError
 
 
 def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, Rows]:
@@ -90,7 +68,6 @@ class AvroDecoder:
         self._columns = columns
         self._record = record or avro_record
         self._schemas = schemas
-        self._expected = ExpectedSchemas(schemas)
         self._readers: dict[int, _Reader] = {}
         members = reader.members if reader is not None else ()
         self._aliases = {member.name: member.aliases for member in members}
@@ -98,7 +75,7 @@ class AvroDecoder:
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Have the schemas of `values` fetched."""
-        self._expected.expect(values, messages)
+        self._schemas.expect(values, messages)
 
     def ready(self) -> bool:
         """Return whether they are; as `SchemaCache.ready` raises."""
@@ -140,20 +117,6 @@ class AvroDecoder:
             )
             found = self._readers[schema_id] = _Reader(schema_id, written, fitting)
         return found.fault or found
-
-
-def avro_decoder(
-    settings: KafkaSettings, columns: pa.Schema, reader: Record | None = None
-) -> AvroDecoder:
-    """Return what decodes to `columns`, with the defaults and aliases of `reader`.
-
-    Raises:
-        ConfigError: The registry's client is not installed, or refuses an option.
-    """
-    if settings.registry is None:
-        raise InvariantViolation("values of a schema registry are read without one")
-    schemas = SchemaCache(settings.registry, settings.deadline_s)
-    return AvroDecoder(columns, reader, schemas)
 
 
 class _Reader:

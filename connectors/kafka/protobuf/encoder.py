@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from onceflow.core.errors import ConfigError
-from onceflow.core.formats.protobuf_schema import (
+from onceflow.connectors.kafka.protobuf.schema import (
     TIMESTAMP,
     WRAPPERS,
     class_of,
@@ -29,6 +28,7 @@ from onceflow.core.formats.protobuf_schema import (
     is_repeated,
     message_of,
 )
+from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -1,0 +1,1 @@
+"""What Kafka's source, sink and formats share: registry, value formats, checks of brokers."""

@@ -1,0 +1,1 @@
+"""Avro: its schemas as Arrow's, and values both ways."""

@@ -1,0 +1,48 @@
+"""What each format implements: the values of consumed messages to columns, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+
+def describe_position(message: Message) -> str:
+    """Return topic, partition and offset of `message`, for messages to users."""
+    return f"{message.topic()}-{message.partition()} offset {message.offset()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What some values became."""
+
+    columns: Sequence[pa.Array]
+    """One array a column, a value for each of `kept`."""
+    kept: Sequence[int]
+    """Places of the values that became rows, ascending."""
+    faults: Mapping[int, str]
+    """Why a value became none, by its place. Values in neither of the two are passed over."""
+
+
+class BatchDecoder(Protocol):
+    """Turns values into columns."""
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Take note of `values` of `messages`, which will be decoded: fetch what that needs."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether all that is expected can be decoded now.
+
+        Raises:
+            SourceUnavailable: What is needed did not come within the deadline.
+            ConfigError: It is refused.
+        """
+        ...
+
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        """Return what `values` of `messages` are."""
+        ...

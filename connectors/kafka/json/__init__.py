@@ -1,0 +1,1 @@
+"""JSON and JSON Schema: schemas as Arrow's, and values both ways."""

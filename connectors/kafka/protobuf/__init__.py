@@ -1,0 +1,1 @@
+"""Protobuf: its schemas as Arrow's, and values both ways."""
