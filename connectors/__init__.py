@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.streaming.foreach_batch import foreach_batch
     from onceflow.connectors.spark.streaming.query_events import QueryEvents
     from onceflow.core.client_options import OptionRules, OptionValue
+    from onceflow.core.commit.in_doubt import (
+        InDoubtStatus,
+        LogFacts,
+        LoggedDecision,
+        RecoveryAction,
+        Resolution,
+    )
     from onceflow.core.connector import (
         Area,
         Diagnosis,
@@ -60,13 +67,6 @@ if TYPE_CHECKING:
         Unknown,
     )
     from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-    from onceflow.core.protocol.in_doubt import (
-        InDoubtStatus,
-        LogFacts,
-        LoggedDecision,
-        RecoveryAction,
-        Resolution,
-    )
     from onceflow.core.protocol.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import followed
     from onceflow.core.spi import (
@@ -122,7 +122,7 @@ else:
                 " Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
-            "onceflow.core.protocol.in_doubt": (
+            "onceflow.core.commit.in_doubt": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
             "onceflow.core.protocol.target_records": "TargetRecord to_record",

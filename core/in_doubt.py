@@ -31,10 +31,7 @@ from types import TracebackType
 
 from typing_extensions import Self, override
 
-from onceflow.core.errors import ConfigError, OnceflowError, StateCorrupt, StorageError
-from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
-from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.in_doubt import (
+from onceflow.core.commit.in_doubt import (
     InDoubtStatus,
     LogFacts,
     Resolution,
@@ -42,6 +39,9 @@ from onceflow.core.protocol.in_doubt import (
     in_doubt_status,
     refusal,
 )
+from onceflow.core.errors import ConfigError, OnceflowError, StateCorrupt, StorageError
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.protocol.target_records import TargetRecord

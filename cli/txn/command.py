@@ -28,9 +28,9 @@ from onceflow.cli.txn.settling import (
     status_of,
 )
 from onceflow.cli.txn.where import Where, found_by_options
+from onceflow.core.commit.in_doubt import Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import TransactionSettler
-from onceflow.core.protocol.in_doubt import Resolution
 
 txn = typer.Typer(
     no_args_is_help=True,

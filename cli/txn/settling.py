@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from onceflow.cli.terminal import console, print_listing, say
+from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import (
     ContradictsLog,
@@ -30,7 +31,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1

@@ -20,7 +20,7 @@ see `core.batch_decisions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -135,56 +135,6 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
     return WriteBatch()
 
 
-@dataclass(frozen=True, slots=True)
-class Settling:
-    """What is done with transactions, each in the order given."""
-
-    commit: tuple[Committable, ...] = ()
-    abort: tuple[Committable, ...] = ()
-
-
-def settle_claimed(
-    claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
-    """Return what the new owner does before its tasks write: they may wait for locks held here.
-
-    `sink_ids` are those of all sinks that the decisions are about.
-
-    What is decided is committed, also when the target does not list it: then it proves why. What
-    is known to be committed and in doubt again is committed again: the target has gone back to an
-    older copy. What older attempts prepared besides is rolled back.
-    """
-    listed = {c.transaction: c for one in claim.decisions for c in one.committables}
-    waiting = {
-        c.transaction for one in claim.decisions if not one.settled for c in one.committables
-    }
-    own = [one for one in in_doubt if one.transaction.sink_id in sink_ids]
-    waiting.update(one.transaction for one in own if one.transaction in listed)
-    abort = (
-        one
-        for one in own
-        if one.transaction not in listed and one.transaction.attempt < claim.attempt
-    )
-    return Settling(_in_order(listed[one] for one in waiting), _in_order(abort))
-
-
-def sweep_decided(
-    decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> tuple[Committable, ...]:
-    """Return what tries that did not count have left prepared, once `decision` is committed.
-
-    Everything older was settled when its attempt was claimed, so what is left of it came late.
-    """
-    listed = {one.transaction for one in decision.committables}
-    return _in_order(
-        one
-        for one in in_doubt
-        if one.transaction.sink_id in sink_ids
-        and one.transaction.attempt <= decision.attempt
-        and one.transaction not in listed
-    )
-
-
 def prepared_twin(
     in_doubt: Iterable[Committable],
     *,
@@ -208,19 +158,6 @@ def prepared_twin(
             and not staged(one)
         ),
         None,
-    )
-
-
-def around_roll_backs(
-    decided: Sequence[Committable], *, staged: Callable[[Committable], bool]
-) -> tuple[tuple[Committable, ...], tuple[Committable, ...]]:
-    """Return what is committed before others are rolled back, and what after it.
-
-    Rows that are `staged` come last: applying them may wait for what a twin has locked.
-    """
-    return (
-        tuple(one for one in decided if not staged(one)),
-        tuple(one for one in decided if staged(one)),
     )
 
 

@@ -81,6 +81,11 @@ class LogMemory:
                 marks[transaction.attempt] = max(through, transaction.checkpoint)
         return replace(self, decided=tuple(Decided(*one) for one in sorted(marks.items())))
 
+    def as_decided(self, committable: Committable) -> Committable:
+        """Return `committable` as a decision had it; itself where that is not remembered."""
+        own = (one for one in self.committed if one.transaction == committable.transaction)
+        return next(own, committable)
+
     def of_sink(self, sink_id: str) -> tuple[Committable, ...]:
         """Return the last transactions of `sink_id` that are known to be committed."""
         return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)

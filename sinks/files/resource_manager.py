@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
+from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.storage.file_location import FileLocation

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
+from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.in_doubt import LogFacts
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.kafka.clients import (

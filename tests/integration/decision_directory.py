@@ -2,7 +2,7 @@
 
 The log is a directory: `attempt-<n>` claims an attempt, `decision-<n>` is a checkpoint with its
 committables, both created by link so that they are there whole or not at all. What recovery commits
-and aborts is decided by `protocol.recovery`, as in the engine.
+and aborts is decided by `commit.planner`, as in the engine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tests.integration.sink_kit import until_settled
 
+from onceflow.core.commit.planner import plan_commits
 from onceflow.core.crash_points import VARIABLE, reach
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer
 
 PATIENCE_S = 60.0
@@ -78,8 +78,8 @@ def recover(
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Settle what the attempts before this one left."""
-    plan = plan_recovery(
-        restored.committables, committer.in_doubt(), sink_id=sink_id, attempt=AttemptId(attempt)
+    plan = plan_commits(
+        restored.committables, committer.in_doubt(), sink_ids=(sink_id,), attempt=AttemptId(attempt)
     )
     for committable in plan.commit:
         _commit(committer, committable, patience_s)

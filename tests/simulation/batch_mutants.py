@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.simulation.batch_world import Rules
 
+from onceflow.core.commit.batch_plans import plan_claimed, plan_sweep
+from onceflow.core.commit.planner import CommitPlan
 from onceflow.core.protocol.batches import (
     TRIES,
     BatchClaim,
@@ -17,14 +19,11 @@ from onceflow.core.protocol.batches import (
     Overtaken,
     RefuseBatch,
     RefuseLower,
-    Settling,
     SkipBatch,
     WriteBatch,
     batch_checkpoint,
     check_decision,
     judge_batch,
-    settle_claimed,
-    sweep_decided,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
@@ -64,42 +63,42 @@ def _decides_anew(proposed: BatchDecision, **given: Any) -> object:
 
 def _rolls_back_all(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
+) -> CommitPlan:
     del sink_ids
-    return Settling((), tuple(c for c in in_doubt if c.transaction.attempt < claim.attempt))
+    return CommitPlan((), tuple(c for c in in_doubt if c.transaction.attempt < claim.attempt))
 
 
 def _leaves_decided(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
-    return replace(settle_claimed(claim, in_doubt, sink_ids=sink_ids), commit=())
+) -> CommitPlan:
+    return replace(plan_claimed(claim, in_doubt, sink_ids=sink_ids), commit=())
 
 
 def _leaves_undecided(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
-    return replace(settle_claimed(claim, in_doubt, sink_ids=sink_ids), abort=())
+) -> CommitPlan:
+    return replace(plan_claimed(claim, in_doubt, sink_ids=sink_ids), abort=())
 
 
 def _knows_unsettled(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
+) -> CommitPlan:
     left = tuple(one for one in claim.decisions if not one.settled)
-    return settle_claimed(replace(claim, decisions=left), in_doubt, sink_ids=sink_ids)
+    return plan_claimed(replace(claim, decisions=left), in_doubt, sink_ids=sink_ids)
 
 
 def _sweeps_newer(
     decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Sequence[Committable]:
     forever = replace(decision, attempt=AttemptId(10**8 - 1))
-    return sweep_decided(forever, in_doubt, sink_ids=sink_ids)
+    return plan_sweep(forever, in_doubt, sink_ids=sink_ids)
 
 
 def _commits_what_is_listed(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
-) -> Settling:
+) -> CommitPlan:
     """What is decided and not in doubt counts as committed: nobody asks for the proof."""
-    plan = settle_claimed(claim, in_doubt, sink_ids=sink_ids)
+    plan = plan_claimed(claim, in_doubt, sink_ids=sink_ids)
     listed = {one.transaction for one in in_doubt}
     return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in listed))
 
@@ -107,7 +106,7 @@ def _commits_what_is_listed(
 def _sweeps_its_own(
     decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> Sequence[Committable]:
-    swept = sweep_decided(decision, in_doubt, sink_ids=sink_ids)
+    swept = plan_sweep(decision, in_doubt, sink_ids=sink_ids)
     return tuple(one for one in swept if one.transaction.attempt == decision.attempt)
 
 

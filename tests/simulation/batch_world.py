@@ -11,15 +11,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
+from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
+from onceflow.core.commit.planner import CommitPlan
 from onceflow.core.protocol import batches
-from onceflow.core.protocol.batches import (
-    BatchClaim,
-    BatchDecision,
-    BatchId,
-    Overtaken,
-    Settling,
-    Stands,
-)
+from onceflow.core.protocol.batches import BatchClaim, BatchDecision, BatchId, Overtaken, Stands
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 
@@ -74,17 +69,15 @@ class Rules:
 
     name: str = "as it is"
     judge: Callable[..., object] = batches.judge_batch
-    settle: Callable[..., Settling] = batches.settle_claimed
-    sweep: Callable[..., Sequence[Committable]] = batches.sweep_decided
+    settle: Callable[..., CommitPlan] = plan_claimed
+    sweep: Callable[..., Sequence[Committable]] = plan_sweep
     check: Callable[..., object] = batches.check_decision
     decision: Callable[..., BatchDecision] = batches.decision_of
     abort_claims: bool = True
     claim_first: bool = True
     settled_first: bool = False
     twin: Callable[..., Committable | None] = batches.prepared_twin
-    around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = (
-        batches.around_roll_backs
-    )
+    around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = around_roll_backs
     takes_twin_away: bool = False
     """Whether a task that is tried again rolls back what its twin has prepared."""
     oldest_proof: Callable[[BatchDecision], CheckpointId] = batches.oldest_proof

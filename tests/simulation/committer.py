@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from tests.simulation.clock import Gone, Process, Steps
 from tests.simulation.targets import Target, Versioned
 
-from onceflow.core.errors import CommitFailed, OnceflowError, PreparedTransactionLost
-from onceflow.core.protocol.commits import (
+from onceflow.core.commit.queue import (
     CommitRetryPolicy,
     Done,
     GiveUp,
     RetryAt,
     WaitUntil,
 )
+from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
+from onceflow.core.errors import CommitFailed, OnceflowError, PreparedTransactionLost
 from onceflow.core.protocol.committables import Committable, Committed, Lost, Unknown
-from onceflow.core.protocol.global_commits import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 

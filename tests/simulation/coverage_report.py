@@ -17,7 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-PROTOCOL = Path(__file__).parents[2] / "core" / "protocol"
+_CORE = Path(__file__).parents[2] / "core"
+PURE = (_CORE / "protocol", _CORE / "commit")
+"""Where decisions are made; no two of their files have one name."""
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -67,7 +69,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             " coordinator triggers such checkpoints one at a time",
             ("return tuple(actions)",),
         ),
-        "commits.py:OrderedCommits.outcome": Excuse("refuses an argument", ("case _:",)),
+        "queue.py:OrderedCommits.outcome": Excuse("refuses an argument", ("case _:",)),
         "coordinator.py:CheckpointCoordinator.request": Excuse("refuses an argument", ("case _:",)),
         "coordinator.py:CheckpointCoordinator.savepoint_ended": Excuse(
             "savepoints are always written, and only while the attempt waits for them",
@@ -95,9 +97,9 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             "a job of the model prunes after its first decision", ("return view.orphans",)
         ),
         "log_memory.py:LogMemory.coverage": Excuse(_OLD_DECISIONS, ("return Coverage.FORGOTTEN",)),
-        "recovery.py:plan_recovery": Excuse(
+        "planner.py:judge_transaction": Excuse(
             f"targets list their own sink's transactions, and {_OLD_DECISIONS}",
-            ("foreign.append", "case Coverage.FORGOTTEN", "forgotten.append"),
+            ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
         ),
         "recovery.py:begun_anew": Excuse("nobody deletes the model's state to begin anew"),
         "savepoints.py:seeded": Excuse(_STORAGE),
@@ -147,9 +149,9 @@ class Report:
 def unreached(schedules: int, seed: int) -> list[str]:
     """Return the lines and branches that no schedule reached, and excuses that excuse nothing."""
     with tempfile.TemporaryDirectory() as directory:
-        data = f"--data-file={directory}/data"
+        data, sources = f"--data-file={directory}/data", ",".join(map(str, PURE))
         for kind in ([], ["--batches"]):
-            run = ["run", "--branch", "--append", f"--source={PROTOCOL}", data]
+            run = ["run", "--branch", "--append", f"--source={sources}", data]
             command = ["-m", "tests.simulation", *kind]
             _coverage(*run, *command, "--schedules", str(schedules), "--seed", str(seed))
         file = Path(directory) / "report.json"

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.targets import Versioned
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.coordinator import (
-    CheckpointCoordinator,
-    _Pending,  # pyright: ignore[reportPrivateUsage]
-)
-from onceflow.core.protocol.global_commits import (
+from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,
     GlobalRecoveryPlan,
     PreCommits,
     plan_global_recovery,
+)
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.coordinator import (
+    CheckpointCoordinator,
+    _Pending,  # pyright: ignore[reportPrivateUsage]
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.log_memory import LogMemory

@@ -24,6 +24,7 @@ from tests.simulation.stages import KEYED, RELAY
 from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 
+from onceflow.core.commit.queue import CommitRetryPolicy
 from onceflow.core.errors import (
     CheckpointError,
     ConfigError,
@@ -34,7 +35,6 @@ from onceflow.core.errors import (
     StorageError,
 )
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.commits import CommitRetryPolicy
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
     AppendDecision,

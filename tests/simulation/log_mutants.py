@@ -8,10 +8,11 @@ from typing import Any
 
 from tests.simulation.variant import Variant
 
+from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
 from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Decided, LogMemory
-from onceflow.core.protocol.recovery import RecoveryPlan, commit_order, plan_recovery
+from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 Remember = Callable[[LogMemory, LogMemory, CompletedCheckpoint], LogMemory]
@@ -70,10 +71,10 @@ def _forgets_sinks(
 
 def _asks_if_nothing_is_listed(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
+) -> CommitPlan:
     """Asks for the proof of what was committed last only where nothing else is to be committed."""
-    plan = plan_recovery(decided, in_doubt, **named)
-    own = {c.transaction for c in decided if c.transaction.sink_id == named["sink_id"]}
+    plan = plan_commits(decided, in_doubt, **named)
+    own = {c.transaction for c in decided if c.transaction.sink_id in named["sink_ids"]}
     listed = {c.transaction: c for c in plan.commit if c.transaction in own}
     if not listed:
         return plan
@@ -83,9 +84,9 @@ def _asks_if_nothing_is_listed(
 
 def _leaves_what_has_returned(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
+) -> CommitPlan:
     """What was committed once and is in doubt again stays so."""
-    plan = plan_recovery(decided, in_doubt, **named)
+    plan = plan_commits(decided, in_doubt, **named)
     returned = {c.transaction for c in plan.returned}
     kept = tuple(c for c in plan.commit if c.transaction not in returned)
     return replace(plan, commit=kept, returned=())

@@ -17,13 +17,14 @@ from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
+from onceflow.core.commit.planner import CommitPlan, plan_commits
+from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.protocol.alignment import (
     AlignmentAction,
     AlignmentMode,
     Barrier,
     BarrierAlignment,
 )
-from onceflow.core.protocol.commits import CommitQueue
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.coordinator import CheckpointCoordinator, Confirmed
 from onceflow.core.protocol.decisions import (
@@ -36,7 +37,7 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
+from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     StateFiles,
@@ -402,50 +403,50 @@ class _SkipsFailed(CommitQueue):
 
 def _commits_all(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    plan = plan_recovery(decided, in_doubt, **named)
+) -> CommitPlan:
+    plan = plan_commits(decided, in_doubt, **named)
     return replace(plan, commit=(*plan.commit, *plan.abort), abort=())
 
 
 def _aborts_none(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    return replace(plan_recovery(decided, in_doubt, **named), abort=())
+) -> CommitPlan:
+    return replace(plan_commits(decided, in_doubt, **named), abort=())
 
 
 def _commits_none(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    return replace(plan_recovery(decided, in_doubt, **named), commit=())
+) -> CommitPlan:
+    return replace(plan_commits(decided, in_doubt, **named), commit=())
 
 
 def _commits_listed(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
+) -> CommitPlan:
     """What the target does not list is not asked for."""
-    plan = plan_recovery(decided, in_doubt, **named)
+    plan = plan_commits(decided, in_doubt, **named)
     listed = {c.transaction for c in in_doubt}
     return replace(plan, commit=tuple(c for c in plan.commit if c.transaction in listed))
 
 
 def _commits_newest_first(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    plan = plan_recovery(decided, in_doubt, **named)
+) -> CommitPlan:
+    plan = plan_commits(decided, in_doubt, **named)
     return replace(plan, commit=plan.commit[::-1])
 
 
 def _aborts_decided(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    return replace(plan_recovery((), in_doubt, **named), commit=())
+) -> CommitPlan:
+    return replace(plan_commits((), in_doubt, **named), commit=())
 
 
 def _aborts_live(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
+) -> CommitPlan:
     later = AttemptId(named["attempt"] + 1)
-    return plan_recovery(decided, in_doubt, **dict(named, attempt=later))
+    return plan_commits(decided, in_doubt, **dict(named, attempt=later))
 
 
 def _proofs_of_none(retained: Sequence[CompletedCheckpoint], *others: object) -> CheckpointId:
@@ -468,8 +469,8 @@ def _proofs_of_checkpoints(
 
 def _remembers_nothing(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    return plan_recovery(decided, in_doubt, **dict(named, memory=LogMemory()))
+) -> CommitPlan:
+    return plan_commits(decided, in_doubt, **dict(named, memory=LogMemory()))
 
 
 def _keeps_no_floor(world: World) -> None:
@@ -480,8 +481,8 @@ def _keeps_no_floor(world: World) -> None:
 
 def _aborts_all(
     decided: Sequence[Committable], in_doubt: Sequence[Committable], **named: Any
-) -> RecoveryPlan:
-    plan = plan_recovery(decided, in_doubt, **named)
+) -> CommitPlan:
+    plan = plan_commits(decided, in_doubt, **named)
     return replace(plan, commit=(), abort=(*plan.commit, *plan.abort))
 
 

@@ -21,9 +21,9 @@ from tests.simulation.stages import (
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
+from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.global_commits import GlobalCommit
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, replay
 from onceflow.core.protocol.recovery import committables_of

@@ -12,6 +12,8 @@ from tests.simulation.older_copies import records_of
 from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, Versioned
 
+from onceflow.core.commit.planner import CommitPlan
+from onceflow.core.commit.whole_checkpoints import GlobalCommit, undecided
 from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -22,9 +24,8 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.global_commits import GlobalCommit, undecided
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.protocol.recovery import RecoveryPlan, committables_of
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.target_records import TargetRecord
 
@@ -136,19 +137,19 @@ class SinkRecovery:
                 return []
             raise CommitFailed(f"{target.sink_id} does not list what is in doubt") from None
 
-    def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[RecoveryPlan]:
+    def _plan(self, target: Target, completed: CompletedCheckpoint) -> Steps[CommitPlan]:
         in_doubt = yield from self._in_doubt(target)
         variant = self.world.variant
         retired = target.sink_id in self.retired
         plan = ((retired and variant.retired_plan) or variant.plan)(
             committables_of(completed),
             in_doubt,
-            sink_id=target.sink_id,
+            sink_ids=(target.sink_id,),
             attempt=self._attempt,
             memory=self.log.view.memory,
         )
-        if plan.forgotten:
-            raise CheckpointError(f"of attempts that are forgotten: {plan.forgotten}")
+        if plan.refuse:
+            raise CheckpointError(f"of attempts that are forgotten: {plan.refuse}")
         return plan
 
     def _commit(self, target: Target, committable: Committable) -> Steps[None]:

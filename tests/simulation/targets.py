@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.simulation.clock import Clock, Gone, Request, Server, Steps, Violation
 
+from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -24,7 +25,6 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.global_commits import GlobalCommit
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log_memory import Decided
 

@@ -10,21 +10,22 @@ from tests.simulation.channels import Inputs
 from tests.simulation.stages import group_of
 from tests.simulation.targets import Row
 
-from onceflow.core.errors import StorageError
-from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment, SourceBarriers
-from onceflow.core.protocol.commits import CommitQueue
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.global_commits import (
+from onceflow.core.commit.planner import CommitPlan, plan_commits
+from onceflow.core.commit.queue import CommitQueue
+from onceflow.core.commit.whole_checkpoints import (
     GlobalCommitQueue,
     GlobalRecoveryPlan,
     PreCommits,
     plan_global_recovery,
 )
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment, SourceBarriers
+from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
 from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.recovery import RecoveryPlan, plan_recovery, retain_ledger_from
+from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.savepoints import check_savepoint, check_targets, restored_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import broadcast_copy, with_lists
@@ -53,7 +54,7 @@ class Variant:
     pre_commits: type[PreCommits] = PreCommits
     global_queue: type[GlobalCommitQueue] = GlobalCommitQueue
     global_plan: Callable[..., GlobalRecoveryPlan] = plan_global_recovery
-    plan: Callable[..., RecoveryPlan] = plan_recovery
+    plan: Callable[..., CommitPlan] = plan_commits
     check_savepoint: Callable[..., None] = check_savepoint
     check_targets: Callable[..., None] = check_targets
     require_not_behind: Callable[..., None] = require_not_behind
@@ -107,4 +108,4 @@ class Variant:
     asks_retired: bool = True
     settles_early: bool = False
     """Whether a retired sink is forgotten before the sweep has asked it once more."""
-    retired_plan: Callable[..., RecoveryPlan] | None = None
+    retired_plan: Callable[..., CommitPlan] | None = None

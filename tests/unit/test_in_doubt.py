@@ -14,6 +14,7 @@ from tests.support.aged_log import HOUR_S, AgedLog
 from tests.support.directory_sink import DirectorySink
 from tests.support.staged_sink import StagedSink
 
+from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.in_doubt import (
     ContradictsLog,
@@ -31,7 +32,6 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId, sink_id_of
-from onceflow.core.protocol.in_doubt import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.spi import CommitterContext, Sink, WriterContext
 
 SINK_ID = "payments.out"

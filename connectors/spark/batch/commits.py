@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     CommitFailed,
@@ -33,13 +34,10 @@ from onceflow.core.protocol.batches import (
     RefuseBatch,
     RefuseLower,
     SkipBatch,
-    around_roll_backs,
     batch_checkpoint,
     decision_of,
     judge_batch,
     oldest_proof,
-    settle_claimed,
-    sweep_decided,
 )
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -230,7 +228,7 @@ class BatchCommits:
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
         self._commit_all(prepared, first.attempt)
-        for orphan in sweep_decided(decision, committer.in_doubt(), sink_ids=self.target.sink_ids):
+        for orphan in plan_sweep(decision, committer.in_doubt(), sink_ids=self.target.sink_ids):
             self._abort_one(committer, orphan)
         self._commit_all(staged, first.attempt)
         self.decisions.settled(decision)
@@ -320,7 +318,7 @@ class BatchCommits:
         in_doubt = committer.in_doubt()
         if in_doubt:
             claim = self.decisions.with_committables(claim)
-        plan = settle_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
+        plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
         prepared, staged = self._around_roll_backs(plan.commit)
         self._commit_all(prepared, claim.attempt)
         for committable in plan.abort:

@@ -13,6 +13,7 @@ from onceflow.connectors.spark.batch.decision_keepers import kept_target, logged
 from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.batch_decisions import BatchDecisions
+from onceflow.core.commit.in_doubt import Resolution, batch_in_doubt_status, refusal
 from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import (
     InDoubtKind,
@@ -30,7 +31,6 @@ from onceflow.core.protocol.committables import (
     Committable,
 )
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.in_doubt import Resolution, batch_in_doubt_status, refusal
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.staging import StagingArea, is_staged, staged_committable

@@ -1,7 +1,7 @@
 """Commits of whole checkpoints, on the driver: a thread for each sink that has a `GlobalCommitter`.
 
 An attempt that was overtaken may go on committing what it has decided. That is what the newer one
-commits, too, and the target's ordered proof lets one of them: see `protocol.global_commits`.
+commits, too, and the target's ordered proof lets one of them: see `commit.whole_checkpoints`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from onceflow.core.protocol.commits import CommitRetryPolicy, Done, RetryAt
+from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt
+from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.committables import CommitOutcome
-from onceflow.core.protocol.global_commits import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.protocol.snapshots import CompletedCheckpoint

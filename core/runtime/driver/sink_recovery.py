@@ -2,7 +2,7 @@
 
 Runs on the driver, once for all subtasks: which transactions are whose is decided by what the
 restored checkpoint lists, never by a subtask's index, so rescaling between attempts changes
-nothing. Which to commit and which to abort is decided by `protocol.recovery.plan_recovery`.
+nothing. Which to commit and which to abort is decided by `commit.planner`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from functools import partial
 
 import pyarrow as pa
 
+from onceflow.core.commit.planner import CommitPlan, plan_commits
+from onceflow.core.commit.whole_checkpoints import (
+    GlobalCommit,
+    plan_global_recovery,
+    undecided,
+)
 from onceflow.core.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -35,13 +41,8 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.global_commits import (
-    GlobalCommit,
-    plan_global_recovery,
-    undecided,
-)
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
-from onceflow.core.protocol.recovery import RecoveryPlan, committables_of, plan_recovery
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.target_records import TargetRecord, require_not_behind
 from onceflow.core.retries import Retries
@@ -306,23 +307,23 @@ class SinkRecovery:
 
     def _plan(
         self, target: _Target, checkpoint: CompletedCheckpoint
-    ) -> tuple[RecoveryPlan, Committer]:
+    ) -> tuple[CommitPlan, Committer]:
         sink_id = target.context.sink_id
         self._begin(f"what sink {target.context.uid} holds in doubt")
         committer = self._committers.get(sink_id)
         if committer is None:
             committer = self._committers[sink_id] = target.sink.committer(target.context)
-        plan = plan_recovery(
+        plan = plan_commits(
             committables_of(checkpoint),
             committer.in_doubt(),
-            sink_id=sink_id,
+            sink_ids=(sink_id,),
             attempt=self._log.attempt,
             memory=self._log.view.memory,
         )
-        if plan.forgotten:
-            first = plan.forgotten[0].transaction
+        if plan.refuse:
+            first = plan.refuse[0].transaction
             raise DecisionForgotten(
-                f"{len(plan.forgotten)} transactions are in doubt, the first {first}, of attempts"
+                f"{len(plan.refuse)} transactions are in doubt, the first {first}, of attempts"
                 " that the decision log no longer remembers: the target is an old copy of itself,"
                 f" or of another job. `onceflow txn show {first}` tells more; nothing is rolled"
                 " back or committed before a person has settled them by `onceflow txn … --force`"

@@ -2,7 +2,7 @@
 
 A later transaction of the same subtask may be waiting for a row lock that a commit releases, so
 committing has a thread and a connection of its own. What to commit, in which order and what an
-outcome means is decided by `protocol.commits`; the threads only carry it out.
+outcome means is decided by `commit.queue`; the threads only carry it out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from onceflow.core.crash_points import reach
-from onceflow.core.errors import (
-    CommitFailed,
-    CommitOutcomeUnknown,
-    PreparedTransactionLost,
-    SinkError,
-)
-from onceflow.core.graph import Operator, WriteTo
-from onceflow.core.protocol.commits import (
+from onceflow.core.commit.queue import (
     C,
     CommitQueue,
     CommitRetryPolicy,
@@ -33,8 +25,16 @@ from onceflow.core.protocol.commits import (
     RetryAt,
     WaitUntil,
 )
+from onceflow.core.commit.whole_checkpoints import PreCommits
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    PreparedTransactionLost,
+    SinkError,
+)
+from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.committables import CommitOutcome, Committable
-from onceflow.core.protocol.global_commits import PreCommits
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (
     CommittedThrough,

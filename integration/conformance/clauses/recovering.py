@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from onceflow.core.commit.planner import plan_commits
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy, Done, WaitUntil
 from onceflow.core.errors import OnceflowError, SinkError
-from onceflow.core.protocol.commits import CommitQueue, CommitRetryPolicy, Done, WaitUntil
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
@@ -15,7 +16,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.recovery import plan_recovery
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
@@ -303,10 +303,11 @@ def _recover(harness: Harness, *, attempt: int, decided: Sequence[Prepared]) -> 
     harness.job.check(attempt)
     committer = harness.job.committer(attempt)
     listed = [through_the_log(one.committable) for one in decided]
-    plan = plan_recovery(
-        listed, committer.in_doubt(), sink_id=harness.job.sink_id, attempt=AttemptId(attempt)
+    plan = plan_commits(
+        listed, committer.in_doubt(), sink_ids=(harness.job.sink_id,), attempt=AttemptId(attempt)
     )
-    expect(not plan.foreign, f"in_doubt lists other sinks' transactions: {plan.foreign}")
+    others = [one for one in plan.keep if one.transaction.sink_id != harness.job.sink_id]
+    expect(not others, f"in_doubt lists other sinks' transactions: {others}")
     committed = [_commit_some(harness, some, committer) for some in _commits(harness, plan.commit)]
     for one in plan.abort:
         outcome: AbortOutcome = harness.abort(Prepared(one, ()), committer)

@@ -1,4 +1,4 @@
-"""What is committed, rolled back, forgotten and pruned around a batch."""
+"""What is decided, refused, forgotten and pruned around a batch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from onceflow.core.protocol.batches import (
     judge_batch,
     oldest_proof,
     prepared_twin,
-    settle_claimed,
-    sweep_decided,
     task_checkpoint,
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.invariant import InvariantViolation
-
-SINKS = ("ledger",)
 
 
 def prepared(attempt: int, subtask: int = 0, sink_id: str = "ledger") -> Committable:
@@ -47,38 +43,6 @@ def decision(
 
 def claim(attempt: int, *decisions: BatchDecision) -> BatchClaim:
     return BatchClaim(AttemptId(attempt), decisions)
-
-
-def test_what_is_decided_is_committed_also_when_the_target_does_not_list_it() -> None:
-    """It may be gone: then the committer says so, and nobody takes its rows for committed."""
-    decided = decision(3, prepared(3), prepared(3, 1))
-    plan = settle_claimed(claim(4, decided), [prepared(3, 1)], sink_ids=SINKS)
-    assert plan.commit == (prepared(3), prepared(3, 1))
-    assert plan.abort == ()
-
-
-def test_what_is_known_to_be_committed_is_asked_for_only_when_it_is_in_doubt_again() -> None:
-    decided = decision(3, prepared(3), prepared(3, 1), settled=True)
-    assert settle_claimed(claim(4, decided), [], sink_ids=SINKS).commit == ()
-    plan = settle_claimed(claim(4, decided), [prepared(3, 1)], sink_ids=SINKS)
-    assert plan.commit == (prepared(3, 1),)
-    assert plan.abort == ()
-
-
-def test_what_other_sinks_and_newer_attempts_hold_is_left_alone() -> None:
-    in_doubt = [prepared(2), prepared(2, sink_id="ledger2"), prepared(4), prepared(5)]
-    plan = settle_claimed(claim(4), in_doubt, sink_ids=SINKS)
-    assert plan.abort == (prepared(2),)
-    swept = sweep_decided(decision(4, prepared(4)), in_doubt, sink_ids=SINKS)
-    assert swept == (prepared(2),)
-
-
-def test_the_sweep_takes_what_older_attempts_have_prepared_late() -> None:
-    """No batch may follow that would find it: a DataFrame is written once."""
-    decided = decision(4, prepared(4))
-    in_doubt = [prepared(1), prepared(3), prepared(4), prepared(4, 1), prepared(5)]
-    swept = sweep_decided(decided, in_doubt, sink_ids=SINKS)
-    assert swept == (prepared(1), prepared(3), prepared(4, 1))
 
 
 def test_proofs_are_kept_for_as_many_attempts_as_decisions_are_remembered_for() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.core.commit.planner import plan_commits
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log import (
@@ -21,7 +22,7 @@ from onceflow.core.protocol.log import (
     replay,
 )
 from onceflow.core.protocol.log_memory import ATTEMPTS_MAX, Coverage, Decided, LogMemory
-from onceflow.core.protocol.recovery import plan_recovery, retain_ledger_from
+from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -82,7 +83,9 @@ def test_what_a_pruned_decision_covers_is_committed_again_and_never_rolled_back(
     assert len(view.decided) == 1
     in_doubt = [tx(1, 1), tx(1, 2), tx(1, 3), tx(2, 3), tx(2, 4)]
     listed = [tx(2, 3)]
-    plan = plan_recovery(listed, in_doubt, sink_id=SINK, attempt=view.attempt, memory=view.memory)
+    plan = plan_commits(
+        listed, in_doubt, sink_ids=(SINK,), attempt=view.attempt, memory=view.memory
+    )
     assert plan.commit == (tx(1, 1), tx(1, 2), tx(2, 3))
     assert plan.returned == (tx(1, 1), tx(1, 2))
     assert plan.abort == (tx(1, 3), tx(2, 4))
@@ -95,8 +98,8 @@ def test_an_attempt_that_decided_nothing_leaves_only_what_is_rolled_back() -> No
     log.claim()  # dies before its first checkpoint
     log.claim()
     view = log.view
-    plan = plan_recovery(
-        [tx(1, 1)], [tx(2, 2)], sink_id=SINK, attempt=view.attempt, memory=view.memory
+    plan = plan_commits(
+        [tx(1, 1)], [tx(2, 2)], sink_ids=(SINK,), attempt=view.attempt, memory=view.memory
     )
     assert (plan.commit, plan.abort) == ((tx(1, 1),), (tx(2, 2),))
 
@@ -110,7 +113,7 @@ def test_the_proof_of_the_last_commit_is_asked_for_when_the_last_checkpoint_list
         log.decide(checkpoint)  # no rows come
     log.claim()
     view = log.view
-    plan = plan_recovery([], [], sink_id=SINK, attempt=view.attempt, memory=view.memory)
+    plan = plan_commits([], [], sink_ids=(SINK,), attempt=view.attempt, memory=view.memory)
     assert plan.commit == (tx(1, 2),)
     assert retain_ledger_from(view.completed, view.committed_last(SINK)) == 2
     assert retain_ledger_from(view.completed, view.committed_last("job.other")) == 8
@@ -136,14 +139,14 @@ def test_thousands_of_attempts_leave_a_bounded_memory_that_says_where_it_ends() 
     memory = view.memory
     assert len(memory.decided) == ATTEMPTS_MAX
     oldest = memory.since
-    plan = plan_recovery(
+    plan = plan_commits(
         [],
         [tx(oldest - 1, oldest - 1), tx(oldest, oldest), tx(oldest, oldest + 1)],
-        sink_id=SINK,
+        sink_ids=(SINK,),
         attempt=view.attempt,
         memory=memory,
     )
-    assert plan.forgotten == (tx(oldest - 1, oldest - 1),)
+    assert plan.refuse == (tx(oldest - 1, oldest - 1),)
     assert plan.returned == (tx(oldest, oldest),)
     assert plan.abort == (tx(oldest, oldest + 1),)
 

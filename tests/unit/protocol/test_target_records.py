@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.protocol.test_savepoints import RAN, TAKEN, claimed, cut, decided, transaction
 
+from onceflow.core.commit.planner import plan_commits
 from onceflow.core.errors import SavepointRefused, StorageBehind
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.recovery import committables_of, plan_recovery
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints import (
     check_targets,
     restored_from,
@@ -160,8 +161,12 @@ def test_a_rewind_commits_what_the_savepoint_lists_and_a_target_that_has_gone_on
     begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
     after = decided(view_before(TAKEN, view, [told]), begun)
     in_doubt = [transaction(1, 2), transaction(1, 3)]
-    plan = plan_recovery(
-        committables_of(begun), in_doubt, sink_id="out", attempt=view.attempt, memory=after.memory
+    plan = plan_commits(
+        committables_of(begun),
+        in_doubt,
+        sink_ids=("out",),
+        attempt=view.attempt,
+        memory=after.memory,
     )
     assert plan.commit == (transaction(1, 2),)
     assert plan.abort == (transaction(1, 3),)

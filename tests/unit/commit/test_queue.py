@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceflow.core.protocol.commits import (
+from onceflow.core.commit.queue import (
     CommitQueue,
     CommitRetryPolicy,
     Done,

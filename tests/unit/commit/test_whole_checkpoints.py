@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from tests.unit.protocol.coordination import SINKS, Coordination, completed, of_type
 
-from onceflow.core.protocol.commits import CommitRetryPolicy
-from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed, Lost
-from onceflow.core.protocol.coordinator import CheckpointSettings
-from onceflow.core.protocol.decisions import AppendDecision, CheckpointKind, FinishJob
-from onceflow.core.protocol.global_commits import (
+from onceflow.core.commit.queue import CommitRetryPolicy
+from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,
     PreCommits,
     plan_global_recovery,
     undecided,
 )
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed, Lost
+from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.protocol.decisions import AppendDecision, CheckpointKind, FinishJob
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log_memory import Decided, LogMemory

@@ -4,7 +4,7 @@
     committed_through <= decided through;  checkpoint n is committed whole before n + 1 begins
 
 A `CommitQueue` is of one sink subtask, and commits each transaction by itself. What one commit for
-all subtasks of a checkpoint needs is in `global_commits`, and goes by the same rules.
+all subtasks of a checkpoint needs is in `whole_checkpoints`, and goes by the same rules.
 
 What an aborted checkpoint pre-committed stays pending: the stream before n is also before n + 1, so
 the next completed checkpoint decides it.

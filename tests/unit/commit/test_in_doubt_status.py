@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.in_doubt import (
+from onceflow.core.commit.in_doubt import (
     InDoubtStatus,
     LogFacts,
     LoggedDecision,
@@ -16,6 +14,8 @@ from onceflow.core.protocol.in_doubt import (
     in_doubt_status,
     refusal,
 )
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log import (
     AttemptClaimed,
     CheckpointDecided,

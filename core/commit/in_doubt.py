@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from onceflow.core.commit.planner import plan_commits
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, TransactionId, sink_id_of
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.log_memory import Coverage
-from onceflow.core.protocol.recovery import committables_of, plan_recovery
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.target_records import TargetRecord, last_unknown_commit
 
@@ -146,7 +147,7 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
     """Return what the decisions in `seen` say about `committable`, which the target holds.
 
     An attempt that was overtaken decides nothing more, so "undecided" stays true from then on. The
-    next batch acts as `batches.settle_claimed` says.
+    next batch acts as `batch_plans.plan_claimed` says.
     """
     transaction = committable.transaction
     attempt = transaction.attempt
@@ -263,15 +264,15 @@ def _own(transaction: TransactionId, log: LogFacts) -> tuple[LoggedDecision, str
 
 def _recovery_action(committable: Committable, log: LogFacts) -> RecoveryAction:
     """Apply the rule that the next attempt will follow."""
-    plan = plan_recovery(
+    plan = plan_commits(
         committables_of(log.last) if log.last else (),
         (committable,),
-        sink_id=committable.transaction.sink_id,
+        sink_ids=(committable.transaction.sink_id,),
         attempt=AttemptId(log.view.attempt + 1),
         memory=log.view.memory,
     )
     if any(c.transaction == committable.transaction for c in plan.commit):
         return RecoveryAction.COMMIT
-    if plan.forgotten:
+    if plan.refuse:
         return RecoveryAction.STOP
     return RecoveryAction.ABORT if committable in plan.abort else RecoveryAction.KEEP

@@ -22,12 +22,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onceflow.core.protocol.commits import CommitRetryPolicy, OrderedCommits, require_named
+from onceflow.core.commit.planner import plan_commits
+from onceflow.core.commit.queue import CommitRetryPolicy, OrderedCommits, require_named
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.invariant import require
-from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, Coverage, LogMemory
-from onceflow.core.protocol.recovery import commit_order, committables_of
+from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, LogMemory
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
@@ -61,7 +62,7 @@ class PreCommits:
         """Record what `pre_commit(checkpoint)` returned.
 
         Raises:
-            InvariantViolation: See `commits.require_named`.
+            InvariantViolation: See `queue.require_named`.
         """
         require_named(checkpoint, committables, self._prepared_last)
         self._prepared_last = checkpoint
@@ -168,16 +169,10 @@ def undecided(
     Asked for at a start, and again after the first checkpoint: a slot of an older attempt may have
     prepared something in between. What the log no longer remembers is left where it is: unseen.
     """
-    own = {committable.transaction for committable in _listed(decided, sink_id, after=GENESIS)}
-    found = (
-        c
-        for c in in_doubt
-        if c.transaction.sink_id == sink_id
-        and c.transaction.attempt < attempt
-        and c.transaction not in own
-        and memory.coverage(c.transaction) is Coverage.UNDECIDED
+    plan = plan_commits(
+        committables_of(decided), in_doubt, sink_ids=(sink_id,), attempt=attempt, memory=memory
     )
-    return tuple(sorted(found, key=commit_order))
+    return plan.abort
 
 
 def _by_decision(
