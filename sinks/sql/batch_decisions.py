@@ -82,7 +82,11 @@ class DecidedPart:
 
 
 class SqlBatchDecisions(BatchDecisions):
-    """In one database, over one session that is opened anew when it was lost."""
+    """In one database, over one session that is opened anew when it was lost.
+
+    A decision waits up to `reconnect_timeout_s` for a database that is down, and so does everything
+    else after a first session. A first session fails at once: the address may be wrong.
+    """
 
     def __init__(
         self,
@@ -90,11 +94,14 @@ class SqlBatchDecisions(BatchDecisions):
         sink_id: str,
         owner: str,
         parts: Mapping[str, DecidedPart] | None = None,
+        *,
+        reconnect_timeout_s: float = 0.0,
     ) -> None:
         """Ask nothing yet; `owner` is who claims: what stands as log_id in onceflow_sinks.
 
         `parts` are those, by sink id, whose staged rows a decision applies.
         """
+        self._reconnect_timeout_s = reconnect_timeout_s
         self._parts = {
             part_id: (part, self._staged_commits(part_id, part, owner))
             for part_id, part in (parts or {}).items()
@@ -105,6 +112,7 @@ class SqlBatchDecisions(BatchDecisions):
         self._sink_id = sink_id
         self._owner = owner
         self._session: Session | None = None
+        self._has_connected = False
         self._has_table = False
         self._commit_mode: CommitMode | None = settings.commit_mode
 
@@ -191,6 +199,7 @@ class SqlBatchDecisions(BatchDecisions):
         lost = ""
         while True:
             try:
+                self._wait_for_server(f"{decision.batch} is not decided")
                 return self._decide(decision, with_it)
             except ConnectionLost as error:
                 lost = str(error)
@@ -205,7 +214,7 @@ class SqlBatchDecisions(BatchDecisions):
                     f"{decision.batch} is not decided at {endpoint}: {error}"
                 ) from error
             # Applying rows takes its time: it counts from the first reply that was lost.
-            retries = retries or Retries(until=time.monotonic() + endpoint.connect_timeout_s)
+            retries = retries or Retries(until=time.monotonic() + self._reconnect_timeout_s)
             if not retries.pause():
                 raise CommitOutcomeUnknown(
                     f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
@@ -464,15 +473,20 @@ class SqlBatchDecisions(BatchDecisions):
     def _asked(self, ask: Callable[[], _T], text: str) -> _T:
         """Return what `ask` returns; once more when the connection was lost.
 
+        Waits for a server that is down, if it was ever reached.
+
         Raises:
             ConfigError: The user may not; names the statement that lets it.
             SinkError: The server cannot be asked now.
         """
         where = f"sink {self._sink_id}: {self._settings.endpoint}: {text}"
         try:
+            if self._has_connected:
+                self._wait_for_server(text)
             try:
                 return ask()
             except ConnectionLost:
+                self._wait_for_server(text)
                 return ask()
         except AccessDenied as error:
             if remedy := self._grants():
@@ -488,9 +502,31 @@ class SqlBatchDecisions(BatchDecisions):
         tables = (LEDGER, SINKS, BATCHES)
         return server.bookkeeping(session, self._ledger.schema, tables).remedy
 
+    def _wait_for_server(self, text: str) -> None:
+        """Connect unless there is a session, trying again while the server refuses for now.
+
+        Raises:
+            ConfigError: It refuses for good.
+            SinkError: It was down for `reconnect_timeout_s`; begins with `text`.
+        """
+        retries: Retries | None = None
+        while True:
+            try:
+                self._connected()
+            except SinkError as error:
+                # A refusal may take its time, too: it counts from the first one.
+                retries = retries or Retries(until=time.monotonic() + self._reconnect_timeout_s)
+                if not retries.pause():
+                    raise SinkError(
+                        f"{text}: {error}. It was tried for {self._reconnect_timeout_s:g} s"
+                    ) from error
+            else:
+                return
+
     def _connected(self) -> Session:
         if self._session is None or not self._session.is_open:
             self._session = self._settings.endpoint.connect(f"onceflow {self._sink_id} batches")
+            self._has_connected = True
         return self._session
 
     def _literal(self, value: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from onceflow.connectors.spark.batch.commits import BatchTarget
+from onceflow.connectors.spark.batch.commits import SETTLE_TIMEOUT_S, BatchTarget
 from onceflow.connectors.spark.batch.identity import NamedTarget, is_files, is_kafka
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
@@ -43,7 +43,13 @@ def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         if sink.delivery != Delivery.EXACTLY_ONCE.value:
             raise ConfigError(f"{sink}: as a format of Spark a sink is always exactly_once")
         parts = _parts_beside(sink, target)
-        return target, SqlBatchDecisions(sink.settings, target.sink_id, target.owner, parts)
+        return target, SqlBatchDecisions(
+            sink.settings,
+            target.sink_id,
+            target.owner,
+            parts,
+            reconnect_timeout_s=SETTLE_TIMEOUT_S,
+        )
     beside = _files_of_target(named)
     if beside is not None:
         return target, _decisions_beside(beside, named)
