@@ -24,8 +24,8 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.functions import running_schema
-from onceflow.core.graph import (
+from onceflow.core.api.functions import running_schema
+from onceflow.core.api.graph import (
     AggregateWindows,
     JoinConnected,
     ProcessBatches,
@@ -33,13 +33,15 @@ from onceflow.core.graph import (
     ProcessKeyed,
     RunAggregates,
 )
-from onceflow.core.join_functions import (
+from onceflow.core.api.join_functions import (
     JoinSide,
     MergedColumns,
     TimedJoin,
     WindowPairs,
 )
-from onceflow.core.process_functions import CoProcessFunction
+from onceflow.core.api.process_functions import CoProcessFunction
+from onceflow.core.api.window_functions import CoWindowedFunction, KeptRecords, WindowInput
+from onceflow.core.api.windows import window_schema
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (
     CoProcessor,
@@ -54,8 +56,6 @@ from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.clock import StateClock
 from onceflow.core.state.operator_state import OperatorStateStore
-from onceflow.core.window_functions import CoWindowedFunction, KeptRecords, WindowInput
-from onceflow.core.windows import window_schema
 
 BATCH_ROWS = 10_000
 BATCHES = 40

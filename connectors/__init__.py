@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.formats import data_source, register
     from onceflow.connectors.spark.streaming.foreach_batch import foreach_batch
     from onceflow.connectors.spark.streaming.query_events import QueryEvents
-    from onceflow.core.client_options import OptionRules, OptionValue
     from onceflow.core.commit.in_doubt import (
         InDoubtStatus,
         LogFacts,
@@ -23,18 +22,7 @@ if TYPE_CHECKING:
         RecoveryAction,
         Resolution,
     )
-    from onceflow.core.connector import (
-        Area,
-        Diagnosis,
-        Finding,
-        Level,
-        Questions,
-        ServerAccess,
-        SinkConnector,
-        SourceConnector,
-    )
     from onceflow.core.crash_points import reach
-    from onceflow.core.dead_letters import DeadLetter
     from onceflow.core.errors import (
         BadRecord,
         BadRow,
@@ -88,7 +76,19 @@ if TYPE_CHECKING:
         TransactionNamer,
         WriterContext,
     )
-    from onceflow.core.staging import StagedRows, StagingArea, staged_committable
+    from onceflow.core.spi.client_options import OptionRules, OptionValue
+    from onceflow.core.spi.connector import (
+        Area,
+        Diagnosis,
+        Finding,
+        Level,
+        Questions,
+        ServerAccess,
+        SinkConnector,
+        SourceConnector,
+    )
+    from onceflow.core.spi.dead_letters import DeadLetter
+    from onceflow.core.spi.staging import StagedRows, StagingArea, staged_committable
     from onceflow.sinks.checkpoint_files import (
         CheckpointFiles,
         claim_in_files,
@@ -103,12 +103,12 @@ else:
             "onceflow.connectors.spark.streaming.foreach_batch": "foreach_batch",
             "onceflow.connectors.spark.formats": "data_source register",
             "onceflow.connectors.spark.streaming.query_events": "QueryEvents",
-            "onceflow.core.client_options": "OptionRules OptionValue",
-            "onceflow.core.connector": (
+            "onceflow.core.spi.client_options": "OptionRules OptionValue",
+            "onceflow.core.spi.connector": (
                 "Area Diagnosis Finding Level Questions ServerAccess SinkConnector SourceConnector"
             ),
             "onceflow.core.crash_points": "reach",
-            "onceflow.core.dead_letters": "DeadLetter",
+            "onceflow.core.spi.dead_letters": "DeadLetter",
             "onceflow.core.errors": (
                 "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
                 " SinkError SourceError SourceUnavailable StateIncompatible StorageError"
@@ -132,7 +132,7 @@ else:
                 " MultiCommitWriter OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
-            "onceflow.core.staging": "StagedRows StagingArea staged_committable",
+            "onceflow.core.spi.staging": "StagedRows StagingArea staged_committable",
             "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files record_in_files",
             "onceflow.sinks.staged": "StagedSink",
         },

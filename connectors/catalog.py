@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from onceflow.core.connector import SinkConnector, SourceConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.connector import SinkConnector, SourceConnector
 
 if TYPE_CHECKING:  # what only a look-up needs is imported by the first one
     from importlib.metadata import EntryPoint

@@ -46,7 +46,7 @@ from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext, GlobalSink, Sink
-from onceflow.core.staging import StagingArea, is_staged, staged_committable
+from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
 from onceflow.core.storage import JobStorage
 
 QUIET_S_MIN = 60.0

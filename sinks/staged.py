@@ -22,7 +22,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -43,7 +42,8 @@ from onceflow.core.spi import (
     SinkWriter,
     WriterContext,
 )
-from onceflow.core.staging import RowStager, StagingArea, required_staging, staged_committable
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.staging import RowStager, StagingArea, required_staging, staged_committable
 
 _logger = logging.getLogger("onceflow.sinks.staged")
 

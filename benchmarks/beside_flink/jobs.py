@@ -43,8 +43,8 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.api.stream import Stream
 from onceflow.core.runtime.driver.status import CheckpointStats
-from onceflow.core.stream import Stream
 from onceflow.sources import DatagenSource
 
 # Prime to the number of keys: so many changes in a row are as many keys.

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from onceflow.cli.terminal import console, print_listing, say
-from onceflow.core.configuration import FILE_VARIABLE, Configuration, Setting, variable_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.options import NONE
+from onceflow.core.settings.configuration import FILE_VARIABLE, Configuration, Setting, variable_of
+from onceflow.core.settings.options import NONE
 
 EXIT_USAGE = 2
 

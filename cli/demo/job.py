@@ -29,9 +29,9 @@ from onceflow.cli.demo.driver import (
     SlotProcess,
 )
 from onceflow.cli.demo.settings import CommitMode, SinkKind
-from onceflow.core.config import RuntimeSettings
 from onceflow.core.decoders import json_decoder
 from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.settings.pipeline_settings import RuntimeSettings
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import HdfsStorage, ObjectStorage
 from onceflow.core.storage.filesystem import (
     AlreadyExists,

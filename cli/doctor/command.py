@@ -27,12 +27,12 @@ from onceflow.cli.doctor.spark import SparkQuestion, check_spark
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.terminal import load_sink, load_source, print_listing, read_options, read_password
 from onceflow.connectors.catalog import SINKS, SOURCES
-from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
+from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.schema_text import schema_of
 from onceflow.core.secret_references import followed
 from onceflow.core.spi import CommitterContext, Sink, Source
+from onceflow.core.spi.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.storage import FileStagingArea
 
 CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]

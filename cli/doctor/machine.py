@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from onceflow.core.connector import Area, Finding
+from onceflow.core.spi.connector import Area, Finding
 
 JAVA_VERSION_MIN = 17
 _JAVA_VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')

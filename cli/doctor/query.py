@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
+from onceflow.core.spi.connector import Area, Finding
 
 
 def check_query(location: str) -> Sequence[Finding]:

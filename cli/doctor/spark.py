@@ -19,7 +19,7 @@ from typing import Any
 import onceflow
 from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
-from onceflow.core.connector import Area, Finding
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.webhdfs import is_hdfs

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from onceflow.cli.doctor.bucket import check_bucket
-from onceflow.core.connector import Area, Finding
 from onceflow.core.errors import StorageError
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
 from onceflow.core.storage.bucket_settings import is_bucket
 from onceflow.core.storage.filesystem import AlreadyExists, Created

@@ -13,7 +13,6 @@ import typer
 
 from onceflow.cli.terminal import load_sink, read_options, read_password
 from onceflow.connectors.catalog import SINKS
-from onceflow.core.connector import ServerAccess
 from onceflow.core.errors import ConfigError
 from onceflow.core.in_doubt import (
     InDoubtTransactions,
@@ -23,6 +22,7 @@ from onceflow.core.in_doubt import (
     TransactionSettler,
 )
 from onceflow.core.secret_references import followed
+from onceflow.core.spi.connector import ServerAccess
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from onceflow.core.connector import Area, Finding, Level
+from onceflow.core.spi.connector import Area, Finding, Level
 
 RETENTION = "offsets.retention.minutes"
 RETENTION_MINUTES_MIN = 24 * 60

@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.core.retries import Retries
+from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient

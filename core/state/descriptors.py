@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 
-from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import seconds_of
 from onceflow.core.state.key_codec import check_map_key_type
 from onceflow.core.state.serializers import Serializer, python_type_of, serializer_of
 

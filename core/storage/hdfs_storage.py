@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from onceflow.core.durations import seconds_of
+from onceflow.core.setting_values import seconds_of
 from onceflow.core.storage.bucket_settings import REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, Patience
 from onceflow.core.storage.filesystem import CreatesAtomically
 from onceflow.core.storage.hdfs import HdfsFiles

@@ -19,7 +19,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.staging import StagedRows, StagingArea
+from onceflow.core.spi.staging import StagedRows, StagingArea
 from onceflow.core.storage.filesystem import (
     AlreadyExists,
     Created,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import seconds_of
 from onceflow.core.storage.bucket import BucketFiles
 from onceflow.core.storage.bucket_settings import (
     PART_BYTES,

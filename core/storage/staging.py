@@ -28,7 +28,7 @@ from typing_extensions import override
 from onceflow.core.errors import StateCorrupt, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.staging import StagedRows, StagingArea, staged_committable
+from onceflow.core.spi.staging import StagedRows, StagingArea, staged_committable
 from onceflow.core.storage.filesystem import FileSystem
 from onceflow.core.storage.layout import safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes

@@ -22,7 +22,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.savepoints import Savepoint
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage.decision_log import DecisionLog, log_id
 from onceflow.core.storage.driver_address import AddressFiles
 from onceflow.core.storage.filesystem import (

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from onceflow.core.config import Checkpointing, RuntimeSettings
+from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import SlotLost
-from onceflow.core.pipeline import Pipeline
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.restart import NoRestart
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses, fork_own_host
 from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.core.runtime.driver.source_splits import splits_of
+from onceflow.core.settings.pipeline_settings import Checkpointing, RuntimeSettings
 from onceflow.core.spi import EndOfInput, ReaderContext, Sink, Source, SourceReader, Split
 from onceflow.integration.conformance.harness import SERVER_PATIENCE_S
 from onceflow.integration.conformance.sink_job import JOB, UID

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
@@ -28,6 +27,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.core.storage.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystem import StreamedFiles
 from onceflow.sinks.fence import check_sink_id

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.filesystem import StorageRefused, StreamedFiles
 from onceflow.sinks.files.formats import FileEncoder, FileFormat

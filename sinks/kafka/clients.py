@@ -25,9 +25,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.core.client_options import OptionValue
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.retries import Retries
+from onceflow.core.spi.client_options import OptionValue
 from onceflow.sinks.kafka.settings import RULES, TUNED_DEFAULTS, KafkaSinkSettings
 
 _T = TypeVar("_T")

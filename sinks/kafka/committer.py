@@ -45,7 +45,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import required_staging, staged_committable
+from onceflow.core.spi.staging import required_staging, staged_committable
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import is_proof_expired
 from onceflow.sinks.kafka.records import facts_of

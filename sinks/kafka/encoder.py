@@ -13,9 +13,9 @@ from onceflow.connectors.kafka.avro.encoder import AvroValues
 from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects, is_bytes
 from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.connectors.kafka.protobuf.encoder import ProtobufValues
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.kafka.record_keys import Encode, RegisteredKeys, plain_key_encoder
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,

@@ -22,8 +22,8 @@ from onceflow.connectors.kafka.fitness import (
     record_size_finding,
     topic_findings,
 )
-from onceflow.core.connector import Area, require
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.connector import Area, require
 from onceflow.sinks.kafka.clients import (
     Admin,
     TopicMetadata,

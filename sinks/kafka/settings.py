@@ -11,10 +11,10 @@ from enum import Enum
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.registry import RegistrySettings
-from onceflow.core.client_options import OptionRules, OptionValue
-from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.settings.pipeline_settings import Delivery
+from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 SPARK_PREFIX = "kafka."
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"

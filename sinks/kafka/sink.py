@@ -10,12 +10,10 @@ import pyarrow as pa
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.registry import registry_settings
-from onceflow.core.bad_rows import BadRows
-from onceflow.core.client_options import OptionValue
-from onceflow.core.config import Delivery, choice_of
-from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.setting_values import choice_of
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import (
     Committer,
     CommitterContext,
@@ -24,7 +22,10 @@ from onceflow.core.spi import (
     SinkWriter,
     WriterContext,
 )
-from onceflow.core.staging import required_staging
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.connector import ServerAccess, SinkConnector
+from onceflow.core.spi.staging import required_staging
 from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.fence import Fence

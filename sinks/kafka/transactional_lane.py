@@ -47,7 +47,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
     Isolation,
     committed_metadata,

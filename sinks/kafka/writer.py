@@ -16,12 +16,12 @@ from typing import cast
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.staging import RowStager, required_staging
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.staging import RowStager, required_staging
 from onceflow.sinks.kafka.clients import (
     Troubles,
     answered,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 

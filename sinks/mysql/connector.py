@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing_extensions import override
 
 from onceflow.core.commit.in_doubt import LogFacts
-from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.sinks.mysql.catalog import XaNames, literal, quoted
 from onceflow.sinks.mysql.sink import MySQLSink
 from onceflow.sinks.mysql.two_phase import recovered

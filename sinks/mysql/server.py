@@ -9,7 +9,7 @@ from enum import Enum
 
 from typing_extensions import override
 
-from onceflow.core.connector import Area, Finding
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.mysql.catalog import XaNames, grantee, identifier, literal, quoted
 from onceflow.sinks.mysql.catalog import found as found_table
 from onceflow.sinks.mysql.connection import own

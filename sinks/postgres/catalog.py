@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.core.connector import Area, Finding
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from onceflow.core.commit.in_doubt import LogFacts
-from onceflow.core.connector import ServerAccess, SinkConnector
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi.connector import ServerAccess, SinkConnector
 from onceflow.sinks.postgres.catalog import quoted
 from onceflow.sinks.postgres.connection import attempt_of_writer
 from onceflow.sinks.postgres.sink import PostgresSink

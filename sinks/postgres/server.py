@@ -7,8 +7,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.postgres.catalog import identifier, literal, quoted
 from onceflow.sinks.postgres.connection import own
 from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport, connections

@@ -8,10 +8,10 @@ from typing import ClassVar, cast
 
 from typing_extensions import override
 
-from onceflow.core.connector import Level
 from onceflow.core.errors import PreparedLimitReached, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import WriterContext
+from onceflow.core.spi.connector import Level
 from onceflow.sinks.postgres.catalog import literal
 from onceflow.sinks.postgres.connection import own, writer_name
 from onceflow.sinks.postgres.server import prepared_room

@@ -45,7 +45,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import CommitterContext, Sink
-from onceflow.core.staging import StagingArea, is_staged
+from onceflow.core.spi.staging import StagingArea, is_staged
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.ledger import BATCHES, LEDGER, SINKS
 from onceflow.sinks.sql.session import (

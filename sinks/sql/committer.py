@@ -35,7 +35,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import is_staged, staged_committable
+from onceflow.core.spi.staging import is_staged, staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.session import (
     AccessDenied,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from onceflow.core.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.spi.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.sinks.sql.dialect import DATABASE, Server
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import AccessDenied, Session, SqlError

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from onceflow.core.connector import Area, Finding
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
+from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Endpoint, Session, session_name
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.transactions import PreparedTransactions

@@ -8,11 +8,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from onceflow.core.connector import require
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
+from onceflow.core.spi.connector import require
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
 from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS

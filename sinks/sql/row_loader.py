@@ -14,8 +14,8 @@ from functools import partial
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.bad_rows import BadRows
-from onceflow.core.staging import RowStager
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.staging import RowStager
 from onceflow.sinks.sql.changes import ChangeBuffer
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.row_validator import ValidRows, as_given

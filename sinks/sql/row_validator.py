@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, TableName, Target

@@ -15,7 +15,7 @@ from enum import Enum
 
 from onceflow.core.errors import ConfigError, StagingMissing
 from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.core.staging import required_staging
+from onceflow.core.spi.staging import required_staging
 from onceflow.sinks.sql.dialect import Dialect, TwoPhase, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import Ledger
 from onceflow.sinks.sql.session import Endpoint, SqlError, TableMissing, refusal, session_name

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.config import Delivery, choice_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.setting_values import choice_of
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect

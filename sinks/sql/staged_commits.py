@@ -34,7 +34,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.sql.row_validator import converted
 from onceflow.sinks.sql.session import ConnectionLost, RowRefused, Session, SqlError
 from onceflow.sinks.sql.settings import SqlSettings

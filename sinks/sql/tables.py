@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.core.connector import Finding
 from onceflow.core.errors import SinkError
+from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.values import decoded, fitted, refused_at
 
 # uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.core.bad_rows import quoted_value
 from onceflow.core.errors import BadRow
+from onceflow.core.spi.bad_rows import quoted_value
 
 _FLOAT_BITS = 32
 _MANTISSA_BITS_OF_DOUBLE = 53

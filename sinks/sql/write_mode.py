@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError, StateCorrupt
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.values import decoded
 

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
-from onceflow.core.staging import RowStager, required_staging
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.staging import RowStager, required_staging
 from onceflow.sinks.sql.row_loader import (
     BatchedInserts,
     BufferedChanges,

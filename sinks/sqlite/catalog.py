@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from onceflow.core.connector import Area
+from onceflow.core.spi.connector import Area
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 

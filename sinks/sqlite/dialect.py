@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.connector import Finding
+from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.dialect import DATABASE, Dialect, Server, TwoPhaseSupport
 from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.connector import Questions, ServerAccess, SinkConnector
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
+from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.core.instants import rows_beyond_python
+from onceflow.core.arrow.instants import rows_beyond_python
 from onceflow.sinks.sql.tables import ColumnFit
 from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text, refused_at
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType

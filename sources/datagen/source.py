@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.connector import SourceConnector
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split, SplitOffsets
+from onceflow.core.spi.connector import SourceConnector
 
 PAYMENTS_SCHEMA = pa.schema(
     [

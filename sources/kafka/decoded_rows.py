@@ -8,7 +8,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
-from onceflow.core.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.sources.kafka.messages import (
     VALUE,
     Refusals,

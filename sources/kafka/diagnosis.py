@@ -28,8 +28,8 @@ from onceflow.connectors.kafka.fitness import (
     replication_findings,
     topic_findings,
 )
-from onceflow.core.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource
 

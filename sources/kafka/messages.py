@@ -11,9 +11,9 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.connectors.kafka.decoding import describe_position
-from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.dead_letters import DeadLetter
 
 logger = logging.getLogger("onceflow.sources.kafka")
 

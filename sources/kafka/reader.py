@@ -17,10 +17,10 @@ from dataclasses import replace
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka.catalog import Catalog, with_ids
 from onceflow.sources.kafka.client import (
     ClientTroubles,

@@ -21,10 +21,10 @@ import pyarrow as pa
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
 from onceflow.connectors.kafka.registry import KeptSchema, RegistrySettings
 from onceflow.connectors.kafka.schema_cache import SchemaCache
-from onceflow.core.client_options import OptionRules, OptionValue
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 SPARK_PREFIX = "kafka."
 

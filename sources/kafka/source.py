@@ -8,12 +8,11 @@ import pyarrow as pa
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.registry import registry_settings
-from onceflow.core.client_options import OptionValue
-from onceflow.core.config import choice_of
-from onceflow.core.durations import seconds_of
+from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.schema_text import SchemaLike, schema_of
+from onceflow.core.setting_values import choice_of, seconds_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
+from onceflow.core.spi.client_options import OptionValue
 from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.position import PartitionPosition

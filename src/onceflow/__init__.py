@@ -8,14 +8,10 @@ from onceflow.core.lazy_names import lazy_names
 from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
-    from onceflow.core.broadcast_stream import BroadcastStream
-    from onceflow.core.config import Checkpointing, Delivery, Endpoint, RuntimeSettings, TlsFiles
-    from onceflow.core.configuration import Configuration
-    from onceflow.core.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
-    from onceflow.core.dead_letters import DEAD_LETTERS
-    from onceflow.core.errors import OnceflowError
-    from onceflow.core.event_time import WatermarkStrategy
-    from onceflow.core.functions import (
+    from onceflow.core.api.broadcast_stream import BroadcastStream
+    from onceflow.core.api.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
+    from onceflow.core.api.event_time import WatermarkStrategy
+    from onceflow.core.api.functions import (
         Aggregate,
         BatchStates,
         KeyedBatchFunction,
@@ -31,15 +27,34 @@ if TYPE_CHECKING:
         min_,
         sum_,
     )
-    from onceflow.core.join_functions import ProcessJoinFunction
-    from onceflow.core.joined_streams import IntervalJoin, JoinedStreams
-    from onceflow.core.pipeline import Job, Pipeline
-    from onceflow.core.process_functions import (
+    from onceflow.core.api.join_functions import ProcessJoinFunction
+    from onceflow.core.api.joined_streams import IntervalJoin, JoinedStreams
+    from onceflow.core.api.pipeline import Job, Pipeline
+    from onceflow.core.api.process_functions import (
         BroadcastAccess,
         BroadcastProcessFunction,
         CoProcessFunction,
         ProcessFunction,
     )
+    from onceflow.core.api.stream import (
+        BroadcastConnectedStream,
+        ConnectedStreams,
+        KeyedStream,
+        Stream,
+    )
+    from onceflow.core.api.window_functions import (
+        CoGroupFunction,
+        ProcessWindowFunction,
+        TimeWindow,
+    )
+    from onceflow.core.api.windowed_stream import WindowedStream
+    from onceflow.core.api.windows import (
+        EventTimeSessionWindows,
+        SlidingEventTimeWindows,
+        TumblingEventTimeWindows,
+        TumblingProcessingTimeWindows,
+    )
+    from onceflow.core.errors import OnceflowError
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
     from onceflow.core.runtime.driver.job_events import (
@@ -85,6 +100,15 @@ if TYPE_CHECKING:
         SlotStatus,
         SubtaskCheckpointStats,
     )
+    from onceflow.core.settings.configuration import Configuration
+    from onceflow.core.settings.pipeline_settings import (
+        Checkpointing,
+        Delivery,
+        Endpoint,
+        RuntimeSettings,
+        TlsFiles,
+    )
+    from onceflow.core.spi.dead_letters import DEAD_LETTERS
     from onceflow.core.state import (
         AggregateFunction,
         AggregatingState,
@@ -115,39 +139,27 @@ if TYPE_CHECKING:
         MemoryStorage,
         ObjectStorage,
     )
-    from onceflow.core.stream import (
-        BroadcastConnectedStream,
-        ConnectedStreams,
-        KeyedStream,
-        Stream,
-    )
-    from onceflow.core.window_functions import CoGroupFunction, ProcessWindowFunction, TimeWindow
-    from onceflow.core.windowed_stream import WindowedStream
-    from onceflow.core.windows import (
-        EventTimeSessionWindows,
-        SlidingEventTimeWindows,
-        TumblingEventTimeWindows,
-        TumblingProcessingTimeWindows,
-    )
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.core.broadcast_stream": "BroadcastStream",
-            "onceflow.core.config": "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles",
-            "onceflow.core.configuration": "Configuration",
-            "onceflow.core.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
-            "onceflow.core.dead_letters": "DEAD_LETTERS",
+            "onceflow.core.api.broadcast_stream": "BroadcastStream",
+            "onceflow.core.settings.pipeline_settings": (
+                "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles"
+            ),
+            "onceflow.core.settings.configuration": "Configuration",
+            "onceflow.core.api.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
+            "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
-            "onceflow.core.event_time": "WatermarkStrategy",
-            "onceflow.core.functions": (
+            "onceflow.core.api.event_time": "WatermarkStrategy",
+            "onceflow.core.api.functions": (
                 "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
                 " Record SideOutput StateAccess avg count max_ min_ sum_"
             ),
-            "onceflow.core.join_functions": "ProcessJoinFunction",
-            "onceflow.core.joined_streams": "IntervalJoin JoinedStreams",
-            "onceflow.core.pipeline": "Job Pipeline",
-            "onceflow.core.process_functions": (
+            "onceflow.core.api.join_functions": "ProcessJoinFunction",
+            "onceflow.core.api.joined_streams": "IntervalJoin JoinedStreams",
+            "onceflow.core.api.pipeline": "Job Pipeline",
+            "onceflow.core.api.process_functions": (
                 "BroadcastAccess BroadcastProcessFunction CoProcessFunction ProcessFunction"
             ),
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
@@ -173,12 +185,14 @@ else:
                 " Timer Timers ValueState ValueStateDescriptor"
             ),
             "onceflow.core.storage": "FileSystemStorage HdfsStorage MemoryStorage ObjectStorage",
-            "onceflow.core.stream": (
+            "onceflow.core.api.stream": (
                 "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
-            "onceflow.core.window_functions": "CoGroupFunction ProcessWindowFunction TimeWindow",
-            "onceflow.core.windowed_stream": "WindowedStream",
-            "onceflow.core.windows": (
+            "onceflow.core.api.window_functions": (
+                "CoGroupFunction ProcessWindowFunction TimeWindow"
+            ),
+            "onceflow.core.api.windowed_stream": "WindowedStream",
+            "onceflow.core.api.windows": (
                 "EventTimeSessionWindows SlidingEventTimeWindows TumblingEventTimeWindows"
                 " TumblingProcessingTimeWindows"
             ),

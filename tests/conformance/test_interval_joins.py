@@ -27,16 +27,16 @@ from onceflow import (
     StateAccess,
     ValueStateDescriptor,
 )
-from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.graph import Feed, JoinConnected
-from onceflow.core.join_functions import (
+from onceflow.core.api.graph import Feed, JoinConnected
+from onceflow.core.api.join_functions import (
     STEP_MS,
     JoinKind,
     JoinSide,
     MergedColumns,
     TimedJoin,
 )
-from onceflow.core.joined_streams import joined_as, regular_join
+from onceflow.core.api.joined_streams import joined_as, regular_join
+from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -24,8 +24,9 @@ from onceflow import (
     min_,
     sum_,
 )
+from onceflow.core.api.graph import AggregateWindows, Feed
+from onceflow.core.api.windows import PaneAssigner, WindowAssigner, window_schema
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.graph import AggregateWindows, Feed
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -33,7 +34,6 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator, Sessions
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import StateBackend, hash_keys, key_group_of
-from onceflow.core.windows import PaneAssigner, WindowAssigner, window_schema
 
 SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
 AGGREGATES = {

@@ -19,7 +19,7 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import ProcessFunction, Record
-from onceflow.core.graph import Graph, Operator, ProcessRecords
+from onceflow.core.api.graph import Graph, Operator, ProcessRecords
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import key_group_range

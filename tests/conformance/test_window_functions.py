@@ -32,9 +32,18 @@ from onceflow import (
     min_,
     sum_,
 )
+from onceflow.core.api.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
+from onceflow.core.api.join_functions import MergedColumns, WindowPairs
+from onceflow.core.api.window_functions import (
+    CoWindowedFunction,
+    KeptAccumulators,
+    KeptRecords,
+    WindowContent,
+    WindowedFunction,
+    WindowInput,
+)
+from onceflow.core.api.windows import WindowAssigner, window_schema
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.graph import AggregateWindows, Feed, ProcessConnected, ProcessKeyed
-from onceflow.core.join_functions import MergedColumns, WindowPairs
 from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -46,15 +55,6 @@ from onceflow.core.runtime.dataflow.function_operators import (
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.state import key_group_of
-from onceflow.core.window_functions import (
-    CoWindowedFunction,
-    KeptAccumulators,
-    KeptRecords,
-    WindowContent,
-    WindowedFunction,
-    WindowInput,
-)
-from onceflow.core.windows import WindowAssigner, window_schema
 
 SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
 AGGREGATES = {"total": sum_("amount"), "n": count(), "low": min_("amount"), "high": max_("amount")}

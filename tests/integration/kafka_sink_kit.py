@@ -17,7 +17,7 @@ from tests.integration.sink_kit import Job
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 

@@ -21,7 +21,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, Sink, SinkWriter, WriterContext
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 
 SinkT = TypeVar("SinkT", bound=Sink)
 OutcomeT = TypeVar("OutcomeT", bound=CommitOutcome | AbortOutcome)

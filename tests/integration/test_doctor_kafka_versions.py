@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceflow.core.connector import Level, ServerAccess
+from onceflow.core.spi.connector import Level, ServerAccess
 from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources.kafka.diagnosis import questions_of_kafka

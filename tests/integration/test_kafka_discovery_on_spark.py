@@ -25,9 +25,9 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
+from onceflow.core.api.pipeline import Job
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import OffsetOutOfRange
-from onceflow.core.pipeline import Job
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource

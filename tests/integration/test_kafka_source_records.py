@@ -18,8 +18,8 @@ from tests.integration.kafka_feed import (
 )
 from tests.integration.kafka_sink_kit import await_markers
 
-from onceflow.core.dead_letters import DeadLetter
 from onceflow.core.errors import BadRecord
+from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource

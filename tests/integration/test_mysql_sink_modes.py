@@ -20,7 +20,7 @@ from tests.integration.sink_kit import SCHEMA, rows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.staging import is_staged, staged_committable
+from onceflow.core.spi.staging import is_staged, staged_committable
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import MySQLSink
 

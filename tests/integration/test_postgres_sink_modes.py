@@ -17,7 +17,7 @@ from tests.integration.sink_kit import rows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committed
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow import JobState
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 from onceflow.integration.servers import KafkaServer
 from onceflow.integration.workload import Payments, produce
 

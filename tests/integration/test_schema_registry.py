@@ -25,9 +25,9 @@ from onceflow.connectors.kafka.registry import (
     deadline,
     registry_settings,
 )
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink

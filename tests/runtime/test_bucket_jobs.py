@@ -23,8 +23,8 @@ from onceflow import (
     Pipeline,
     RocksDBBackend,
 )
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, SlotLost, StorageError
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.snapshots import paths_of
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import CheckpointStorage

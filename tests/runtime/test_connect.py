@@ -30,8 +30,8 @@ from onceflow import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.pipeline import Job
 
 
 def await_rows(job: Job, sink: DirectorySink, count: int) -> None:

@@ -18,7 +18,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.moving_job import MovingJob, refuse_an_older_copy, refuse_an_older_savepoint
 
 from onceflow import Checkpointing, FixedDelay, HeapBackend, JobState, Pipeline
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import Checkpointing, JobState, NoRestart, Pipeline
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
-from onceflow.core.pipeline import Job
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 
 ROWS_A_SPLIT = 10

@@ -42,7 +42,7 @@ from onceflow import (
     StateBackend,
     Stream,
 )
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 from onceflow.core.runtime.driver.job_events import CheckpointTriggered
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 

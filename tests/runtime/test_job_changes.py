@@ -13,8 +13,8 @@ from tests.support.held_up import await_status
 from tests.support.ledger import SETTINGS, assert_exactly_once
 
 from onceflow import Checkpointing, JobState, Pipeline, count, sum_
+from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError
-from onceflow.core.stream import Stream
 
 
 def _pipeline(cluster: AnyCluster, directory: Path) -> Pipeline:

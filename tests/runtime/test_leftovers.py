@@ -24,8 +24,8 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SinkError
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
 

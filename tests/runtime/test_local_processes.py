@@ -17,8 +17,8 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline, RuntimeSettings
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SlotLost
-from onceflow.core.pipeline import Job
 from onceflow.core.runtime.cluster.process_host import Link
 from onceflow.integration.conformance.processes import Processes, eventually
 from onceflow.integration.faults.processes import is_alive, parent_of

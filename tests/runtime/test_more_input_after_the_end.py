@@ -34,7 +34,7 @@ from onceflow import (
     TumblingEventTimeWindows,
     count,
 )
-from onceflow.core.windows import WindowAssigner
+from onceflow.core.api.windows import WindowAssigner
 
 Work = Callable[[Stream, float], Stream]
 

@@ -15,10 +15,10 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, TlsFiles, sum_
+from onceflow.core.api.functions import Record
+from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, SlotFailed, UserFunctionError
-from onceflow.core.functions import Record
 from onceflow.core.spi import SinkWriter, WriterContext
-from onceflow.core.stream import Stream
 
 
 def begin(cluster: AnyCluster, directory: Path, records: int = 500) -> tuple[Pipeline, Stream]:

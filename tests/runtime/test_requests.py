@@ -14,7 +14,7 @@ from tests.support.hindered_sink import FailingSink, SlowSink
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import JobState, NoRestart
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 from onceflow.core.runtime.driver.status import JobStatus
 
 

@@ -12,8 +12,8 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import FileSystemStorage, JobEvent, JobState, JobStatus, LocalProcesses
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SavepointFailed
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops import attempt

@@ -16,7 +16,7 @@ from tests.support.held_up import (
 )
 
 from onceflow import HeapBackend, JobState, RocksDBBackend
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 from onceflow.core.state import StateBackend
 
 Through = Literal["checkpoint", "unaligned checkpoint", "savepoint"]

@@ -15,8 +15,8 @@ from tests.support.moved_job import (
 )
 
 from onceflow import JobState
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import ConfigError, SavepointRefused
-from onceflow.core.pipeline import Job
 
 
 def _run_to_four_checkpoints(directory: Path) -> list[int]:

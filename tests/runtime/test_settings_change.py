@@ -42,11 +42,11 @@ from onceflow import (
     WatermarkStrategy,
     count,
 )
+from onceflow.core.api.graph import Feed, GraphBuilder, ReadFrom
+from onceflow.core.api.windows import WindowAssigner
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.graph import Feed, GraphBuilder, ReadFrom
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.state import StateBackend
-from onceflow.core.windows import WindowAssigner
 
 Work = Callable[[Stream], Stream]
 Windowed = Callable[[Stream, WindowAssigner, float], Stream]

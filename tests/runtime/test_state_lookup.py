@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from onceflow import HeapBackend, RocksDBBackend
 from onceflow.cli.main import app
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import ConfigError
-from onceflow.core.pipeline import Job
 
 
 @pytest.fixture(scope="module", params=["heap", "rocksdb"])

@@ -35,8 +35,8 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.api.windows import PaneAssigner, WindowAssigner, pane_windows
 from onceflow.core.errors import ConfigError
-from onceflow.core.windows import PaneAssigner, WindowAssigner, pane_windows
 
 
 def windowed(

@@ -22,7 +22,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import LocalProcesses
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 
 _LOOK_S = 0.05
 

@@ -21,7 +21,7 @@ from tests.support.dataframe_job import UID, frame_of, inputs_in, pipeline_of
 from tests.support.directory_sink import DirectorySink
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
-from onceflow.core.dataframe_source import DataFrameSource
+from onceflow.core.api.dataframe_source import DataFrameSource
 from onceflow.core.errors import (
     ConfigError,
     DataFrameFailed,

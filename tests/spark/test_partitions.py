@@ -21,8 +21,8 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SlotLost
-from onceflow.core.pipeline import Job
 from onceflow.core.protocol.messages import Deploy
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.runtime.driver import attempt

@@ -28,8 +28,8 @@ from onceflow import (
     ProcessFunction,
     Record,
 )
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import ConfigError
-from onceflow.core.pipeline import Job
 
 RECORDS, RULES, ACCOUNTS = 2_000, 30, 50
 LIMITS = MapStateDescriptor[str, int]("limits", str, int)

@@ -16,7 +16,7 @@ from tests.spark_formats.batches import driver_of, killed_at
 from onceflow import connectors
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import SinkError
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
 

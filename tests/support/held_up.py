@@ -27,7 +27,7 @@ from onceflow import (
     count,
     sum_,
 )
-from onceflow.core.pipeline import Job
+from onceflow.core.api.pipeline import Job
 from onceflow.core.runtime.dataflow.channels import decode_batches
 from onceflow.core.state import StateBackend
 

@@ -24,7 +24,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.core.staging import StagingArea, staged_committable
+from onceflow.core.spi.staging import StagingArea, staged_committable
 
 
 @dataclass(frozen=True)

@@ -146,11 +146,12 @@ def test_a_sink_or_a_source_is_written_with_names_of_one_package() -> None:
     """All that the contracts speak of, and all that our example sinks use of onceflow."""
     root = Path(__file__).parents[2]
     needed = set[str]()
-    for path in (root / "core/spi.py", *root.glob("examples/*_sink.py")):
+    contracts = (root / "core/spi/sink.py", root / "core/spi/source.py")
+    for path in (*contracts, *root.glob("examples/*_sink.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onceflow."):
                 needed |= {alias.name for alias in node.names}
-            if isinstance(node, ast.ClassDef) and path.name == "spi.py" and node.name[0] != "_":
+            if isinstance(node, ast.ClassDef) and path.parent.name == "spi" and node.name[0] != "_":
                 needed.add(node.name)
     assert {"Source", "StagedSink", "TransactionId"} <= needed
     assert needed - set(exported(importlib.import_module("onceflow.connectors"))) == set()

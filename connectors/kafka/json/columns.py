@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyarrow import types
 from typing_extensions import NotRequired
 
+from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.errors import ConfigError
-from onceflow.core.instants import BEYOND_PYTHON, rows_beyond_python
 
 _FLOAT32_MAX = 3.4028235677973366e38
 """The largest double that rounds to a finite float32."""

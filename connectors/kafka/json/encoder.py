@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.errors import ConfigError
-from onceflow.core.instants import BEYOND_PYTHON
 
 _ENCODER = msgspec.json.Encoder(decimal_format="string")
 

@@ -60,7 +60,7 @@ from onceflow.core.spi import (
     OnBadRow,
     Sink,
 )
-from onceflow.core.staging import StagingArea, is_staged
+from onceflow.core.spi.staging import StagingArea, is_staged
 
 _log = logging.getLogger("onceflow.spark")
 SETTLE_TIMEOUT_S = 120.0

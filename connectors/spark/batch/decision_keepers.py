@@ -10,10 +10,10 @@ from onceflow.connectors.spark.batch.identity import NamedTarget, is_files, is_k
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.batch_notes import BatchNotes
-from onceflow.core.config import Delivery
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Sink
 from onceflow.core.storage.batch_decisions import LoggedBatchDecisions
 from onceflow.core.storage.file_location import FileLocation

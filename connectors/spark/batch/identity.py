@@ -23,7 +23,7 @@ from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLo
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage.file_location import FileLocation
 from onceflow.core.storage.layout import safe_name
 from onceflow.core.storage.local import CHECKPOINT_STORAGE

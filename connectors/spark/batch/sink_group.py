@@ -20,7 +20,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 
 _DIGEST_LENGTH = 10
 

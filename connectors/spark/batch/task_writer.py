@@ -13,7 +13,6 @@ from typing_extensions import TypeIs
 from onceflow.connectors.spark.batch.commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.core.crash_points import reach
-from onceflow.core.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
 from onceflow.core.errors import (
     BadRow,
     ConfigError,
@@ -25,7 +24,8 @@ from onceflow.core.protocol.batches import prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, Sink, SinkWriter, WriterContext
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
+from onceflow.core.spi.staging import is_staged
 
 if TYPE_CHECKING:
     from onceflow.sinks.sql.sink import SqlSink

@@ -17,8 +17,8 @@ from enum import Enum
 from typing import Generic, TypeVar, cast
 
 from onceflow.connectors.spark.options.words import OptionWords
-from onceflow.core.durations import seconds_of
 from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import seconds_of
 from onceflow.core.spi import Sink
 
 T_co = TypeVar("T_co", covariant=True)

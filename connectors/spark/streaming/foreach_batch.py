@@ -32,10 +32,10 @@ from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.streaming.first_sink import FirstSink
 from onceflow.connectors.spark.streaming.writer import task_place
-from onceflow.core.dead_letters import DEAD_LETTERS
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.cluster.spark import use_own_interpreter
 from onceflow.core.spi import GlobalSink, OnBadRow, Sink
+from onceflow.core.spi.dead_letters import DEAD_LETTERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

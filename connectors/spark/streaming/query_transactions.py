@@ -33,7 +33,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.staging import StagingArea, is_staged, staged_committable
+from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
 from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.sink import SqlSink

@@ -24,8 +24,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from onceflow.core.arrow.exact_arrays import InexactValue, exact_array_of_pandas
 from onceflow.core.errors import ConfigError
-from onceflow.core.exact_arrays import InexactValue, exact_array_of_pandas
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
 _LEAVE_S = 10.0

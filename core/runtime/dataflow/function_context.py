@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.api.functions import OutputTag, Record
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.functions import OutputTag, Record
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.state import (

@@ -13,16 +13,17 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
-from onceflow.core.errors import BadStateValue
-from onceflow.core.functions import Record
-from onceflow.core.graph import (
+from onceflow.core.api.functions import Record
+from onceflow.core.api.graph import (
     ProcessBatches,
     ProcessBroadcast,
     ProcessConnected,
     ProcessKeyed,
     ProcessRecords,
 )
-from onceflow.core.process_functions import BroadcastProcessFunction, ProcessFunction
+from onceflow.core.api.process_functions import BroadcastProcessFunction, ProcessFunction
+from onceflow.core.api.window_functions import WindowsOfRecords
+from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -57,7 +58,6 @@ from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, 
 from onceflow.core.state.api import PendingSnapshot as FrozenState
 from onceflow.core.state.operator_state import OperatorStateStore
 from onceflow.core.state.timers import DomainTimers, Timers
-from onceflow.core.window_functions import WindowsOfRecords
 
 RecordFunction: TypeAlias = Callable[[Record], Results]
 

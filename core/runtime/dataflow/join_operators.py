@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.api.event_time import times_ms
+from onceflow.core.api.functions import Record
+from onceflow.core.api.graph import JoinConnected
+from onceflow.core.api.join_functions import MergedColumns, ProcessJoinFunction
+from onceflow.core.api.late_records import LateRecords
 from onceflow.core.errors import BadStateValue, ConfigError
-from onceflow.core.event_time import times_ms
-from onceflow.core.functions import Record
-from onceflow.core.graph import JoinConnected
-from onceflow.core.join_functions import MergedColumns, ProcessJoinFunction
-from onceflow.core.late_records import LateRecords
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import KeyedContext

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import BadStateValue
-from onceflow.core.graph import RunAggregates
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch

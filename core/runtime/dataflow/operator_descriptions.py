@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from onceflow.core.graph import (
+from onceflow.core.api.graph import (
     AggregateWindows,
     JoinConnected,
     Operator,
@@ -29,10 +29,10 @@ from onceflow.core.graph import (
     RunAggregates,
     Work,
 )
-from onceflow.core.join_functions import TimedJoin
+from onceflow.core.api.join_functions import TimedJoin
+from onceflow.core.api.window_functions import WindowsOfRecords
+from onceflow.core.api.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
 from onceflow.core.state.accumulator_shape import key_kind
-from onceflow.core.window_functions import WindowsOfRecords
-from onceflow.core.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
 
 LATENESS = "allowed lateness"
 

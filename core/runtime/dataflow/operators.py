@@ -19,19 +19,9 @@ from itertools import chain
 import msgspec
 import pyarrow as pa
 
-from onceflow.core.crash_points import reach
-from onceflow.core.dead_letters import (
-    DEAD_LETTERS,
-    DEAD_LETTERS_TAG,
-    DeadLetter,
-    batch_of_letters,
-    letters_of_rows,
-)
-from onceflow.core.decoders import msgpack_decoder
-from onceflow.core.errors import ConfigError
-from onceflow.core.event_time import WatermarkStrategy
-from onceflow.core.functions import Record
-from onceflow.core.graph import (
+from onceflow.core.api.event_time import WatermarkStrategy
+from onceflow.core.api.functions import Record
+from onceflow.core.api.graph import (
     Feed,
     FilterRecords,
     FlatMapRecords,
@@ -40,6 +30,9 @@ from onceflow.core.graph import (
     SelectSql,
     WriteTo,
 )
+from onceflow.core.crash_points import reach
+from onceflow.core.decoders import msgpack_decoder
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.messages import SinkMetrics
@@ -59,6 +52,13 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user_on_records,
 )
 from onceflow.core.spi import SinkWriter, SourceReader
+from onceflow.core.spi.dead_letters import (
+    DEAD_LETTERS,
+    DEAD_LETTERS_TAG,
+    DeadLetter,
+    batch_of_letters,
+    letters_of_rows,
+)
 from onceflow.core.state import StateWriter
 
 Emit = Callable[[Batch], None]

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
+from onceflow.core.api.functions import Record
+from onceflow.core.api.record_copies import copy_value
+from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.exact_arrays import InexactValue, exact_array
-from onceflow.core.functions import Record
-from onceflow.core.record_copies import copy_value
 from onceflow.core.runtime.dataflow.user_functions import result_error
 
 Results: TypeAlias = Record | Iterable[Record] | None

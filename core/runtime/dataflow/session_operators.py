@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.api.graph import AggregateWindows
+from onceflow.core.api.windows import EventTimeSessionWindows
 from onceflow.core.errors import BadStateValue
-from onceflow.core.graph import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator
@@ -34,7 +35,6 @@ from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
 from onceflow.core.state.canonical import Groups
 from onceflow.core.state.key_columns import Ints, plain_keys
 from onceflow.core.state.key_groups import Hashes
-from onceflow.core.windows import EventTimeSessionWindows
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
 """Of each session its bounds; of a key's first one, how many the key has."""

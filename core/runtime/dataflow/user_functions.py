@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
-from onceflow.core.dead_letters import origin_columns, printable_rows
+from onceflow.core.api.functions import Record
+from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
+from onceflow.core.arrow.instants import ERRORS as VALUE_ERRORS
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
-from onceflow.core.exact_arrays import InexactValue, cast_exactly
-from onceflow.core.functions import Record
-from onceflow.core.instants import ERRORS as VALUE_ERRORS
+from onceflow.core.spi.dead_letters import origin_columns, printable_rows
 from onceflow.core.state.python_keys import has_own_python_keys, python_keys
 
 T = TypeVar("T")

@@ -17,9 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.api.event_time import times_ms
+from onceflow.core.api.graph import AggregateWindows
+from onceflow.core.api.windows import (
+    EventTimeSessionWindows,
+    TumblingProcessingTimeWindows,
+    pane_windows,
+)
 from onceflow.core.errors import BadStateValue
-from onceflow.core.event_time import times_ms
-from onceflow.core.graph import AggregateWindows
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.keyed_operators import KeyedOperator, with_event_time
@@ -36,11 +41,6 @@ from onceflow.core.state.canonical import Groups
 from onceflow.core.state.clock import StateClock
 from onceflow.core.state.key_columns import Ints
 from onceflow.core.state.key_groups import Hashes
-from onceflow.core.windows import (
-    EventTimeSessionWindows,
-    TumblingProcessingTimeWindows,
-    pane_windows,
-)
 
 ROWS_A_BATCH = 32_768
 _log = logging.getLogger("onceflow.runtime")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from onceflow.core.graph import Graph
+from onceflow.core.api.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import AttemptFact

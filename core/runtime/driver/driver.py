@@ -19,9 +19,8 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from onceflow.core.config import Checkpointing, Endpoint, RuntimeSettings, TlsFiles
+from onceflow.core.api.graph import Graph
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
-from onceflow.core.graph import Graph
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import committer_ref
@@ -88,6 +87,12 @@ from onceflow.core.runtime.transport.credentials import (
     drawn_identities,
     identity_in,
     new_token,
+)
+from onceflow.core.settings.pipeline_settings import (
+    Checkpointing,
+    Endpoint,
+    RuntimeSettings,
+    TlsFiles,
 )
 from onceflow.core.spi import GlobalSink, Sink
 from onceflow.core.state import StateBackend

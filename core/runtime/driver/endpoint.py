@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from onceflow.core.config import Endpoint
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.driver.listeners import JobListener
+from onceflow.core.settings.pipeline_settings import Endpoint
 from onceflow.core.storage.driver_address import AddressFiles, DriverAddress
 
 TOLD_TIMEOUT_S = 2.0

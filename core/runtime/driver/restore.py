@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.graph import (
+from onceflow.core.api.graph import (
     AggregateWindows,
     Exchange,
     Graph,
@@ -26,6 +25,7 @@ from onceflow.core.graph import (
     Work,
     WriteTo,
 )
+from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.messages import RestoredOperator

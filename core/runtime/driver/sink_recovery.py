@@ -15,6 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from onceflow.core.api.graph import Graph
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
@@ -29,7 +30,6 @@ from onceflow.core.errors import (
     SinkError,
     StorageBehind,
 )
-from onceflow.core.graph import Graph
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,

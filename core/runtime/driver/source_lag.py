@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from onceflow.core.graph import Graph
+from onceflow.core.api.graph import Graph
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.job_events import JobEvent, LagMeasured
 from onceflow.core.runtime.driver.source_splits import splits_of

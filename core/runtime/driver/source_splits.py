@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from onceflow.core.api.graph import Graph
 from onceflow.core.errors import SourceError
-from onceflow.core.graph import Graph
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
 from onceflow.core.protocol.messages import OfferSplits

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.config import Delivery
-from onceflow.core.crash_points import reach
-from onceflow.core.errors import SlotLost, StateIncompatible
-from onceflow.core.graph import (
+from onceflow.core.api.graph import (
     AggregateWindows,
     Chain,
     Edge,
@@ -35,6 +32,9 @@ from onceflow.core.graph import (
     SelectSql,
     WriteTo,
 )
+from onceflow.core.api.windows import EventTimeSessionWindows
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.protocol.alignment import AlignmentMode
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.in_flight import ChannelEnd
@@ -95,10 +95,10 @@ from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.runtime.slot.program import Program
 from onceflow.core.runtime.transport.data_plane import FlightChannel
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
 from onceflow.core.state.operator_state import OperatorStateStore
-from onceflow.core.windows import EventTimeSessionWindows
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.commit.queue import (
     C,
     CommitQueue,
@@ -33,7 +34,6 @@ from onceflow.core.errors import (
     PreparedTransactionLost,
     SinkError,
 )
-from onceflow.core.graph import Operator, WriteTo
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.config import Delivery, RuntimeSettings, TlsFiles
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
 from onceflow.core.scratch import ScratchDirectory
+from onceflow.core.settings.pipeline_settings import Delivery, RuntimeSettings, TlsFiles
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 

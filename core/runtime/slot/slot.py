@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from onceflow.core.config import TlsFiles
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
@@ -30,6 +29,7 @@ from onceflow.core.runtime.slot.program import unpickled_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
 from onceflow.core.scratch import ScratchDirectory
+from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
 def run_slot(plan: AttemptPlan, slot: int) -> str:

@@ -23,8 +23,8 @@ from typing import Any
 
 from pyarrow import flight
 
-from onceflow.core.config import TlsFiles
 from onceflow.core.errors import ConfigError
+from onceflow.core.settings.pipeline_settings import TlsFiles
 
 _DRIVER = "driver.onceflow.internal"
 _SLOT = "slot.onceflow.internal"

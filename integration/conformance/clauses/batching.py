@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from onceflow.connectors.spark.batch.commits import BatchTarget
-from onceflow.core.config import Delivery
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.integration.conformance.batch_driver import BatchDriver
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import (

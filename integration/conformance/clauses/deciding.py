@@ -11,7 +11,7 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.writing import (

@@ -23,8 +23,7 @@ from unittest.mock import patch
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
-from onceflow.core.config import Delivery
-from onceflow.core.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
+from onceflow.core.api.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm, TriggerCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
@@ -40,6 +39,7 @@ from onceflow.core.runtime.dataflow.subtask import (
 )
 from onceflow.core.runtime.driver.restore import restored_slots
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
+from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.state import StateBackend
 
 MAX_PARALLELISM = 16

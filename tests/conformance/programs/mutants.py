@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 from tests.conformance.programs import attempt, run
 
-from onceflow.core.graph import Graph
+from onceflow.core.api.graph import Graph
 from onceflow.core.protocol.decisions import CheckpointKind
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import SplitWatermarks

@@ -20,8 +20,8 @@ from tests.conformance.programs.generator import (
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, RocksDBBackend
+from onceflow.core.api.graph import ReadFrom
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.graph import ReadFrom
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.dataflow.operators import encode_split

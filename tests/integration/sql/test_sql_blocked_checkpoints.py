@@ -15,8 +15,8 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
+from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import CheckpointError
-from onceflow.core.pipeline import Job
 from onceflow.core.runtime.driver.job_events import JobEvent, SinkBlocked
 from onceflow.core.runtime.driver.status import JobStatus
 

@@ -26,7 +26,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import OnBadRow
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 
 SINK_ID = "job.ledger"

@@ -10,7 +10,7 @@ from tests.integration.sql.databases import Database, SqlJob
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import Committed
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 
 _KEEPS_XA = "XA transactions can be prepared and listed"

@@ -18,9 +18,9 @@ import pytest
 from tests.integration.sink_kit import SCHEMA, committables, rows, until_settled
 from tests.integration.sql.databases import Database, SqlServer
 
+from onceflow.core.api.graph import Graph, Operator, WriteTo
 from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
-from onceflow.core.graph import Graph, Operator, WriteTo
 from onceflow.core.in_doubt import InDoubtTransactions, SinkResourceManager
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef

@@ -9,7 +9,7 @@ import pyarrow as pa
 from onceflow.cli.demo.driver import JOB
 from onceflow.cli.demo.run import transactions_with_staged_rows
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.staging import StagingArea
+from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage import FileSystemStorage
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from onceflow.cli.doctor.query import check_query
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.core.connector import Level
+from onceflow.core.spi.connector import Level
 
 
 def query_at(directory: Path, planned: int, committed: int) -> str:

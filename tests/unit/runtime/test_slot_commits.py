@@ -9,7 +9,7 @@ from tests.support.counting_source import SCHEMA
 from tests.support.directory_sink import DirectorySink
 from tests.unit.runtime.slot_parts import slot_context
 
-from onceflow.core.graph import Operator, WriteTo
+from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (
     CommittedThrough,

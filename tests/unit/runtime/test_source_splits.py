@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.support.counting_source import CountingSource
 
-from onceflow.core.graph import Graph, Operator, ReadFrom
+from onceflow.core.api.graph import Graph, Operator, ReadFrom
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.driver.restore import restored_slots

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from onceflow.core.config import RuntimeSettings, TlsFiles
 from onceflow.core.errors import ConfigError, SlotLost
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Hello
@@ -28,6 +27,7 @@ from onceflow.core.runtime.transport.credentials import (
     identity_in,
 )
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
+from onceflow.core.settings.pipeline_settings import RuntimeSettings, TlsFiles
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HELLO = Hello(AttemptId(1), 0, 1, 1, "here", "nowhere", {})

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.keyed_balance import KeyedBalance
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core.api.functions import Record
+from onceflow.core.api.graph import ProcessKeyed
 from onceflow.core.errors import BadRecord, BadStateValue, UserFunctionError
-from onceflow.core.functions import Record
-from onceflow.core.graph import ProcessKeyed
 from onceflow.core.protocol.loops.slots import slot_error
 from onceflow.core.runtime.dataflow import user_functions
 from onceflow.core.runtime.dataflow.channels import Batch

@@ -24,9 +24,9 @@ from tests.support.protobuf_messages import message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 from tests.unit.sources.test_kafka_avro import taken
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRecord, ConfigError, SinkError, SourceUnavailable
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sources import KafkaSource

@@ -17,9 +17,9 @@ from google.protobuf.json_format import MessageToDict
 from tests.support.protobuf_messages import framed, message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.spi import OnBadRow, RejectedRows
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import facts_of, topics_in

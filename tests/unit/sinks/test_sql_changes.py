@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
 from onceflow.sinks.sql.values import decoded_rows
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from onceflow.core.bad_rows import BadRows
 from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.types import PostgresFit, wire_of

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.core.bad_rows import quoted_value
 from onceflow.core.errors import BadRow
+from onceflow.core.spi.bad_rows import quoted_value
 from onceflow.sinks.sql.values import fitted
 
 _NUMBERS = st.lists(st.none() | st.integers(-(2**33), 2**33), max_size=60)

@@ -14,8 +14,8 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import BadRecord, ConfigError
-from onceflow.core.schema_text import SchemaLike, schema_of
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.rows import JsonRows, RawRows, schema_of_rows
 from onceflow.sources.kafka.settings import Earliest, KafkaSettings, ValueFormat

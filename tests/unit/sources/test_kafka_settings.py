@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
+from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.schema_text import schema_of
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of

@@ -11,7 +11,7 @@ import pytest
 
 from onceflow.core.errors import StateCorrupt, StorageError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.staging import is_staged
+from onceflow.core.spi.staging import is_staged
 from onceflow.core.storage import FileStagingArea
 from onceflow.core.storage import staging as staging_module
 from onceflow.core.storage.local import LocalFileSystem

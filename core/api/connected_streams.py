@@ -1,0 +1,171 @@
+"""Two keyed streams for one function, with the state of their key, or by key and window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeAlias, TypeVar
+
+from onceflow.core.api.function_checks import require_function_object
+from onceflow.core.api.functions import OutputTag
+from onceflow.core.api.graph import Feed, GraphBuilder, JoinConnected, ProcessConnected, Work
+from onceflow.core.api.join_functions import (
+    JoinKind,
+    JoinSide,
+    ProcessJoinFunction,
+    TimedJoin,
+    WindowPairs,
+)
+from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, joined_as
+from onceflow.core.api.process_functions import CoProcessFunction
+from onceflow.core.api.window_functions import (
+    CoGroupFunction,
+    CoWindowedFunction,
+    KeptRecords,
+    WindowInput,
+)
+from onceflow.core.api.windowed_stream import lateness_ms_of, window_input
+from onceflow.core.api.windows import WindowAssigner
+from onceflow.core.errors import ConfigError
+
+StreamT = TypeVar("StreamT")
+KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
+"""What flows into an input, and its key."""
+
+
+def check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
+    """Return when two streams are of one pipeline.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if other is not graph:
+        raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
+
+
+class KeyedConnectedStreams(Generic[StreamT]):
+    """Two streams with one key, for one function with the state of that key."""
+
+    def __init__(
+        self,
+        stream: Callable[[GraphBuilder, Feed], StreamT],
+        graph: GraphBuilder,
+        inputs: tuple[KeyedFeeds, KeyedFeeds],
+        *,
+        verb: str = "connect",
+    ) -> None:
+        """`stream` makes a stream of what an operator emits."""
+        types = [[feeds[0].schema.field(name).type for name in key] for feeds, key in inputs]
+        if types[0] != types[1]:
+            told = [
+                ", ".join(f"{n} {t}" for n, t in zip(key, ts, strict=True))
+                for (_, key), ts in zip(inputs, types, strict=True)
+            ]
+            raise ConfigError(
+                f"{verb}(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
+                " equal keys would be in different subtasks; cast the columns to the same types"
+                " before"
+            )
+        self._stream = stream
+        self._graph = graph
+        self._feeds = inputs[0][0], inputs[1][0]
+        self.keys = inputs[0][1], inputs[1][1]
+
+    def process(self, function: CoProcessFunction, *, uid: str) -> StreamT:
+        """Apply `function` to each record of both with the state of its key.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        require_function_object(function, CoProcessFunction, "connect(…).process")
+        return self.add(function, uid=uid)
+
+    def add(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT:
+        """Apply a function, or join the two."""
+        if isinstance(function, TimedJoin):
+            schema = function.output_schema()
+            work: Work = JoinConnected(self.keys, function)
+        else:
+            schema = function.output_schema(self._feeds[0][0].schema, self._feeds[1][0].schema)
+            work = ProcessConnected(self.keys, function)
+        operator = self._graph.add(work, *self._feeds, verb="connect", uid=uid, schema=schema)
+        return self._stream(self._graph, Feed(operator.uid, schema))
+
+    def window(
+        self,
+        windows: WindowAssigner,
+        *,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        allowed_lateness: float | str = 0,
+        late_left: OutputTag | None = None,
+        late_right: OutputTag | None = None,
+    ) -> WindowedConnectedStreams[StreamT]:
+        """Cut the records of each key into windows, those of both streams into the same ones.
+
+        As `KeyedStream.window`, with a column of event time and a side output for late records of
+        each stream: the first one is the left one.
+
+        Raises:
+            ConfigError: There is no such column, a stream's sources have no watermarks, or a tag
+                has other columns than its stream.
+        """
+        given = ("left", left_time, late_left), ("right", right_time, late_right)
+        left, right = (
+            window_input(
+                self._graph, feeds, key, windows, time, late, (f"{side}_time", f"late_{side}")
+            )
+            for feeds, key, (side, time, late) in zip(self._feeds, self.keys, given, strict=True)
+        )
+        sides = (
+            JoinSide("left", self._feeds[0][0].schema, left.time, left.late),
+            JoinSide("right", self._feeds[1][0].schema, right.time, right.late),
+        )
+        lateness_ms = lateness_ms_of(windows, allowed_lateness)
+        return WindowedConnectedStreams(self.add, sides, windows, lateness_ms, (left, right))
+
+
+class WindowedConnectedStreams(Generic[StreamT]):
+    """Records of two streams grouped by key and window."""
+
+    def __init__(
+        self,
+        process: AddsOperator[StreamT],
+        sides: Sides,
+        windows: WindowAssigner,
+        lateness_ms: int,
+        inputs: tuple[WindowInput, WindowInput],
+    ) -> None:
+        self._process = process
+        self._sides = sides
+        self._windows: WindowAssigner = windows
+        self._lateness_ms = lateness_ms
+        self._inputs = inputs
+
+    def co_group(self, function: CoGroupFunction, *, uid: str) -> StreamT:
+        """Return what `function` makes of all records of each key and window, which are kept.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+        """
+        require_function_object(function, CoGroupFunction, "co_group")
+        return self._process(self._windowed(function), uid=uid)
+
+    def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
+        """Join each left record with each right one of its key and window.
+
+        In a `"left"`, `"right"` or `"full"` join records of that side, or of both, come out without
+        a partner where the window has none of the other side.
+
+        Raises:
+            ConfigError: `how` is none of these.
+        """
+        sides = joined_as(self._sides, how)
+        outer = sides[0].outer, sides[1].outer
+
+        def function(pairs: ProcessJoinFunction) -> CoProcessFunction:
+            return self._windowed(WindowPairs(outer, pairs))
+
+        keys = self._inputs[0].key, self._inputs[1].key
+        return JoinedStreams(self._process, function, sides, keys)
+
+    def _windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
+        content = KeptRecords(function, *(side.schema for side in self._sides))
+        return CoWindowedFunction(self._windows, self._lateness_ms, content, *self._inputs)

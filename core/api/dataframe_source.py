@@ -1,0 +1,331 @@
+"""A bounded Spark DataFrame as a replayable source: evaluated once, then read from files.
+
+    <checkpoint storage>/<job>/inputs/<uid>/<token>/part-….parquet     as Spark has written them
+
+The first attempt of a job that reads the DataFrame writes it there, and the decision log holds the
+list of its files before the first row is read. Every later attempt, in whatever process, reads
+these files and does not evaluate the DataFrame again: its rows may have changed, or may never come
+in the same order. The files are deleted when all of their rows are committed and the job is over.
+
+A split is a run of row groups of one file. Its position, as UTF-8 JSON:
+
+    {"file":"<token>/part-….parquet","size":1234,"group":3,"row":20000,"stop":8,"schema":"9f…"}
+
+`row` rows of row group `group` have been read; `stop` is the row group after the split's last one.
+A split that is read to its end leaves the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typing_extensions import TypeIs, override
+
+from onceflow.core.arrow.schema_text import schema_of
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import (
+    ConfigError,
+    DataFrameFailed,
+    OffsetOutOfRange,
+    SourceUnavailable,
+    StateIncompatible,
+)
+from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
+from onceflow.core.storage import CheckpointStorage, FileSystemStorage
+from onceflow.core.storage.inputs import InputFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger("onceflow.dataframes")
+
+ROW_GROUP_BYTES = 8 * 1024 * 1024
+"""What one subtask holds in memory of a file, more or less: Spark counts before compression."""
+SPLIT_BYTES = 32 * 1024 * 1024
+"""Small enough that a DataFrame of few partitions keeps several subtasks busy."""
+BATCH_ROWS = 10_000
+
+
+def is_dataframe(value: object) -> TypeIs[DataFrame]:
+    """Whether it is a DataFrame of Spark's, whose module is loaded then and is not otherwise."""
+    sql = sys.modules.get("pyspark.sql")
+    return sql is not None and isinstance(value, sql.DataFrame)
+
+
+def schema_of_dataframe(dataframe: DataFrame, what: str) -> pa.Schema:
+    """Return the Arrow schema of a bounded DataFrame; `what` asks for it.
+
+    Raises:
+        ConfigError: It is a stream, or a column has a type that Arrow batches do not take.
+    """
+    if dataframe.isStreaming:
+        raise ConfigError(
+            f"{what}: the DataFrame is a stream, which has no end and no positions that a restart"
+            " could go back to; read its source with onceflow (pipeline.read(KafkaSource(…))), or"
+            " write the stream with Structured Streaming"
+        )
+    return schema_of(dataframe.schema, setting=what)
+
+
+class _Position(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    size: int
+    group: int
+    row: int
+    stop: int
+    schema: str
+
+    @classmethod
+    def of(cls, split: Split) -> _Position:
+        try:
+            return json_decoder(cls).decode(split.position)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StateIncompatible(
+                f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a"
+                " DataFrame: the checkpoint belongs to another source"
+            ) from error
+
+    @property
+    def token(self) -> str:
+        return self.file.partition("/")[0]
+
+    @property
+    def is_read(self) -> bool:
+        return self.group >= self.stop
+
+    def as_split(self, split_id: str) -> Split:
+        return Split(split_id, msgspec.json.encode(self))
+
+
+@dataclass(frozen=True)
+class DataFrameSource(Source):
+    """Reads `dataframe` once in the life of job `job`; what `Pipeline.read(dataframe)` makes."""
+
+    dataframe: DataFrame | None = field(repr=False)
+    """None in slots, which read the files alone."""
+    storage: FileSystemStorage
+    job: str
+    uid: str
+    rows_schema: pa.Schema = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, dataframe: DataFrame, storage: CheckpointStorage, job: str, uid: str
+    ) -> DataFrameSource:
+        """Return the source; evaluates nothing.
+
+        Raises:
+            ConfigError: The DataFrame is a stream, or has a column of a type that is not taken; or
+                the storage is no directory.
+        """
+        if not isinstance(storage, FileSystemStorage):
+            raise ConfigError(
+                f"read(dataframe, uid={uid!r}) keeps the rows in the checkpoint storage until they"
+                f" are committed, and {storage} is no directory that Spark's executors and slots"
+                " share: use Checkpointing(storage=<such a directory>)"
+            )
+        schema = schema_of_dataframe(dataframe, f"read(dataframe, uid={uid!r})")
+        return cls(dataframe, storage, job, uid, schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"dataframe": None}
+
+    @property
+    @override
+    def schema(self) -> pa.Schema:
+        return self.rows_schema
+
+    @property
+    @override
+    def bounded(self) -> bool:
+        return True
+
+    @override
+    def splits(self) -> Sequence[Split]:
+        """Evaluate the DataFrame into files; return them as splits.
+
+        Nothing is deleted here: another driver of the same job may be at it, and the decision log
+        says later whose files count. What loses is deleted by `discover` or at the job's end.
+
+        Raises:
+            DataFrameFailed: Spark could not, with its own reason. The job ends; it may be started
+                anew.
+        """
+        assert self.dataframe is not None
+        token, files = secrets.token_hex(8), self._files
+        target = files.path(token)
+        files.make()
+        try:
+            writer = self.dataframe.write.option("parquet.block.size", ROW_GROUP_BYTES)
+            writer.option("compression", "snappy").parquet(target.as_uri())
+        except Exception as error:
+            raise DataFrameFailed(
+                f"read(uid={self.uid!r}): Spark could not evaluate the DataFrame into"
+                f" {target}: {type(error).__name__}: {str(error)[:2000]}"
+            ) from error
+        digest = _digest(self.rows_schema)
+        found = [
+            split
+            for path in sorted(target.glob("part-*.parquet"))
+            for split in _splits_of(path, f"{token}/{path.name}", digest)
+        ]
+        files.make_durable(token)
+        _log.info("source %s: the DataFrame is in %s, %d splits", self.uid, target, len(found))
+        return found
+
+    @override
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        """Return `known`, whose files are there; delete what no split needs.
+
+        Raises:
+            StateIncompatible: The DataFrame has other columns than the one that was evaluated.
+            OffsetOutOfRange: Files are gone or damaged.
+        """
+        files = self._files
+        positions = [_Position.of(split) for split in known]
+        for position in positions:
+            path = files.path(position.file)
+            size = path.stat().st_size if path.exists() else None
+            if size != position.size:
+                raise OffsetOutOfRange(
+                    f"read(uid={self.uid!r}): file {path} of the DataFrame is"
+                    f" {'gone' if size is None else f'{size} bytes long'}, and it was written with"
+                    f" {position.size} bytes: restore it from a copy of checkpoint storage, or the"
+                    " rows in it that are not read yet are lost"
+                )
+            if position.schema != _digest(self.rows_schema):
+                raise StateIncompatible(
+                    f"read(uid={self.uid!r}): the DataFrame has columns"
+                    f" {_columns(self.rows_schema)}, and the job reads, since its first start,"
+                    f" from one with {_columns(pq.read_schema(str(path)))}: give a DataFrame of the"
+                    " old columns, or another uid to the new one"
+                )
+        files.delete(besides={position.token for position in positions})
+        return known
+
+    @override
+    def finished(self, splits: Sequence[Split]) -> None:
+        """Delete the files of which all rows are committed."""
+        self._files.delete(besides={_Position.of(split).token for split in splits})
+
+    @override
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        del context
+        return DataFrameReader(self._files, self.rows_schema, splits)
+
+    @property
+    def _files(self) -> InputFiles:
+        return self.storage.open(self.job).inputs(self.uid)
+
+
+def _digest(schema: pa.Schema) -> str:
+    return hashlib.sha256(_columns(schema).encode()).hexdigest()[:16]
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{column.name} {column.type}" for column in schema)
+
+
+def _splits_of(path: Path, file: str, digest: str) -> Iterator[Split]:
+    """Yield runs of row groups, each of about `SPLIT_BYTES`."""
+    footer = pq.read_metadata(str(path))
+    size = path.stat().st_size
+    first, held = 0, 0
+    for group in range(footer.num_row_groups):
+        held += footer.row_group(group).total_byte_size
+        if held >= SPLIT_BYTES or group == footer.num_row_groups - 1:
+            position = _Position(
+                file=file, size=size, group=first, row=0, stop=group + 1, schema=digest
+            )
+            yield position.as_split(f"{file}@{first}")
+            first, held = group + 1, 0
+
+
+class DataFrameReader(SourceReader):
+    """Reads one split after the other, a row group at a time."""
+
+    def __init__(self, files: InputFiles, schema: pa.Schema, splits: Sequence[Split]) -> None:
+        self._files = files
+        self._schema = schema
+        self._left = {split.id: _Position.of(split) for split in splits}
+        self._open: tuple[str, Iterator[pa.RecordBatch]] | None = None
+        self._ended: list[str] = []
+        self._last: list[tuple[str, int]] = []
+
+    @override
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        del timeout_s
+        while self._left:
+            split_id = next(iter(self._left))
+            position = self._left[split_id]
+            if position.is_read:
+                del self._left[split_id]
+                self._ended.append(split_id)
+                continue
+            if self._open is None or self._open[0] != split_id:
+                self._open = split_id, self._batches(position)
+            rows = next(self._open[1], None)
+            if rows is None:
+                self._open = None
+                self._left[split_id] = _at(position, position.group + 1, 0)
+            else:
+                read = position.row + rows.num_rows
+                self._left[split_id] = _at(position, position.group, read)
+                self._last = [(split_id, rows.num_rows)]
+                return rows
+        return EndOfInput()
+
+    @override
+    def rows_by_split(self) -> Sequence[tuple[str, int]]:
+        return self._last
+
+    @override
+    def ended_splits(self) -> Sequence[str]:
+        return self._ended
+
+    @override
+    def snapshot(self) -> Sequence[Split]:
+        return [position.as_split(split_id) for split_id, position in self._left.items()]
+
+    @override
+    def close(self) -> None:
+        self._open = None
+
+    def _batches(self, position: _Position) -> Iterator[pa.RecordBatch]:
+        """Yield what is left of the position's row group."""
+        path = self._files.path(position.file)
+        try:
+            with pq.ParquetFile(
+                str(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
+            ) as file:
+                skipped = 0
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[position.group]):
+                    rows = batch.slice(max(0, position.row - skipped))
+                    skipped += batch.num_rows
+                    if rows.num_rows:
+                        yield rows.select(self._schema.names).cast(self._schema)
+        except (OSError, pa.ArrowException) as error:
+            what = (
+                f"file {path} of a DataFrame, row group {position.group}, cannot be read: {error}"
+            )
+            if isinstance(error, OSError) and error.errno is not None:
+                raise SourceUnavailable(
+                    f"{what}; does this machine see the job's checkpoint storage?"
+                ) from error
+            # Arrow's own: what is read is not what was written.
+            raise OffsetOutOfRange(f"{what}; restore it from a copy of the storage") from error
+
+
+def _at(position: _Position, group: int, row: int) -> _Position:
+    """Return `position` at row `row` of `group`."""
+    return msgspec.structs.replace(position, group=group, row=row)

@@ -1,0 +1,87 @@
+"""What a method of a stream is given to call, checked when the pipeline is built.
+
+What is no function, or a function object of another method, fails here by its name, and not in a
+slot by an AttributeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onceflow.core.api.functions import Aggregate, KeyedBatchFunction, KeyedFunction
+from onceflow.core.api.join_functions import ProcessJoinFunction
+from onceflow.core.api.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessFunction,
+)
+from onceflow.core.api.window_functions import CoGroupFunction, ProcessWindowFunction
+from onceflow.core.errors import ConfigError
+
+_METHODS: dict[type[object], str] = {
+    ProcessFunction: "process() of a stream without a key",
+    KeyedFunction: "key_by(…).process()",
+    KeyedBatchFunction: "key_by(…).process_batches()",
+    CoProcessFunction: "connect(…).key_by(…).process()",
+    BroadcastProcessFunction: "connect(broadcast).process()",
+    ProcessWindowFunction: "key_by(…).window(…).process()",
+    CoGroupFunction: "connect(…).key_by(…).window(…).co_group()",
+    ProcessJoinFunction: "process() of a join",
+}
+
+
+def require_function(function: object, method: str) -> None:
+    """Raise ConfigError unless `function` can be called, as `method` needs."""
+    if not callable(function):
+        raise ConfigError(
+            f"{method}() takes a function, and was given {_described(function)}{_advice(function)}"
+        )
+
+
+def require_function_object(function: object, expected: type[object], method: str) -> None:
+    """Raise ConfigError unless `function` is an object of the class that `method` needs."""
+    if isinstance(function, expected):
+        return
+    name, given = expected.__name__, _described(function)
+    if _is_class_of(function, expected):
+        raise ConfigError(
+            f"{method}() takes an object, and was given {given} itself: say"
+            f" {given.removeprefix('the class ')}(…)"
+        )
+    advice = _advice(function)
+    if not advice and callable(function):
+        advice = f"; write a class of {name} whose methods say what it does"
+        if expected is ProcessFunction or expected is KeyedFunction:
+            advice += ", or pass the function to map() or flat_map()"
+    raise ConfigError(
+        f"{method}() takes an object of a class of {name}, and was given {given}{advice}"
+    )
+
+
+def _is_class_of(given: object, expected: type[object]) -> bool:
+    return isinstance(given, type) and issubclass(given, expected)
+
+
+def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
+    """Raise ConfigError unless all that `method` computes are aggregates."""
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigError(
+                f"{method}({name}=…) takes an aggregate, such as sum_('amount') or count(), and was"
+                f" given {_described(aggregate)}"
+            )
+
+
+def _described(given: object) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    name = getattr(given, "__name__", None)
+    return f"the function {name}" if callable(given) and name else f"{given!r:.80}"
+
+
+def _advice(function: object) -> str:
+    """Return where an object of another method's class belongs."""
+    for kind, method in _METHODS.items():
+        if isinstance(function, kind):
+            return f", a {kind.__name__}: that is for {method}"
+    return ""

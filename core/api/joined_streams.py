@@ -1,0 +1,193 @@
+"""Two keyed streams that are joined: by event time, by how long they are kept, or by windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import Generic, Protocol, TypeAlias, TypeVar, get_args
+
+import pyarrow as pa
+
+from onceflow.core.api.event_time import event_time_column
+from onceflow.core.api.function_checks import require_function_object
+from onceflow.core.api.functions import OutputTag
+from onceflow.core.api.join_functions import (
+    FOREVER_MS,
+    JoinKind,
+    JoinSide,
+    MergedColumns,
+    ProcessJoinFunction,
+    TimedJoin,
+)
+from onceflow.core.api.process_functions import CoProcessFunction
+from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import seconds_of
+
+StreamT = TypeVar("StreamT")
+StreamT_co = TypeVar("StreamT_co", covariant=True)
+Keys = tuple[tuple[str, ...], tuple[str, ...]]
+Sides: TypeAlias = tuple[JoinSide, JoinSide]
+JoinTtl: TypeAlias = float | str | None
+"""How long the records of a side are kept; None: for ever."""
+SUFFIXES = ("_left", "_right")
+
+
+class AddsOperator(Protocol[StreamT_co]):
+    """Adds an operator of a function to two streams, and returns what follows."""
+
+    def __call__(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT_co:
+        """Add it under this uid."""
+        ...
+
+
+def join_side(
+    name: str, schema: pa.Schema, known: Collection[str], time: str | None, late: OutputTag | None
+) -> JoinSide:
+    """Return a stream as a side of an interval join; `known` is event time of its sources.
+
+    Raises:
+        ConfigError: It has no event time, `time` is no such column, or a column cannot be kept.
+    """
+    parameter = f"{name}_time"
+    column = event_time_column(time, known, schema, verb="interval_join", parameter=parameter)
+    return JoinSide(name, schema, column, late)
+
+
+def joined_as(sides: Sides, how: JoinKind) -> Sides:
+    """Return the sides of a join of this kind.
+
+    Raises:
+        ConfigError: There is no such kind.
+    """
+    if how not in get_args(JoinKind):
+        raise ConfigError(f"how={how!r}: choose one of {', '.join(get_args(JoinKind))}")
+    left, right = sides
+    return (
+        replace(left, outer=how in ("left", "full")),
+        replace(right, outer=how in ("right", "full")),
+    )
+
+
+class IntervalJoin(Generic[StreamT]):
+    """Two streams, left and right, with one key: say next how far apart pairs may be."""
+
+    def __init__(self, process: AddsOperator[StreamT], sides: Sides, keys: Keys) -> None:
+        self._process = process
+        self._sides = sides
+        self._keys = keys
+
+    def between(
+        self,
+        lower: float | str,
+        upper: float | str,
+        *,
+        lower_inclusive: bool = True,
+        upper_inclusive: bool = True,
+    ) -> JoinedStreams[StreamT]:
+        """Join a left record with the right ones from `lower` to `upper` after it.
+
+        Both are seconds or texts such as `"10 min"`, with a minus sign for before it: between
+        `"-5 min"` and `"1 h"`. In whole milliseconds. Without `lower_inclusive` a record at just
+        `lower` is not joined; likewise `upper`.
+
+        Raises:
+            ConfigError: One is no duration, or no time is between them.
+        """
+        lower_ms, upper_ms = _signed_ms(lower, "lower"), _signed_ms(upper, "upper")
+        first, last = lower_ms + (not lower_inclusive), upper_ms - (not upper_inclusive)
+        if first > last:
+            open_ends = (
+                "" if lower_inclusive and upper_inclusive else ", of which not both are included"
+            )
+            raise ConfigError(
+                f"between(lower={lower!r}, upper={upper!r}): no time is between {lower_ms} ms and"
+                f" {upper_ms} ms{open_ends}; the first must be less than the second"
+            )
+        function = partial(TimedJoin, first, last, self._sides)
+        return JoinedStreams(self._process, function, self._sides, self._keys)
+
+
+def regular_join(
+    process: AddsOperator[StreamT],
+    sides: Sides,
+    keys: Keys,
+    ttl: JoinTtl | tuple[JoinTtl, JoinTtl],
+) -> JoinedStreams[StreamT]:
+    """Return the join of sides whose records are kept for `ttl` each, by the clock.
+
+    Raises:
+        ConfigError: `ttl` is no duration, or less than a millisecond.
+    """
+    left_ms, right_ms = map(_ttl_ms, ttl if isinstance(ttl, tuple) else (ttl, ttl))
+    function = partial(TimedJoin, 1 - right_ms, left_ms - 1, sides)
+    return JoinedStreams(process, function, sides, keys)
+
+
+class JoinedStreams(Generic[StreamT]):
+    """Pairs of records of two streams with one key."""
+
+    def __init__(
+        self,
+        process: AddsOperator[StreamT],
+        function: Callable[[ProcessJoinFunction], CoProcessFunction | TimedJoin],
+        sides: Sides,
+        keys: Keys,
+    ) -> None:
+        """`function` makes what is applied to the streams of what is applied to the pairs."""
+        self._process = process
+        self._function = function
+        self._sides = sides
+        self._keys = keys
+
+    def process(self, function: ProcessJoinFunction, *, uid: str) -> StreamT:
+        """Return what `function` makes of each pair.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again.
+
+        Raises:
+            ConfigError: The join is outer, and `function` takes no records without a partner.
+        """
+        require_function_object(function, ProcessJoinFunction, "join(…).process")
+        for side in self._sides:
+            method = f"process_{side.name}"
+            if side.outer and getattr(type(function), method) is getattr(
+                ProcessJoinFunction, method
+            ):
+                raise ConfigError(
+                    f"{type(function).__name__} has no {method}(), which takes the records of an"
+                    f" outer join's {side.name} side that have no partner"
+                )
+        return self._process(self._function(function), uid=uid)
+
+    def merge(self, *, uid: str, suffixes: tuple[str, str] = SUFFIXES) -> StreamT:
+        """Return each pair as one record: the columns of the left one, then those of the right one.
+
+        Key columns of one name come once. Of other columns of one name each gets its suffix. A
+        record without a partner has nulls for the other one's columns.
+
+        Raises:
+            ConfigError: Two columns have one name all the same.
+        """
+        left, right = self._sides
+        outer = (left.outer, right.outer)
+        merged = MergedColumns(left.schema, right.schema, self._keys, suffixes, outer)
+        return self.process(merged, uid=uid)
+
+
+def _signed_ms(duration: float | str, setting: str) -> int:
+    if isinstance(duration, str):
+        text = duration.strip()
+        sign, size = (-1, text[1:]) if text.startswith("-") else (1, text)
+        return sign * round(seconds_of(size, setting=setting) * 1000)
+    seconds = seconds_of(abs(duration), setting=setting)
+    return round(seconds * 1000) * (-1 if duration < 0 else 1)
+
+
+def _ttl_ms(ttl: JoinTtl) -> int:
+    if ttl is None:
+        return FOREVER_MS + 1
+    ttl_ms = round(seconds_of(ttl, setting="ttl") * 1000)
+    if ttl_ms < 1:
+        raise ConfigError(f"join(ttl={ttl!r}) must be 1 ms or more; None: for ever")
+    return ttl_ms

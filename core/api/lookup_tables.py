@@ -1,0 +1,137 @@
+"""A table that a stream is joined with: small, bounded, and the same in every subtask.
+
+It is loaded when the pipeline is started, and travels to the slots with the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import pyarrow as pa
+
+from onceflow.core.api.dataframe_source import is_dataframe, schema_of_dataframe
+from onceflow.core.errors import ConfigError, DataFrameFailed
+from onceflow.core.state.key_columns import check_key_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JoinType = Literal["inner", "left"]
+LOOKUP_BYTES_MAX = 64 * 1024 * 1024
+"""In Arrow; every slot holds it once for each join, and gets it with each attempt."""
+_LOOKUP_ROWS_MAX = 10_000_000
+"""Read of a DataFrame before its size is known."""
+
+
+class LookupTable:
+    """The right side of a join. Pickles with its rows, once they are loaded."""
+
+    def __init__(
+        self, table: DataFrame | pa.Table, stream: pa.Schema, on: Sequence[str], bytes_max: int
+    ) -> None:
+        """Look at columns only; nothing is evaluated.
+
+        Raises:
+            ConfigError: A key is not in both, has types that do not fit or cannot be a key; or a
+                column's name is in both.
+        """
+        if is_dataframe(table):
+            schema = schema_of_dataframe(table, "join(dataframe)")
+        elif isinstance(cast("object", table), pa.Table):
+            schema = table.schema
+        else:
+            raise ConfigError(
+                f"join({type(table).__name__}): give a bounded Spark DataFrame or a pyarrow.Table"
+            )
+        self._source: DataFrame | pa.Table | None = table
+        self._bytes_max = bytes_max
+        self.schema = _checked(schema, stream, on)
+        """Of the table, its keys in the types of the stream's."""
+        self.on = tuple(on)
+        self.rows: pa.Table = self.schema.empty_table()
+        """None of them before `load`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_source": None}
+
+    def joined_schema(self, stream: pa.Schema, how: JoinType) -> pa.Schema:
+        """Return the stream's columns, and then the table's but for the keys."""
+        added = [column for column in self.schema if column.name not in self.on]
+        if how == "left":
+            added = [column.with_nullable(True) for column in added]
+        return pa.schema([*stream, *added])
+
+    def load(self) -> None:
+        """Evaluate the table as of now. Runs on the driver, at each start of the pipeline.
+
+        Raises:
+            ConfigError: It is too large.
+            DataFrameFailed: Spark could not evaluate it.
+        """
+        source = self._source
+        assert source is not None
+        table = source if isinstance(source, pa.Table) else _collected(source)
+        if table.nbytes > self._bytes_max or table.num_rows > _LOOKUP_ROWS_MAX:
+            raise ConfigError(
+                f"join(on={list(self.on)}): the table has {table.num_rows} rows in"
+                f" {table.nbytes} bytes, and at most {self._bytes_max} bytes and"
+                f" {_LOOKUP_ROWS_MAX} rows are sent to every slot: select fewer columns or rows,"
+                " or raise join(…, bytes_max=…) when slots have the memory"
+            )
+        self.rows = table.select(self.schema.names).cast(self.schema).combine_chunks()
+
+
+def _collected(dataframe: DataFrame) -> pa.Table:
+    try:
+        return dataframe.limit(_LOOKUP_ROWS_MAX + 1).toArrow()
+    except Exception as error:
+        raise DataFrameFailed(
+            f"join(dataframe): Spark could not evaluate it: {type(error).__name__}:"
+            f" {str(error)[:2000]}"
+        ) from error
+
+
+def _checked(table: pa.Schema, stream: pa.Schema, on: Sequence[str]) -> pa.Schema:
+    if not on:
+        raise ConfigError("join() needs at least one column: on='account'")
+    fields: list[pa.Field] = []
+    for name in on:
+        for side, names in (("stream", stream.names), ("table", table.names)):
+            if name not in names:
+                raise ConfigError(
+                    f"join(on={name!r}): the {side} has no such column; there are"
+                    f" {', '.join(names)}"
+                )
+        check_key_type(stream.field(name).type, name)
+    for column in table:
+        if column.name in on:
+            fields.append(_key_field(column, stream.field(column.name)))
+        elif column.name in stream.names:
+            raise ConfigError(
+                f"join(): both stream and table have a column {column.name!r} besides the keys:"
+                " rename one"
+            )
+        else:
+            fields.append(column)
+    return pa.schema(fields)
+
+
+def _key_field(table: pa.Field, stream: pa.Field) -> pa.Field:
+    """Return the table's key in the stream's type."""
+    left, right = stream.type, table.type
+    text = (pa.types.is_string(left) or pa.types.is_large_string(left)) and (
+        pa.types.is_string(right) or pa.types.is_large_string(right)
+    )
+    numbers = pa.types.is_integer(left) and pa.types.is_integer(right)
+    instants = (
+        pa.types.is_timestamp(left)
+        and pa.types.is_timestamp(right)
+        and (left.tz is None) == (right.tz is None)
+    )
+    if not (left == right or text or numbers or instants):
+        raise ConfigError(
+            f"join(on={stream.name!r}): the stream's column is {left} and the table's {right}:"
+            " cast one of them"
+        )
+    return table.with_type(left)

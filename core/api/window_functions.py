@@ -1,0 +1,446 @@
+"""Windows that a function of the user's computes: one record at a time.
+
+A function of one stream or of two like any other, over value and map states and timers, so it
+survives what they do. Of each key it keeps its open windows, and for each of these what its records
+came to: the records, or an accumulator. What two sessions have kept stays in two parts when they
+become one. A window's parts of the first stream have numbers from 1, those of the second from -1
+down.
+
+Invariants, for a window that is kept, and event time w of its key, which never goes back:
+    a timer is set for end - 1, and for end - 1 + lateness, where that is after w;  so a record that
+    is added to a known window needs no other
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+
+from onceflow.core.api.event_time import record_time_ms
+from onceflow.core.api.functions import (
+    KeyedFunction,
+    OutputTag,
+    Record,
+    StateAccess,
+)
+from onceflow.core.api.late_records import LateRecords
+from onceflow.core.api.process_functions import CoProcessFunction, FunctionOfKeys
+from onceflow.core.api.record_copies import copy_records
+from onceflow.core.api.windows import (
+    EventTimeSessionWindows,
+    TumblingProcessingTimeWindows,
+    WindowAssigner,
+    pane_windows,
+)
+from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.state import (
+    AggregateFunction,
+    MapState,
+    MapStateDescriptor,
+    Timer,
+    Timers,
+    ValueState,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.descriptors import TypeSpec
+from onceflow.core.state.record_types import record_type
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A window: `start_ms` <= time < `end_ms`, in milliseconds since 1970."""
+
+    start_ms: int
+    end_ms: int
+
+
+class ProcessWindowFunction(FunctionOfKeys, ABC):
+    """A function of all records of a key and window, called when the window is due.
+
+    Pickled to the slots, as a `KeyedFunction` is.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    @abstractmethod
+    def process(
+        self, key: Any, window: TimeWindow, records: list[Record]
+    ) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from the window, or None.
+
+        `key` is the value of the key column, or a tuple of several. Called once when the window is
+        due, and again for each record that comes within the allowed lateness.
+        """
+
+
+class CoGroupFunction(FunctionOfKeys, ABC):
+    """A function of all records of two streams that have one key and window.
+
+    Called when the window is due. Pickled to the slots, as a `KeyedFunction` is.
+    """
+
+    @abstractmethod
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    @abstractmethod
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from the window, or None.
+
+        One of the sides may be empty. As in `ProcessWindowFunction`.
+        """
+
+
+class WindowContent(ABC):
+    """What is kept of a window's records, and what they come to."""
+
+    @abstractmethod
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Return the schema of what windows emit."""
+
+    @abstractmethod
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+
+    @abstractmethod
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Keep the record number `count` of a part of the current key."""
+
+    @abstractmethod
+    def result(
+        self, key: Any, window: TimeWindow, parts: Mapping[int, int]
+    ) -> Record | Iterable[Record] | None:
+        """Return what the records of the parts come to; `parts` has the count of each."""
+
+    @abstractmethod
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Keep nothing of the parts."""
+
+    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+        """Bring up to date what is not kept by key."""
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what `open` took."""
+
+
+class KeptRecords(WindowContent):
+    """All records of a window, for a function of the user's: of one stream, or of each of two."""
+
+    def __init__(
+        self, function: ProcessWindowFunction | CoGroupFunction, *schemas: pa.Schema
+    ) -> None:
+        """`schemas` are those of the records, one a stream.
+
+        Raises:
+            ConfigError: Values of a column cannot be kept; names it.
+        """
+        self._function = function
+        self._schemas = schemas
+        for schema in schemas:
+            _type_of_records(schema)
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Return that of the function."""
+        return self._function.output_schema(*inputs)
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        self._records: list[MapState[tuple[int, int], Record]] = [
+            state.map_state(
+                MapStateDescriptor[Any, Any](name, tuple[int, int], _type_of_records(schema))
+            )
+            for name, schema in zip(_RECORDS, self._schemas, strict=False)
+        ]
+        # A column may be newer than the records that were kept.
+        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self._schemas]
+        self._function.open(state)
+
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Keep the record."""
+        self._records[part < 0].put((part, count), record)
+
+    def result(
+        self, key: Any, window: TimeWindow, parts: Mapping[int, int]
+    ) -> Record | Iterable[Record] | None:
+        """Return what the function makes of the records."""
+        records: list[list[Record]] = [[] for _ in self._schemas]
+        for part, count in parts.items():
+            kept, nulls = self._records[part < 0], self._nulls[part < 0]
+            for number in range(count):
+                records[part < 0].append(nulls | cast("Record", kept.get((part, number))))
+        return self._function.process(key, window, *records)
+
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Remove the records."""
+        for part, count in parts.items():
+            for number in range(count):
+                self._records[part < 0].remove((part, number))
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the function do it."""
+        self._function.snapshot_state(checkpoint)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+_RECORDS = ("onceflow.window-records", "onceflow.right-window-records")
+
+
+def _type_of_records(schema: pa.Schema) -> Any:
+    return record_type(schema, "a window's function of all records")
+
+
+class KeptAccumulators(WindowContent):
+    """An accumulator of a window's records; emitted with the key and the window."""
+
+    def __init__(
+        self,
+        function: AggregateFunction[Record, Any, Record],
+        key: Sequence[str],
+        schema: pa.Schema,
+        accumulator_type: TypeSpec = Any,
+    ) -> None:
+        self._function = function
+        self._key = tuple(key)
+        self._schema = schema
+        self._type = accumulator_type
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Return key, window and results."""
+        return self._schema
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int, self._type)
+        self._kept: MapState[int, Any] = state.map_state(descriptor)
+
+    def add(self, part: int, count: int, record: Record) -> None:
+        """Add the record to the part's accumulator."""
+        before = self._kept.get(part) if count else self._function.create_accumulator()
+        self._kept.put(part, self._function.add(record, before))
+
+    def result(self, key: Any, window: TimeWindow, parts: Mapping[int, int]) -> Record:
+        """Return the result of all parts' accumulators as one."""
+        first, *others = (self._kept.get(part) for part in parts)
+        for other in others:
+            first = self._function.merge(first, other)
+        keys = key if len(self._key) > 1 else (key,)
+        made: Record = dict(zip(self._key, keys, strict=True))
+        made |= {"window_start": window.start_ms, "window_end": window.end_ms}
+        return made | self._function.get_result(first)
+
+    def forget(self, parts: Mapping[int, int]) -> None:
+        """Remove the accumulators."""
+        for part in parts:
+            self._kept.remove(part)
+
+
+OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]
+"""Start, end, and how many records each part has."""
+
+
+@dataclass(frozen=True)
+class WindowInput:
+    """A stream whose records come into windows."""
+
+    key: tuple[str, ...]
+    time: str | None
+    """The column of event time; None: by the clock."""
+    late: OutputTag | None = None
+
+
+class WindowsOfRecords:
+    """Assigns records of one stream or two to windows, and emits a window when it is due."""
+
+    def __init__(
+        self,
+        windows: WindowAssigner,
+        lateness_ms: int,
+        content: WindowContent,
+        *inputs: WindowInput,
+    ) -> None:
+        self.windows: WindowAssigner = windows
+        self.lateness_ms = lateness_ms
+        self._content = content
+        self._inputs = inputs
+        whose, why = type(windows).__name__, "all their windows are over"
+        self._late = [LateRecords(whose, why, one.late) for one in inputs]
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of the states."""
+        self._panes: PaneWindows | None = None
+        if isinstance(self.windows, EventTimeSessionWindows):
+            self._gap_ms = self.windows.gap_ms
+        else:
+            self._panes = pane_windows(self.windows, self.lateness_ms)
+        descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
+        self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
+        self._timers: Timers = state.timers()
+        for late in self._late:
+            late.open(state)
+        self._content.open(state)
+
+    def _take(self, record: Record, number: int = 0) -> list[Record]:
+        """Add a record of input `number` to its windows; return what those due before emit."""
+        one, now = self._inputs[number], self._now()
+        before = self._open.get() or []
+        windows, mine = self._placed(before, self._at(record, one), now)
+        if not mine:
+            self._late[number].take(record, now)
+            return []
+        made: list[Record] = []
+        for window in mine:
+            _, end, parts = window
+            part = next(part for part in reversed(parts) if part > 0) * (-1 if number else 1)
+            count = parts.get(part, 0)
+            self._content.add(part, count, record)
+            parts[part] = count + 1
+            if end - 1 <= now:
+                self._emit(_key_of(record, one), window, made)
+        self._open.set(windows)
+        return made
+
+    def on_timer(self, timer: Timer) -> list[Record]:
+        """Return what the windows emit that are due; forget those that are over."""
+        made: list[Record] = []
+        left: list[OpenWindow] = []
+        for window in self._open.get() or []:
+            due_ms = window[1] - 1
+            if due_ms == timer.at_ms:
+                self._emit(timer.key, window, made)
+            if due_ms + self.lateness_ms <= timer.at_ms:
+                self._content.forget(window[2])
+            else:
+                left.append(window)
+        self._open.set(left or None)
+        return made
+
+    def snapshot_state(self, checkpoint: int) -> None:
+        """Have the content do it."""
+        self._content.snapshot_state(checkpoint)
+
+    def close(self) -> None:
+        """Close the content."""
+        self._content.close()
+
+    def _placed(
+        self, windows: list[OpenWindow], at: int, now: int
+    ) -> tuple[list[OpenWindow], list[OpenWindow]]:
+        """Return the key's windows with those of a record at `at`, and the latter alone."""
+        if self._panes is None:
+            return self._merged(windows, at, at + self._gap_ms, now)
+        mine: list[OpenWindow] = []
+        placed = list(windows)
+        for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
+            if end - 1 + self.lateness_ms <= now:
+                continue
+            known = next((window for window in windows if window[1] == end), None)
+            if known is None:
+                known = (end - self._panes.size_ms, end, {_new_part(placed): 0})
+                placed.append(known)
+                self._register(end, now)
+            mine.append(known)
+        return placed, mine
+
+    def _merged(
+        self, windows: list[OpenWindow], start: int, end: int, now: int
+    ) -> tuple[list[OpenWindow], list[OpenWindow]]:
+        """Return the key's sessions with the one of a record, which may join several."""
+        joined = [one for one in windows if one[0] <= end and start <= one[1]]
+        others = [one for one in windows if one not in joined]
+        first = min([start, *(one[0] for one in joined)])
+        last = max([end, *(one[1] for one in joined)])
+        if last - 1 + self.lateness_ms <= now:
+            return windows, []
+        parts = {part: count for one in joined for part, count in one[2].items()}
+        session = (first, last, parts or {_new_part(windows): 0})
+        if last not in (one[1] for one in joined):
+            self._register(last, now)
+        for one in joined:
+            if one[1] != last:
+                self._unregister(one[1], [*others, session])
+        return [*others, session], [session]
+
+    def _register(self, end: int, now: int) -> None:
+        for moment in {end - 1, end - 1 + self.lateness_ms}:
+            if moment > now:
+                self._register_at(moment)
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether the windows are in processing time."""
+        return isinstance(self.windows, TumblingProcessingTimeWindows)
+
+    def _register_at(self, moment: int) -> None:
+        if self.by_clock:
+            self._timers.register_processing_time_timer(moment)
+        else:
+            self._timers.register_event_time_timer(moment)
+
+    def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
+        """Forget the timers of a session that has become longer, unless another needs them."""
+        needed = {one[1] - 1 + more for one in others for more in (0, self.lateness_ms)}
+        for moment in {end - 1, end - 1 + self.lateness_ms} - needed:
+            self._timers.delete_event_time_timer(moment)
+
+    def _now(self) -> int:
+        if self.by_clock:
+            return self._timers.current_processing_time()
+        return self._timers.current_watermark()
+
+    def _at(self, record: Record, one: WindowInput) -> int:
+        if one.time is None:
+            return self._timers.current_processing_time()
+        return record_time_ms(record, one.time, "is in no window")
+
+    def _emit(self, key: Any, window: OpenWindow, made: list[Record]) -> None:
+        start, end, parts = window
+        result = self._content.result(key, TimeWindow(start, end), parts)
+        made.extend(copy_records(result))
+
+
+class WindowedFunction(WindowsOfRecords, KeyedFunction):
+    """The windows of one stream."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return that of the content."""
+        return self._content.output_schema(input_schema)
+
+    def process(self, record: Record) -> list[Record]:
+        """Add the record to its windows; return what those emit that were due before."""
+        return self._take(record)
+
+
+class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
+    """The windows of two streams with one key."""
+
+    def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
+        """Return that of the content."""
+        return self._content.output_schema(first, second)
+
+    def process_1(self, record: Record) -> list[Record]:
+        """Add a record of the left stream to its windows, as `WindowedFunction.process` does."""
+        return self._take(record)
+
+    def process_2(self, record: Record) -> list[Record]:
+        """Add a record of the right stream."""
+        return self._take(record, 1)
+
+
+def _key_of(record: Record, one: WindowInput) -> Any:
+    first, *others = (record[name] for name in one.key)
+    return (first, *others) if others else first
+
+
+def _new_part(windows: Sequence[OpenWindow]) -> int:
+    return 1 + max((part for window in windows for part in window[2]), default=0)

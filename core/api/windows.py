@@ -1,0 +1,141 @@
+"""Windows: how the records of a key are cut by time, as Flink names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.setting_values import seconds_of
+
+
+def _ms(duration: float | str, setting: str) -> int:
+    return round(seconds_of(duration, setting=setting) * 1000)
+
+
+def _offset_ms(offset: float | str) -> int:
+    """Return an offset, which may be negative: that of a zone east of Greenwich, such as -8 h."""
+    if isinstance(offset, str):
+        if offset.lstrip().startswith("-"):
+            return -_ms(offset.strip()[1:], "offset")
+    elif offset < 0:
+        return -_ms(-offset, "offset")
+    return _ms(offset, "offset")
+
+
+def _length_ms(duration: float | str, setting: str) -> int:
+    length_ms = _ms(duration, setting)
+    if length_ms < 1:
+        raise ConfigError(f"{setting}={duration!r} must be 1 ms or more")
+    return length_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingEventTimeWindows:
+    """Windows of one size, side by side: `TumblingEventTimeWindows("1 min")`.
+
+    They begin at whole multiples of `size` since 1970 (UTC), shifted by `offset`, which may be
+    negative: days of China begin at `offset="-8 h"`.
+    """
+
+    size: float | str
+    offset: float | str = 0
+
+    def __post_init__(self) -> None:
+        _length_ms(self.size, "size")
+        _offset_ms(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingEventTimeWindows:
+    """Windows that overlap: of one `size`, one beginning every `slide`, shifted by `offset`."""
+
+    size: float | str
+    slide: float | str
+    offset: float | str = 0
+
+    def __post_init__(self) -> None:
+        size_ms, slide_ms = _length_ms(self.size, "size"), _length_ms(self.slide, "slide")
+        _offset_ms(self.offset)
+        if slide_ms > size_ms:
+            raise ConfigError(
+                f"slide={self.slide!r} is more than size={self.size!r}: records between two windows"
+                " would be in none"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingProcessingTimeWindows:
+    """Windows side by side, by the clock of the slot's machine when a record is processed."""
+
+    size: float | str
+    offset: float | str = 0
+
+    def __post_init__(self) -> None:
+        _length_ms(self.size, "size")
+        _offset_ms(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeSessionWindows:
+    """Windows of activity: one ends when its key has had no record for `gap`."""
+
+    gap: float | str
+
+    def __post_init__(self) -> None:
+        _length_ms(self.gap, "gap")
+
+    @property
+    def gap_ms(self) -> int:
+        """The gap in milliseconds."""
+        return _ms(self.gap, "gap")
+
+
+PaneAssigner: TypeAlias = (
+    TumblingEventTimeWindows | SlidingEventTimeWindows | TumblingProcessingTimeWindows
+)
+"""Those whose windows are known before any record."""
+WindowAssigner: TypeAlias = PaneAssigner | EventTimeSessionWindows
+
+
+def pane_windows(windows: PaneAssigner, lateness_ms: int) -> PaneWindows:
+    """Return the windows by panes."""
+    size_ms, offset_ms = _ms(windows.size, "size"), _offset_ms(windows.offset)
+    slide_ms = size_ms
+    if isinstance(windows, SlidingEventTimeWindows):
+        slide_ms = _ms(windows.slide, "slide")
+    return PaneWindows(size_ms, slide_ms, offset_ms % slide_ms, lateness_ms)
+
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+
+
+def window_schema(
+    schema: pa.Schema, key: Sequence[str], time: str | None, results: Mapping[str, pa.DataType]
+) -> pa.Schema:
+    """Return the columns of windows: the key, where each begins and ends, and the results.
+
+    The moments have the zone of the event time, UTC where that has none to say.
+
+    Raises:
+        ConfigError: A name is there twice, or a key's type cannot be that of windows.
+    """
+    names = [*key, *WINDOW_COLUMNS, *results]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"windows would have two columns {twice[0]!r}; rename one")
+    for name in key:
+        if pa.types.is_timestamp(schema.field(name).type):
+            raise ConfigError(
+                f"key_by({name!r}).window(…): a timestamp cannot be the key of windows; cast it to"
+                " int64 or a string"
+            )
+    kind = schema.field(time).type if time is not None else None
+    zone = kind.tz if kind is not None and pa.types.is_timestamp(kind) else "UTC"
+    moments = [pa.field(name, pa.timestamp("ms", zone)) for name in WINDOW_COLUMNS]
+    keys = [pa.field(name, schema.field(name).type) for name in key]
+    return pa.schema([*keys, *moments, *(pa.field(n, kind) for n, kind in results.items())])

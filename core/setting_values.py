@@ -1,0 +1,74 @@
+"""Values of settings as users write them: durations ("500 ms", "5 s", "10 min") and choices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from enum import Enum
+from typing import TypeVar
+
+from onceflow.core.errors import ConfigError
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+_SECONDS_PER_UNIT = {
+    "ms": 0.001,
+    "millisecond": 0.001,
+    "milliseconds": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86_400.0,
+    "day": 86_400.0,
+    "days": 86_400.0,
+}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def seconds_of(duration: float | str, *, setting: str) -> float:
+    """Return `duration` in seconds; a plain number is seconds already.
+
+    Raises:
+        ConfigError: It is negative or no duration; names `setting`.
+    """
+    if isinstance(duration, (int, float)):
+        seconds = float(duration)
+    else:
+        match = _DURATION.fullmatch(duration)
+        unit = _SECONDS_PER_UNIT.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            near = get_close_matches(match[2].lower(), _SECONDS_PER_UNIT, n=1) if match else []
+            meant = f"did you mean '{match[1]} {near[0]}'? " if match and near else ""
+            raise ConfigError(
+                f"{setting}={duration!r} is no duration; {meant}write seconds as a number, or a"
+                " number with a unit: 500 ms, 5 s, 10 min, 1 h, 1 d"
+            )
+        seconds = float(match[1]) * unit
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{setting}={duration!r} must be zero or more, and finite")
+    return seconds
+
+
+def choice_of(
+    kind: type[_Choice], given: object, *, setting: str, besides: Sequence[str] = ()
+) -> _Choice:
+    """Return the member of `kind` that `given` is, or is the word for.
+
+    Raises:
+        ConfigError: There is no such member; names `setting`, those that there are, and the words
+            of `besides`, which the caller takes by itself.
+    """
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join((*besides, *(str(one.value) for one in kind)))
+        raise ConfigError(f"{setting}={given!r}: choose one of {known}") from None

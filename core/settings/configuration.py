@@ -1,0 +1,415 @@
+"""Settings from a file and from the environment, under our names or Flink's, and what they make.
+
+The strength of what says a setting: the program > the file > the environment > the default. In one
+place an option is said once, under one of its names. What is written is checked as it is read, so
+a mistake stops the program before anything runs, with the nearest name there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.restart import (
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RestartStrategy,
+)
+from onceflow.core.settings.configuration_file import WrittenSetting, is_flink_file, read_settings
+from onceflow.core.settings.options import OPTIONS, RESTART, Kind, Option, Value
+from onceflow.core.settings.pipeline_settings import (
+    Checkpointing,
+    Endpoint,
+    RuntimeSettings,
+    TlsFiles,
+)
+from onceflow.core.state import HeapBackend, RocksDBBackend, StateBackend
+from onceflow.core.storage import (
+    CheckpointStorage,
+    FileSystemStorage,
+    ObjectStorage,
+    checkpoint_storage,
+)
+
+_log = logging.getLogger("onceflow.config")
+_Settings = TypeVar("_Settings", Checkpointing, RuntimeSettings)
+
+FILE_VARIABLE = "ONCEFLOW_CONFIG"
+_PREFIX = "ONCEFLOW_"
+_BY_NAME: Mapping[str, Option] = {
+    name: option for option in OPTIONS for name in (option.name, *option.flink)
+}
+_NEAR = 0.85
+"""How much a variable must resemble one of ours to be a mistake and not somebody else's."""
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that says the setting `name`."""
+    return _PREFIX + name.upper().replace(".", "_").replace("-", "_")
+
+
+_BY_VARIABLE: Mapping[str, str] = {
+    # Where two names make one variable, ours is what it stands for.
+    **{variable_of(name): name for name in _BY_NAME},
+    **{variable_of(option.name): option.name for option in OPTIONS},
+}
+_SECTIONS = tuple(variable_of(f"{one.name.partition('.')[0]}.") for one in OPTIONS)
+_OWN_SECTIONS = (
+    "checkpointing.",
+    "endpoint.",
+    "restore.",
+    "runtime.",
+    "state_backend.",
+    "storage.",
+)
+"""What only our own names begin with: in a Flink file, an unknown one of them is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option as it stands."""
+
+    option: Option
+    value: Value
+    origin: str = "default"
+    """Who says so: the file, or the variable, and the name that it uses if that is Flink's."""
+    hint: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody has said it."""
+        return self.origin != "default"
+
+    def __str__(self) -> str:
+        return f"{self.option.name}={self.option.shown(self.value)} ({self.origin})"
+
+
+class Configuration:
+    """Settings of pipelines, one for each option. Immutable; load it on the driver.
+
+    `Pipeline` loads it by itself, from the file that `config` or ONCEFLOW_CONFIG names and from the
+    environment. What the program passes to `Pipeline` is stronger, field by field for
+    `Checkpointing` and `RuntimeSettings`, and object by object for everything else.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Setting], left: Mapping[str, str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._left = left or {}
+
+    @classmethod
+    def load(
+        cls,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Configuration:
+        """Return what `file` and the environment say; without `file`, that of ONCEFLOW_CONFIG.
+
+        A file is TOML. One that ends in `.yaml` or `.yml` is Flink's own: settings of Flink that
+        have no meaning here are left out, and `hints()` lists them.
+
+        Raises:
+            ConfigError: The file cannot be read; a name is unknown, which names the nearest; a
+                value is none of its option; or one option is said twice in one place.
+        """
+        environment = os.environ if environment is None else environment
+        file = file or environment.get(FILE_VARIABLE) or None
+        found = _layer(_from_environment(environment))
+        left: Mapping[str, str] = {}
+        if file is not None:
+            settings, left = _from_file(Path(file))
+            found |= settings
+        configuration = cls(
+            {one.name: found.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
+        )
+        for hint in configuration.hints():
+            _log.warning("%s", hint)
+        return configuration
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Return every option as it stands, in the order of the table."""
+        return tuple(self._settings.values())
+
+    def hints(self) -> tuple[str, ...]:
+        """Return what is to be said to who wrote these settings: they are kept, but read this."""
+        told = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
+        used = {f"restart.{self._value('restart.strategy')}", "restart.strategy"}
+        for one in self._settings.values():
+            section = one.option.name.rpartition(".")[0]
+            unused = section.startswith("restart") and not {section, one.option.name} & used
+            if section == "state_backend" and one.option.name != "state_backend.type":
+                unused = self._value("state_backend.type") != "rocksdb"
+            if one.is_set and unused:
+                told.append(f"{one} is not used: {self._chosen(section)}")
+        if self._left:
+            names = ", ".join(_left_name(name, place) for name, place in self._left.items())
+            told.append(f"settings of Flink that have no meaning here were left out: {names}")
+        return tuple(told)
+
+    def check(self) -> None:
+        """Return when all of it goes together, as far as it can be told without a program.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        self._merged("checkpointing", Checkpointing())
+        self.runtime_settings(None)
+        self.state_backend(None)
+        self.restart(None)
+        self.endpoint()
+
+    # --- what they make ---------------------------------------------------------------------------
+
+    def checkpointing(self, given: Checkpointing | None) -> Checkpointing:
+        """Return `given`, with what it leaves open as configured.
+
+        Raises:
+            ConfigError: The two do not go together, or nobody says where the storage is.
+        """
+        merged = self._merged("checkpointing", given or Checkpointing())
+        if merged.storage is None:
+            raise ConfigError(
+                "nobody says where checkpoints live: Checkpointing(storage=…), or"
+                " checkpointing.storage in a configuration file, or"
+                f" {variable_of('checkpointing.storage')}"
+            )
+        return replace(merged, storage=self._storage(merged.storage))
+
+    def runtime_settings(self, given: RuntimeSettings | None) -> RuntimeSettings:
+        """Return `given`, with what it leaves open as configured.
+
+        Raises:
+            ConfigError: The two do not go together.
+        """
+        return self._merged("runtime", given or RuntimeSettings())
+
+    def parallelism(self, given: int | None) -> int:
+        """Return `given`, or the number of slots that is configured."""
+        return cast("int", self._value("pipeline.parallelism")) if given is None else given
+
+    def max_parallelism(self, given: int | None) -> int | None:
+        """Return `given`, or the number of key groups that is configured."""
+        value = self._value("pipeline.max_parallelism")
+        return cast("int | None", value) if given is None else given
+
+    def allow_non_restored_state(self, given: bool | None) -> bool:
+        """Return `given`, or what is configured."""
+        value = self._value("pipeline.allow_non_restored_state")
+        return cast("bool", value) if given is None else given
+
+    def savepoint(self) -> str | None:
+        """Return the savepoint that a start begins from which names none."""
+        return cast("str | None", self._value("restore.savepoint"))
+
+    def claims(self) -> bool:
+        """Return whether that savepoint becomes the job's."""
+        return self._value("restore.claim_mode") == "claim"
+
+    def state_backend(self, given: StateBackend | str | None) -> StateBackend:
+        """Return `given`, which may be a name, or the backend that is configured.
+
+        Raises:
+            ConfigError: There is none of this name, or a value is out of range.
+        """
+        if isinstance(given, StateBackend):
+            return given
+        option = _BY_NAME["state_backend.type"]
+        name = self._value(option.name)
+        if given is not None:
+            name = option.parsed(given, "state_backend")
+            if hint := option.hint(given):
+                _log.warning("state_backend=%r: %s", given, hint)
+        try:
+            match name:
+                case "heap":
+                    return HeapBackend()
+                case "rocksdb":
+                    return RocksDBBackend(**self._fields("state_backend."))
+                case _:
+                    return _installed_backend(str(name))
+        except ConfigError as error:
+            said = self._said("state_backend.") or "by the program"
+            raise ConfigError(f"{error}: {said}") from None
+
+    def restart(self, given: RestartStrategy | None) -> RestartStrategy:
+        """Return `given`, or the strategy that is configured.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        if given is not None:
+            return given
+        name = str(self._value("restart.strategy"))
+        values = self._fields(f"restart.{name}.")
+        try:
+            match name:
+                case "none":
+                    return NoRestart()
+                case "fixed_delay":
+                    return FixedDelay(**values)
+                case "failure_rate":
+                    return FailureRate(**values)
+                case _:
+                    return replace(RESTART, **values)
+        except ValueError as error:
+            raise ConfigError(f"{error}: {self._said(f'restart.{name}.')}") from None
+
+    def endpoint(self) -> Endpoint:
+        """Return where the driver answers, if the program does not say it.
+
+        Raises:
+            ConfigError: Not all of certificate, key and authority are there, or a value is bad.
+        """
+        values = self._fields("endpoint.")
+        tls = [values.pop(name, None) for name in ("certificate", "key", "authority")]
+        if any(tls) and not all(tls):
+            raise ConfigError(
+                "endpoint.certificate, endpoint.key and endpoint.authority go together:"
+                f" {self._said('endpoint.')}"
+            )
+        try:
+            return Endpoint(tls=TlsFiles(*tls) if all(tls) else None, **values)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._said('endpoint.')}") from None
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _value(self, name: str) -> Value:
+        return self._settings[name].value
+
+    def _chosen(self, section: str) -> str:
+        chosen = "state_backend.type" if section == "state_backend" else "restart.strategy"
+        return str(self._settings[chosen])
+
+    def _fields(self, prefix: str) -> dict[str, Any]:
+        """Return what is set below `prefix`, by the fields of the class that it is about."""
+        return {
+            one.option.target: one.value
+            for one in self._settings.values()
+            if one.is_set and one.option.target and one.option.name.startswith(prefix)
+        }
+
+    def _said(self, prefix: str) -> str:
+        told = [str(one) for name, one in self._settings.items() if name.startswith(prefix)]
+        return ", ".join(text for text in told if not text.endswith("(default)"))
+
+    def _merged(self, section: str, given: _Settings) -> _Settings:
+        values = {
+            name: value
+            for name, value in self._fields(f"{section}.").items()
+            if name not in given.given
+        }
+        if not values:
+            return given
+        try:
+            return replace(given, **values)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._said(f'{section}.')}") from None
+
+    def _storage(self, described: str | CheckpointStorage) -> CheckpointStorage:
+        """Return `described`; one that is a URL or a path takes what is set in `storage.`."""
+        if isinstance(described, CheckpointStorage):
+            return described
+        storage = checkpoint_storage(described)
+        threshold = self._settings["storage.inline_threshold"]
+        if threshold.is_set and isinstance(storage, (FileSystemStorage, ObjectStorage)):
+            storage = replace(storage, inline_threshold_bytes=cast("int", threshold.value))
+        endpoint = self._settings["storage.endpoint"]
+        if endpoint.is_set and isinstance(storage, ObjectStorage):
+            storage = replace(storage, endpoint=cast("str", endpoint.value))
+        return storage
+
+
+def _installed_backend(name: str) -> StateBackend:
+    group = "onceflow.state_backends"
+    found = [point for point in entry_points(group=group) if point.name == name]
+    if len(found) != 1:
+        known = sorted({point.name for point in entry_points(group=group)} | {"heap", "rocksdb"})
+        near = get_close_matches(name.lower(), known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"state_backend.type={name!r}: {meant}there are {', '.join(known)};"
+            f" packages bring theirs by entry points of group {group}"
+        )
+    backend: object = found[0].load()()
+    if not isinstance(backend, StateBackend):
+        raise ConfigError(f"state_backend.type={name!r} is {found[0].value}, no state backend")
+    return backend
+
+
+# --- layers --------------------------------------------------------------------------------------
+
+
+def _layer(said: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
+    """Return the settings that one place says, each as (name, place, what is written)."""
+    found: dict[str, Setting] = {}
+    names: dict[str, str] = {}
+    for name, place, written in said:
+        option = _BY_NAME.get(name)
+        if option is None:
+            raise ConfigError(f"{place}: {_unknown(name)}")
+        if option.name in found:
+            raise ConfigError(
+                f"{place}: {names[option.name]} and {name} are one setting; say it once"
+            )
+        try:
+            value = option.parsed(written, name)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        alias = "" if name == option.name or place.endswith(name) else f", as {name}"
+        found[option.name] = Setting(option, value, place + alias, option.hint(written))
+        names[option.name] = name
+    return found
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    for variable in sorted(environment):
+        if variable in _BY_VARIABLE:
+            yield _BY_VARIABLE[variable], f"environment {variable}", environment[variable]
+        elif variable.startswith(_PREFIX) and variable != FILE_VARIABLE:
+            near = get_close_matches(variable, _BY_VARIABLE, n=1, cutoff=_NEAR)
+            if near or variable.startswith(_SECTIONS):
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"environment: {variable} is no setting{meant}")
+
+
+def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
+    """Read `path`: the settings, and the names of a Flink file that are none of ours."""
+    written = read_settings(path)
+    if not is_flink_file(path):
+        return _layer((one.name, one.location, one.value) for one in written), {}
+    known = [one for one in written if one.name in _BY_NAME or one.name.startswith(_OWN_SECTIONS)]
+    settings = _layer((one.name, one.location, _in_milliseconds(one)) for one in known)
+    left = {one.name: one.location for one in written if one not in known}
+    return settings, left
+
+
+def _in_milliseconds(written: WrittenSetting) -> object:
+    """Return the value; a duration without unit is in milliseconds in Flink's own files."""
+    option = _BY_NAME.get(written.name)
+    if option is None or option.name == written.name or option.kind is not Kind.DURATION:
+        return written.value
+    is_plain_number = str(written.value).strip().isdecimal()
+    return f"{written.value} ms" if is_plain_number else written.value
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, _BY_NAME, n=1)
+    meant = f"did you mean {near[0]!r}?" if near else "`onceflow config` prints all there are"
+    return f"{name!r} is no setting; {meant}"
+
+
+def _left_name(name: str, location: str) -> str:
+    near = get_close_matches(name, _BY_NAME, n=1, cutoff=_NEAR)
+    meant = f"; {near[0]} is known" if near else ""
+    return f"{name} ({location.removeprefix('file ')}{meant})"

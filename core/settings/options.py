@@ -1,0 +1,548 @@
+"""Every setting that a file or the environment may hold: its name, Flink's names, kind, default.
+
+One table (`OPTIONS`), from which settings are read, checked and printed, and against which the
+documents are tested. A default is that of the class whose field the option sets, said there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from types import MappingProxyType
+from typing import TypeAlias, cast
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay
+from onceflow.core.setting_values import seconds_of
+from onceflow.core.settings.pipeline_settings import (
+    Checkpointing,
+    Endpoint,
+    RuntimeSettings,
+    TlsFiles,
+)
+from onceflow.core.state import RocksDBBackend
+from onceflow.core.storage.storage import INLINE_THRESHOLD_BYTES
+
+Value: TypeAlias = str | int | float | bool | None
+
+NONE = "none"
+"""How a file says None, for which TOML has no word."""
+RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
+"""The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
+
+
+class Kind(Enum):
+    """What a value may be."""
+
+    DURATION = "a duration: 500 ms, 5 s, 10 min, 1 h, 1 d"
+    SIZE = "a size: bytes as a number, or 20 kb, 64 mb, 1 gb (each 1,024 of the one before)"
+    COUNT = "a whole number"
+    NUMBER = "a number"
+    FLAG = "true or false"
+    TEXT = "text"
+    CHOICE = "a word"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting. `name` is ours; `flink` are the names that Flink has or had for it."""
+
+    name: str
+    kind: Kind
+    default: Value
+    flink: tuple[str, ...] = ()
+    words: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+    """Of a choice: what may be written, in lower case, and what it stands for."""
+    hints: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What is said to who writes one of these words."""
+    target: str = ""
+    """The field that it sets, of the class that the first part of the name stands for."""
+    open_choice: bool = False
+    """Whether other packages bring further words."""
+
+    def parsed(self, written: object, name: str) -> Value:
+        """Return the value that was `written` under `name`, which may be Flink's.
+
+        Raises:
+            ConfigError: It is no such value; names what would be.
+        """
+        if isinstance(written, str) and written.strip().lower() == NONE and self.takes_none:
+            return None
+        found: Value
+        match self.kind:
+            case Kind.DURATION:
+                found = _duration(written, name, is_flink=name != self.name)
+            case Kind.SIZE:
+                found = _size(written, name)
+            case Kind.COUNT:
+                found = _number(written, name, int)
+            case Kind.NUMBER:
+                found = _number(written, name, float)
+            case Kind.FLAG:
+                found = _flag(written, name)
+            case Kind.TEXT:
+                found = _text(written, name)
+            case Kind.CHOICE:
+                found = self._chosen(_text(written, name), name)
+        return found
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether None is a value: it is the default, or a field says that nothing is to be."""
+        return self.kind is not Kind.CHOICE and (
+            self.default is None or self.name in _NONE_BESIDES_A_DEFAULT
+        )
+
+    def shown(self, value: Value) -> str:
+        """Return `value` as a file would say it."""
+        if value is None:
+            return NONE
+        if isinstance(value, bool):
+            return str(value).lower()
+        match self.kind:
+            case Kind.DURATION:
+                return duration_text(seconds_of(cast("float | str", value), setting=self.name))
+            case Kind.SIZE:
+                return size_text(cast("int", value))
+            case _:
+                return str(value)
+
+    def _chosen(self, written: str, name: str) -> Value:
+        word = written.strip().lower()
+        if word in self.words:
+            return self.words[word]
+        if self.open_choice:
+            return written.strip()
+        raise ConfigError(f"{name}={written!r}: {_nearest(word, self.words)}")
+
+    def hint(self, written: object) -> str | None:
+        """Return what is to be said to who has `written` that."""
+        return self.hints.get(written.strip().lower()) if isinstance(written, str) else None
+
+
+def duration_text(seconds: float) -> str:
+    """Return `seconds` in the largest unit that shows them whole."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds and (seconds / size).is_integer():
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds * 1000:g} ms" if seconds else "0 s"
+
+
+def size_text(size_bytes: int) -> str:
+    """Return `size_bytes` in the largest unit that shows them whole."""
+    for unit, size in (("gb", 1 << 30), ("mb", 1 << 20), ("kb", 1 << 10)):
+        if size_bytes and size_bytes % size == 0:
+            return f"{size_bytes // size} {unit}"
+    return f"{size_bytes} b"
+
+
+# --- values --------------------------------------------------------------------------------------
+
+_BYTES_PER_UNIT = {
+    **dict.fromkeys(("b", "bytes"), 1),
+    **dict.fromkeys(("k", "kb", "kib", "kibibytes"), 1 << 10),
+    **dict.fromkeys(("m", "mb", "mib", "mebibytes"), 1 << 20),
+    **dict.fromkeys(("g", "gb", "gib", "gibibytes"), 1 << 30),
+}
+_SIZE = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _refused(name: str, written: object, kind: Kind) -> ConfigError:
+    return ConfigError(f"{name}={written!r} is not {kind.value}")
+
+
+def _duration(written: object, name: str, *, is_flink: bool) -> float:
+    if isinstance(written, bool) or not isinstance(written, (int, float, str)):
+        raise _refused(name, written, Kind.DURATION)
+    if isinstance(written, str):
+        if re.fullmatch(r"\s*[\d.]+\s*", written):
+            raise ConfigError(f"{name}={written!r} has no unit; write '{written.strip()} s', …")
+        return seconds_of(written, setting=name)
+    if is_flink and written != 0:
+        raise ConfigError(
+            f"{name}={written} has no unit: Flink would read milliseconds, and our own settings"
+            f" seconds; write '{written} ms' or '{written} s'"
+        )
+    return seconds_of(written, setting=name)
+
+
+def _size(written: object, name: str) -> int:
+    if isinstance(written, int) and not isinstance(written, bool):
+        found = written
+    else:
+        match = _SIZE.fullmatch(written) if isinstance(written, str) else None
+        if match is None:
+            raise _refused(name, written, Kind.SIZE)
+        unit = match[2].lower() or "b"
+        if unit not in _BYTES_PER_UNIT:
+            near = _nearest(unit, _BYTES_PER_UNIT)
+            raise ConfigError(f"{name}={written!r}: the unit {match[2]!r} is unknown; {near}")
+        found = int(match[1]) * _BYTES_PER_UNIT[unit]
+    if found < 0:
+        raise ConfigError(f"{name}={written!r} must be zero or more")
+    return found
+
+
+def _number(written: object, name: str, kind: type[int] | type[float]) -> int | float:
+    wanted = Kind.COUNT if kind is int else Kind.NUMBER
+    if isinstance(written, bool) or not isinstance(written, (int, float, str)):
+        raise _refused(name, written, wanted)
+    if kind is int and isinstance(written, float):
+        raise _refused(name, written, wanted)
+    try:
+        return kind(written)
+    except ValueError:
+        raise _refused(name, written, wanted) from None
+
+
+def _flag(written: object, name: str) -> bool:
+    if isinstance(written, bool):
+        return written
+    word = written.strip().lower() if isinstance(written, str) else ""
+    if word not in {"true", "false"}:
+        raise _refused(name, written, Kind.FLAG)
+    return word == "true"
+
+
+def _text(written: object, name: str) -> str:
+    if not isinstance(written, str) or not written.strip():
+        raise _refused(name, written, Kind.TEXT)
+    return written.strip()
+
+
+def _nearest(word: str, words: Mapping[str, object]) -> str:
+    near = get_close_matches(word, words, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"{meant}there are {', '.join(words)}"
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+_NONE_BESIDES_A_DEFAULT = frozenset(
+    {"checkpointing.interval", "restart.exponential_delay.same_mistakes"}
+)
+
+
+def _default_of(holder: object, target: str) -> Value:
+    """Return the value of `target` in an object, or its default in a class."""
+    if not isinstance(holder, type):
+        return cast("Value", getattr(holder, target))
+    (found,) = (one for one in fields(cast("type[Checkpointing]", holder)) if one.name == target)
+    if found.default is MISSING:
+        return None
+    return cast("Value", found.default.value if isinstance(found.default, Enum) else found.default)
+
+
+def _option(
+    name: str,
+    kind: Kind,
+    holder: object,
+    *flink: str,
+    target: str = "",
+    words: Mapping[str, Value] = MappingProxyType({}),
+) -> Option:
+    target = target or name.rpartition(".")[2]
+    default = _default_of(holder, target)
+    if kind is Kind.DURATION and default is not None:
+        default = seconds_of(cast("float | str", default), setting=name)
+    return Option(name, kind, default, flink, words, target=target)
+
+
+_DELIVERIES: Mapping[str, Value] = MappingProxyType(
+    {
+        "exactly_once": "exactly_once",
+        "exactly-once": "exactly_once",
+        "at_least_once": "at_least_once",
+        "at-least-once": "at_least_once",
+    }
+)
+_RETENTIONS: Mapping[str, Value] = MappingProxyType(
+    {
+        **dict.fromkeys(("retain", "retain_on_cancellation"), "retain"),
+        **dict.fromkeys(
+            ("delete", "delete_on_cancellation", "no_externalized_checkpoints"), "delete"
+        ),
+    }
+)
+_STRATEGIES: Mapping[str, Value] = MappingProxyType(
+    {
+        **dict.fromkeys(("none", "off", "disable"), "none"),
+        **dict.fromkeys(("fixed_delay", "fixed-delay", "fixeddelay"), "fixed_delay"),
+        **dict.fromkeys(
+            ("exponential_delay", "exponential-delay", "exponentialdelay"), "exponential_delay"
+        ),
+        **dict.fromkeys(("failure_rate", "failure-rate", "failurerate"), "failure_rate"),
+    }
+)
+_HEAP = "Flink's {} is our 'heap': state in the memory of the slots"
+_ROCKSDB = "Flink's {} is our 'rocksdb'"
+_BACKENDS: Mapping[str, Value] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "heap",
+                "hashmap",
+                "hashmapstatebackend",
+                "memory",
+                "memorystatebackend",
+                "jobmanager",
+                "fs",
+                "fsstatebackend",
+                "filesystem",
+            ),
+            "heap",
+        ),
+        **dict.fromkeys(
+            (
+                "rocksdb",
+                "embeddedrocksdb",
+                "embeddedrocksdbstatebackend",
+                "rocksdbstatebackend",
+            ),
+            "rocksdb",
+        ),
+    }
+)
+_IN_MEMORY = (
+    f"{_HEAP.format('memory backend')}; checkpoints go to checkpointing.storage, and only"
+    " 'memory://' there keeps them in the driver's memory, too"
+)
+_IN_FILES = f"{_HEAP.format('file system backend')}; checkpoints go to checkpointing.storage"
+_BACKEND_HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("hashmap", "hashmapstatebackend"), _HEAP.format("HashMap")),
+        **dict.fromkeys(("memory", "memorystatebackend", "jobmanager"), _IN_MEMORY),
+        **dict.fromkeys(("fs", "fsstatebackend", "filesystem"), _IN_FILES),
+        **dict.fromkeys(
+            ("embeddedrocksdb", "embeddedrocksdbstatebackend", "rocksdbstatebackend"),
+            _ROCKSDB.format("EmbeddedRocksDB"),
+        ),
+    }
+)
+_CP = "execution.checkpointing."
+_RS = "restart-strategy."
+_ROCKS = "state.backend.rocksdb."
+_D, _S, _C, _N, _F, _T, _W = (
+    Kind.DURATION,
+    Kind.SIZE,
+    Kind.COUNT,
+    Kind.NUMBER,
+    Kind.FLAG,
+    Kind.TEXT,
+    Kind.CHOICE,
+)
+_MAX_DELAY = "restart.exponential_delay.max_delay"
+
+OPTIONS: tuple[Option, ...] = (
+    Option("pipeline.parallelism", _C, 1, ("parallelism.default",)),
+    Option("pipeline.max_parallelism", _C, None, ("pipeline.max-parallelism",)),
+    Option(
+        "pipeline.allow_non_restored_state",
+        _F,
+        False,
+        (
+            "execution.state-recovery.ignore-unclaimed-state",
+            "execution.savepoint.ignore-unclaimed-state",
+        ),
+    ),
+    _option("checkpointing.storage", _T, Checkpointing, f"{_CP}dir", "state.checkpoints.dir"),
+    _option("checkpointing.interval", _D, Checkpointing, f"{_CP}interval"),
+    _option("checkpointing.timeout", _D, Checkpointing, f"{_CP}timeout"),
+    _option("checkpointing.min_pause", _D, Checkpointing, f"{_CP}min-pause"),
+    _option("checkpointing.max_concurrent", _C, Checkpointing, f"{_CP}max-concurrent-checkpoints"),
+    _option(
+        "checkpointing.tolerable_failures", _C, Checkpointing, f"{_CP}tolerable-failed-checkpoints"
+    ),
+    _option(
+        "checkpointing.retained",
+        _C,
+        Checkpointing,
+        f"{_CP}num-retained",
+        "state.checkpoints.num-retained",
+    ),
+    _option("checkpointing.mode", _W, Checkpointing, f"{_CP}mode", words=_DELIVERIES),
+    _option(
+        "checkpointing.unaligned",
+        _F,
+        Checkpointing,
+        f"{_CP}unaligned.enabled",
+        f"{_CP}unaligned",
+    ),
+    _option(
+        "checkpointing.aligned_checkpoint_timeout",
+        _D,
+        Checkpointing,
+        f"{_CP}aligned-checkpoint-timeout",
+        f"{_CP}alignment-timeout",
+    ),
+    _option(
+        "checkpointing.ignore_in_flight_of",
+        _C,
+        Checkpointing,
+        f"{_CP}recover-without-channel-state.checkpoint-id",
+    ),
+    _option(
+        "checkpointing.savepoints",
+        _T,
+        Checkpointing,
+        f"{_CP}savepoint-dir",
+        "state.savepoints.dir",
+    ),
+    _option(
+        "checkpointing.on_cancel",
+        _W,
+        Checkpointing,
+        f"{_CP}externalized-checkpoint-retention",
+        words=_RETENTIONS,
+    ),
+    Option(
+        "storage.inline_threshold",
+        _S,
+        INLINE_THRESHOLD_BYTES,
+        (f"{_CP}data-inline-threshold", "state.storage.fs.memory-threshold"),
+    ),
+    Option("storage.endpoint", _T, None, ("s3.endpoint",)),
+    Option(
+        "restore.savepoint", _T, None, ("execution.state-recovery.path", "execution.savepoint.path")
+    ),
+    Option(
+        "restore.claim_mode",
+        _W,
+        "no_claim",
+        ("execution.state-recovery.claim-mode", "execution.savepoint-restore-mode"),
+        MappingProxyType({"no_claim": "no_claim", "claim": "claim"}),
+    ),
+    Option(
+        "state_backend.type",
+        _W,
+        "heap",
+        ("state.backend.type", "state.backend"),
+        _BACKENDS,
+        _BACKEND_HINTS,
+        open_choice=True,
+    ),
+    _option(
+        "state_backend.incremental",
+        _F,
+        RocksDBBackend,
+        f"{_CP}incremental",
+        "state.backend.incremental",
+    ),
+    _option("state_backend.directory", _T, RocksDBBackend, f"{_ROCKS}localdir"),
+    _option("state_backend.cache_entries", _C, RocksDBBackend),
+    _option(
+        "state_backend.block_cache",
+        _S,
+        RocksDBBackend,
+        f"{_ROCKS}block.cache-size",
+        target="block_cache_bytes",
+    ),
+    _option(
+        "state_backend.write_buffer",
+        _S,
+        RocksDBBackend,
+        f"{_ROCKS}writebuffer.size",
+        target="write_buffer_bytes",
+    ),
+    Option(
+        "restart.strategy",
+        _W,
+        "exponential_delay",
+        (f"{_RS}type", "restart-strategy"),
+        _STRATEGIES,
+    ),
+    _option("restart.fixed_delay.attempts", _C, FixedDelay, f"{_RS}fixed-delay.attempts"),
+    _option(
+        "restart.fixed_delay.delay", _D, FixedDelay, f"{_RS}fixed-delay.delay", target="delay_s"
+    ),
+    _option(
+        "restart.exponential_delay.initial_delay",
+        _D,
+        RESTART,
+        f"{_RS}exponential-delay.initial-backoff",
+        target="initial_delay_s",
+    ),
+    _option(
+        "restart.exponential_delay.multiplier",
+        _N,
+        RESTART,
+        f"{_RS}exponential-delay.backoff-multiplier",
+    ),
+    _option(_MAX_DELAY, _D, RESTART, f"{_RS}exponential-delay.max-backoff", target="max_delay_s"),
+    _option(
+        "restart.exponential_delay.jitter", _N, RESTART, f"{_RS}exponential-delay.jitter-factor"
+    ),
+    _option(
+        "restart.exponential_delay.reset_after",
+        _D,
+        RESTART,
+        f"{_RS}exponential-delay.reset-backoff-threshold",
+        target="reset_after_s",
+    ),
+    _option(
+        "restart.exponential_delay.attempts",
+        _C,
+        RESTART,
+        f"{_RS}exponential-delay.attempts-before-reset-backoff",
+    ),
+    _option("restart.exponential_delay.same_mistakes", _C, RESTART),
+    _option(
+        "restart.failure_rate.failures",
+        _C,
+        FailureRate,
+        f"{_RS}failure-rate.max-failures-per-interval",
+    ),
+    _option(
+        "restart.failure_rate.interval",
+        _D,
+        FailureRate,
+        f"{_RS}failure-rate.failure-rate-interval",
+        target="interval_s",
+    ),
+    _option(
+        "restart.failure_rate.delay", _D, FailureRate, f"{_RS}failure-rate.delay", target="delay_s"
+    ),
+    _option("runtime.start_timeout", _D, RuntimeSettings, target="start_timeout_s"),
+    _option(
+        "runtime.heartbeat_interval",
+        _D,
+        RuntimeSettings,
+        "heartbeat.interval",
+        target="heartbeat_interval_s",
+    ),
+    _option(
+        "runtime.heartbeat_timeout",
+        _D,
+        RuntimeSettings,
+        "heartbeat.timeout",
+        target="heartbeat_timeout_s",
+    ),
+    _option(
+        "runtime.cancel_timeout",
+        _D,
+        RuntimeSettings,
+        "task.cancellation.timeout",
+        target="cancel_timeout_s",
+    ),
+    _option("runtime.stop_on_signals", _F, RuntimeSettings),
+    _option("runtime.stop_timeout", _D, RuntimeSettings, target="stop_timeout_s"),
+    _option("runtime.channel_batches", _C, RuntimeSettings),
+    _option("runtime.poll_timeout", _D, RuntimeSettings, target="poll_timeout_s"),
+    _option("runtime.commit_deadline", _D, RuntimeSettings, target="commit_deadline_s"),
+    _option("runtime.scratch_dir", _T, RuntimeSettings, "io.tmp.dirs"),
+    _option(
+        "runtime.tls",
+        _W,
+        RuntimeSettings,
+        words=MappingProxyType({"auto": "auto", "on": "on", "off": "off"}),
+    ),
+    _option("endpoint.host", _T, Endpoint, "rest.bind-address"),
+    _option("endpoint.port", _C, Endpoint, "rest.port"),
+    _option("endpoint.token_file", _T, Endpoint),
+    _option("endpoint.certificate", _T, TlsFiles),
+    _option("endpoint.key", _T, TlsFiles),
+    _option("endpoint.authority", _T, TlsFiles),
+)

@@ -1,0 +1,156 @@
+"""What becomes of rows that a target can never take: the end of the job, or a list of rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from onceflow.core.errors import BadRow, ConfigError
+from onceflow.core.setting_values import choice_of
+from onceflow.core.spi import OnBadRow, RejectedRows
+
+_SHOWN_LENGTH_MAX = 80
+
+
+class BadRows:
+    """The bad rows of one writer since they were last asked for.
+
+    A writer returns `taken()` from `SinkWriter.rejected`. With `OnBadRow.FAIL` the first bad row is
+    raised and nothing is ever kept; what is done with the others is the engine's business.
+    """
+
+    def __init__(self, on_bad_row: OnBadRow, schema: pa.Schema, *, where: str = "") -> None:
+        """Keep or raise as `on_bad_row` says.
+
+        Args:
+            on_bad_row: The policy.
+            schema: The sink's, in which rejected rows are returned.
+            where: Begins what is raised.
+        """
+        self._on_bad_row = on_bad_row
+        self._schema = schema
+        self._where = where and f"{where}: "
+        self._rejected: list[RejectedRows] = []
+
+    @property
+    def fail(self) -> bool:
+        """Whether a bad row ends the job, so that nobody need look for further ones."""
+        return self._on_bad_row is OnBadRow.FAIL
+
+    def sift(
+        self, batch: pa.RecordBatch, bad: pa.BooleanArray, why: str, *, shows: str = ""
+    ) -> pa.RecordBatch:
+        """Return the rows of `batch` that are not `bad`; the others are rejected for `why`.
+
+        Args:
+            batch: Rows in the sink's schema; columns may be decoded.
+            bad: One value a row; null counts as false.
+            why: The reason, the same for all.
+            shows: A column whose value goes into the reason of each row.
+
+        Raises:
+            BadRow: There is a bad row, and bad rows fail the job; names the first one.
+        """
+        bad = pc.fill_null(bad, False)
+        first = pc.index(bad, True).as_py()
+        if first < 0:
+            return batch
+        if self.fail:
+            value = f", but {quoted_value(batch.column(shows), first)}" if shows else ""
+            raise BadRow(f"{self._where}{why}{value} (row {first} of its batch)")
+        rows = batch.filter(bad)
+        reasons = [
+            f"{why}, but {quoted_value(rows.column(shows), row)}" if shows else why
+            for row in range(rows.num_rows)
+        ]
+        self.reject(rows, reasons)
+        return batch.filter(pc.invert(bad))
+
+    def reject(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
+        """Take note of `rows`, one reason each.
+
+        Raises:
+            BadRow: Bad rows fail the job; has the first reason.
+        """
+        if not rows.num_rows:
+            return
+        if self.fail:
+            raise BadRow(f"{self._where}{reasons[0]}")
+        self._rejected.append(RejectedRows(_encoded(rows, self._schema), list(reasons)))
+
+    def without(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
+        """Return the rows of `batch` that have no reason in `refusals`; the others are rejected.
+
+        Raises:
+            BadRow: There are others, and bad rows fail the job; names the first one.
+        """
+        if not refusals:
+            return batch
+        bad = sorted(refusals)
+        if self.fail:
+            raise BadRow(f"{self._where}{refusals[bad[0]]} (row {bad[0]} of its batch)")
+        self.reject(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
+        keep = [row not in refusals for row in range(batch.num_rows)]
+        return batch.filter(pa.array(keep, pa.bool_()))
+
+    def forget(self) -> None:
+        """Drop what is noted; the rows are written anew or not at all."""
+        self._rejected.clear()
+
+    def taken(self) -> Sequence[RejectedRows]:
+        """Return what was rejected since the last call."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+
+def quoted_value(column: pa.Array, row: int) -> str:
+    """Return the value at `row` as a short text for an error message."""
+    try:
+        text = repr(column[row].as_py())
+    except (ValueError, OverflowError):
+        # Arrow holds dates and nanoseconds that Python cannot; its array prints what it holds.
+        text = " ".join(str(column.slice(row, 1)).split()).strip("[] ")
+    return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
+
+
+def _encoded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return `rows` in `schema`, whose dictionaries, run ends and extensions were decoded."""
+    if rows.schema.equals(schema):
+        return rows
+    columns = [_encoded_column(rows.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _encoded_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = _encoded_column(column, kind.storage_type)
+        extended: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
+        return extended
+    if arrow.is_run_end_encoded(kind):
+        encoded: pa.Array = pc.run_end_encode(
+            column.cast(kind.value_type), cast("Any", kind).run_end_type
+        )
+        return encoded
+    if arrow.is_dictionary(kind):
+        column = column.cast(kind.value_type).dictionary_encode()
+    return column.cast(kind)
+
+
+def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:
+    """Return the policy of a `write`, which names a sink for dead letters or not.
+
+    Raises:
+        ConfigError: There is no such policy, or it does not go with that.
+    """
+    policy = choice_of(OnBadRow, on_bad_row, setting="on_bad_row")
+    if not dead_letters and policy is OnBadRow.DEAD_LETTER:
+        raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
+    if dead_letters and policy is OnBadRow.DROP:
+        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; leave one away")
+    return OnBadRow.DEAD_LETTER if dead_letters else policy

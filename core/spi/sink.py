@@ -1,0 +1,362 @@
+"""The contract of sinks: the description, the writer of one subtask, and committers anywhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    RetryLater,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part of the contract
+from onceflow.core.spi.staging import StagingArea
+
+if TYPE_CHECKING:  # a slot does not pay for it
+    from onceflow.core.protocol.target_records import TargetRecord
+
+
+class OnBadRow(Enum):
+    """What becomes of a row that a target can never take, or a record that cannot be decoded."""
+
+    FAIL = "fail"
+    """The job stops and names it."""
+    DROP = "drop"
+    """It is left out, counted and logged."""
+    DEAD_LETTER = "dead_letter"
+    """It goes to another sink with its reason and origin, exactly once with the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRows:
+    """Rows that a writer left out, in the sink's schema, and why: one reason a row."""
+
+    rows: pa.RecordBatch
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterContext:
+    """Where a writer runs and how it must name what it prepares."""
+
+    job: str
+    uid: str
+    sink_id: str
+    subtask: int
+    parallelism: int
+    attempt: AttemptId
+    first_checkpoint: CheckpointId
+    """The first checkpoint that this writer will be asked to pre-commit."""
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    staging: StagingArea | None = None
+    """Where rows may wait for their commit, when the target cannot prepare them."""
+    on_bad_row: OnBadRow = OnBadRow.FAIL
+    checkpoints_at_once: int = 2
+    """Of how many checkpoints transactions may be prepared at one time: one may wait for its commit
+    while the next one is prepared."""
+
+    def transaction(self, checkpoint: CheckpointId, sequence: int = 0) -> TransactionId:
+        """Return the id of what this writer pre-commits for `checkpoint`."""
+        return TransactionId(self.sink_id, self.attempt, checkpoint, self.subtask, sequence)
+
+
+class TransactionNamer:
+    """Names what one writer pre-commits before its checkpoint is known: at the first row, say."""
+
+    def __init__(self, context: WriterContext) -> None:
+        self._context = context
+        self._checkpoint = context.first_checkpoint
+        self._sequence = 0
+
+    def next(self) -> TransactionId:
+        """Return an id that nothing else has, for what the next `pre_commit` returns."""
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        return self._context.transaction(self._checkpoint, sequence)
+
+    def pre_committed(self, checkpoint: CheckpointId) -> None:
+        """Name what comes now for the checkpoint after `checkpoint`."""
+        self._checkpoint, self._sequence = CheckpointId(checkpoint + 1), 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterContext:
+    """For whom a committer commits."""
+
+    job: str
+    uid: str
+    sink_id: str
+    attempt: AttemptId
+    log_id: str = ""
+    """Identity of the job's decision log.
+
+    Two logs with one sink id are two jobs, and one must go.
+    """
+    staging: StagingArea | None = None
+    """Where rows may wait for their commit; the same area as the writers'."""
+
+
+class SinkWriter(ABC):
+    """Writes rows that nobody sees before they are committed; owned by the chain's thread."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take `batch`; it may stay in memory or in an open transaction until `pre_commit`.
+
+        Raises:
+            BadRow: A value does not fit the target; names column and value. Not raised for rows
+                that `rejected` will return instead.
+            SinkError: The target refused or is gone; the attempt ends.
+        """
+
+    @abstractmethod
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Make every row written since the last call survive any crash, still invisible.
+
+        When it returns, the rows and the ledger row that proves their commit can be committed by
+        any process from the committable alone. Returns None when no row was written.
+
+        A transaction's name holds a checkpoint after the last one pre-committed and not after this
+        one: a target that wants the name at the beginning (in a file's name, say) gets
+        `WriterContext.first_checkpoint`, and from then on the number after the last one that was
+        pre-committed. That is this one unless some between were given up. `TransactionNamer` does
+        it.
+
+        Raises:
+            PreCommitFailed: Nothing of this checkpoint is durable.
+        """
+
+    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Return what `pre_commit` does, as none or one. This is what the engine calls."""
+        committable = self.pre_commit(checkpoint)
+        return () if committable is None else (committable,)
+
+    def rejected(self) -> Sequence[RejectedRows]:
+        """Return the bad rows left out since the last call; empty where bad rows fail the job.
+
+        Called after `write` and after `pre_commit`, of which the latter is the last chance: rows
+        returned then belong to the same checkpoint. A writer that does not override it raises
+        `BadRow` whatever `WriterContext.on_bad_row` says.
+        """
+        return ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything and roll back what was not pre-committed. Safe to call twice.
+
+        Must not touch what was pre-committed: that is the committer's.
+        """
+
+
+class MultiCommitWriter(SinkWriter):
+    """A writer that prepares several transactions for one checkpoint: one a file or table, say."""
+
+    @abstractmethod
+    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Do as `pre_commit` does; return none, one or several in the order of their commits.
+
+        Each is committed, retried and rolled back by itself, so each has a transaction id of its
+        own, with a rising `sequence`. All are durable, or it raises `PreCommitFailed` and those
+        that are durable are rolled back by the next attempt.
+        """
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+        """Never called."""
+        raise NotImplementedError(f"{type(self).__name__} returns `pre_commits`")
+
+
+class Committer(ABC):
+    """Makes pre-committed rows visible, or gone. Idempotent; any process, any number at once."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Return how it ended; never raises for an outcome that the union can say."""
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Make what was pre-committed gone. `AlreadyCommitted` when it was committed before."""
+
+    @abstractmethod
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return everything pre-committed under this sink id that is neither committed nor aborted.
+
+        Includes other attempts' and other subtasks'; excludes other sinks'.
+        """
+
+    def prepared_at(self, committable: Committable) -> datetime | None:
+        """Return when the target took `committable`, with its time zone, or None.
+
+        For people who wonder how old it is. None when it is not in doubt, or the target does not
+        tell; staged rows are not asked for.
+        """
+        return None
+
+    def prune(self, before: CheckpointId) -> None:  # noqa: B027 - optional hook
+        """Forget proofs of commits of checkpoints before `before`; no retained one asks for them.
+
+        Commits of these may still be under way in processes that were overtaken: what such a one
+        does later must change nothing.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Safe to call twice."""
+
+
+class GlobalCommitter(ABC):
+    """Makes all rows of one checkpoint visible, of all subtasks, as one version of the target.
+
+    Used by the driver, on one thread. A driver that was overtaken may still be at it, so two may
+    commit the same checkpoint at once.
+    """
+
+    @abstractmethod
+    def commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        """Make the rows of `committables` visible and `checkpoint` the proof, in one atomic step.
+
+        `committables` are all that this commit is made of, never none, the same and in the same
+        order whoever calls it. Checkpoints come rising. When the target's highest is `checkpoint`
+        or higher already, nothing changes, and the answer is `AlreadyCommitted`: looking for it is
+        part of the same step. `Lost` when rows that are to become visible are gone. Never raises
+        for an outcome that the union can say.
+        """
+
+    @abstractmethod
+    def committed_through(self) -> CheckpointId:
+        """Return the highest checkpoint that is committed under this sink id; 0 before the first.
+
+        It outlives everything: the target keeps it as long as it keeps the rows.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+
+    @abstractmethod
+    def in_doubt(self) -> Sequence[Committable]:
+        """Return what may be pre-committed under this sink id, and not committed.
+
+        It may name what is committed: only what the decision log does not know is aborted.
+        """
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Make what was pre-committed gone. `AlreadyCommitted` when its rows are visible."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Safe to call twice."""
+
+
+class Sink(ABC):
+    """Describes a two-phase sink: pickled by value, holds no open resource, prints no secret."""
+
+    def routing_key(self) -> tuple[str, ...]:
+        """Return the columns by which rows must meet in one subtask; empty when any may write any.
+
+        For sinks that change rows in place: one key, one writer, so subtasks never wait for each
+        other's locks, and the changes of a key stay in order.
+        """
+        return ()
+
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
+        """Raise ConfigError unless rows of `schema` could be written. Changes nothing.
+
+        Runs on the driver before each attempt, for every sink before any is opened, and whenever
+        somebody wonders: also twice at once, and beside a job that runs. What is missing and will
+        be created by `open` is no reason to refuse.
+
+        Raises:
+            ConfigError: They could not; the message has the exact statement that mends it.
+            SinkError: The target cannot be asked now.
+        """
+
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:  # noqa: B027
+        """Prepare the target for rows of `schema`. Runs on the driver before each attempt.
+
+        Creates what the user asked to be created (tables), while nothing is prepared, and fences
+        the sink id: a job with another decision log, or an attempt that is not newer than the last
+        one seen, is refused.
+
+        Raises:
+            ConfigError: They cannot; the message has the exact statement that mends it.
+            Fenced: A newer attempt, or another job, owns the sink id.
+        """
+
+    def target_record(self, context: CommitterContext) -> TargetRecord | None:
+        """Return what the target records of the sink id; None: it does not tell. Changes nothing.
+
+        Runs on the driver, before anything is decided and again once the sink is open. A start from
+        an older copy of checkpoint storage is noticed by it alone, if proofs are pruned or numbers
+        of attempts have caught up. An empty record where nothing was ever written.
+
+        Raises:
+            ConfigError: Another job owns the sink id.
+            SinkError: The target cannot be asked now.
+        """
+        return None
+
+    def list_blockers(self, context: CommitterContext) -> Sequence[str]:
+        """Describe whom the attempt's writers wait for in the target now, one text a blocker.
+
+        For people: a checkpoint that times out names them, and nothing is decided by them. Runs on
+        the driver, on a thread of its own, repeatedly while a subtask of the sink owes an ack for
+        half of the checkpoint timeout. Bound its waits: a second question follows the answer to the
+        first. Empty where nobody waits, or the target does not tell. Never has a value of a row.
+
+        Raises:
+            SinkError: The target cannot be asked now.
+        """
+        del context
+        return ()
+
+    @abstractmethod
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Return the writer of one subtask. Runs in the slot."""
+
+    @abstractmethod
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return a committer. Runs on the driver (recovery) and in every slot."""
+
+
+class GlobalSink(Sink):
+    """A sink whose rows become visible by one commit a checkpoint, of all subtasks.
+
+    For targets that keep versions (tables of a lake, say), or that can order commits by number. By
+    `target_record` such a sink tells of the target before the first start in new storage, too;
+    without it `committed_through` is asked, and only once the sink has been opened.
+    """
+
+    @abstractmethod
+    def global_committer(self, context: CommitterContext) -> GlobalCommitter:
+        """Return a committer. Runs on the driver alone."""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        """Return what lists and aborts by hand; it commits nothing."""
+        return _ByHand(self.global_committer(context))
+
+
+class _ByHand(Committer):
+    def __init__(self, committer: GlobalCommitter) -> None:
+        self._committer = committer
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        return self._committer.abort(committable)
+
+    def in_doubt(self) -> Sequence[Committable]:
+        return self._committer.in_doubt()
+
+    def close(self) -> None:
+        self._committer.close()
