@@ -40,6 +40,7 @@ from onceflow.core.protocol.decisions import (
 )
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.in_flight import Announced, Received
+from onceflow.core.protocol.loops.slot import SnapshotFrozen
 from onceflow.core.protocol.messages import (
     Complete,
     CompletionHeard,
@@ -94,11 +95,9 @@ class LeavingEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(SnapshotFrozen):
     """The synchronous part of a snapshot is done: upload `pending` and `overtaken`, and ack."""
 
-    subtask: SubtaskRef
-    checkpoint: CheckpointId
     pending: tuple[PendingSnapshot, ...]
     timings: SnapshotTimings
     overtaken: tuple[Overtaken, ...] = ()

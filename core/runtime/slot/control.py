@@ -1,11 +1,8 @@
 """The owner of a slot's control stream: what the slot hears, what it says, and when it ends.
 
 One thread with one mailbox. What the driver says, what the parts of the slot report and the time
-reach it one after the other, so nothing here needs a lock; and it waits for nothing before the end,
-so heartbeats go on and a shutdown is heard whatever the parts do. The slot leaves in one of two
-ways:
-    Shutdown   close everything within a deadline, say so, return from the task
-    lost       the driver is gone or a close hangs: `os._exit`, for nobody is left to report to
+reach it one after the other, so nothing here needs a lock. `protocol.loops.slot` decides what
+follows, and this file carries the decisions out.
 """
 
 from __future__ import annotations
@@ -15,21 +12,41 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
+
+from typing_extensions import assert_never
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.loops.slot import (
+    BeginClosing,
+    BeginRestore,
+    BeginUpload,
+    CloseParts,
+    CommitDecided,
+    EndSlot,
+    ExitHard,
+    NoteProgress,
+    PartsClosed,
+    Post,
+    ReportFailure,
+    RestoreEnded,
+    SayClosed,
+    Send,
+    SendHeartbeat,
+    SlotDecision,
+    SlotFact,
+    SlotLoop,
+    StartSubtasks,
+)
 from onceflow.core.protocol.messages import (
     Acked,
     Complete,
-    CompletionHeard,
-    Declined,
     Deploy,
-    DriverMessage,
     GloballyCommitted,
     Heartbeat,
     Hello,
@@ -37,24 +54,18 @@ from onceflow.core.protocol.messages import (
     PartFailed,
     Running,
     Shutdown,
-    SinkCommitted,
     SlotClosed,
     SlotMessage,
-    SourceExhausted,
-    SubtaskMail,
 )
-from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask, Subtask
+from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask
 from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.runtime.slot.chain_builder import Chains
-from onceflow.core.runtime.slot.context import SlotContext, SlotMail, rss_bytes
+from onceflow.core.runtime.slot.context import SlotContext, rss_bytes
 from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
-from onceflow.core.runtime.transport.control_plane import ControlStream, DriverGone
+from onceflow.core.runtime.transport.control_plane import ControlStream
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
 
 _log = logging.getLogger("onceflow.runtime.slot")
-
-CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a slot may take to close before it exits the hard way; below `cancel_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +75,11 @@ class Restored:
     chains: Chains
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreFailed:
-    """The chains could not be built, or not given their state."""
-
-    error: BaseException
-    leftovers: bool
-    """Whether some were built, which nobody closes: the process must not live on."""
-
-
-ControlMail: TypeAlias = DriverMessage | DriverGone | SlotMail | Restored | RestoreFailed
+ControlMail: TypeAlias = Restored | SlotFact
 
 
 class SlotControl:
-    """Decides what a slot does next. `run` is its thread; whatever else is called is of any."""
+    """Carries out what a slot does next. `run` is its thread; what else is called is of any."""
 
     def __init__(
         self,
@@ -99,110 +101,119 @@ class SlotControl:
         self._uploads = SnapshotUploads(context)
         self._chains: Chains | None = None
         self._keep_alive: KeepAlive | None = None
-        self._restoring = False
-        self._leftovers = False
-        self._failed = False
         self._heard_at = time.monotonic()
         self.deploy: Future[Deploy | None] = Future()
         """What to restore; None when the slot ends before it is told."""
         self.ended: Future[str] = Future()
         """Why the slot is closed."""
         self._stream = ControlStream(driver_address, context.credentials, hello, self._hear)
+        self._loop = SlotLoop(
+            self._settings.heartbeat_interval_s,
+            self._settings.heartbeat_timeout_s,
+            time.monotonic(),
+        )
 
     def run(self) -> None:
         """Do what the driver says until it says `Shutdown`, or is gone."""
-        beat_at = time.monotonic() + self._settings.heartbeat_interval_s
         try:
             while not self.ended.done():
                 with contextlib.suppress(queue.Empty):
-                    wait_s = max(0.0, beat_at - time.monotonic())
+                    wait_s = self._loop.wait_s(time.monotonic())
                     self._take(self._mailbox.get(timeout=wait_s))
-                if (now := time.monotonic()) >= beat_at:
-                    beat_at = now + self._settings.heartbeat_interval_s
-                    self._beat(now)
+                self._carry_out(self._loop.tick(self._heard_at, time.monotonic()))
         except BaseException as error:
             _log.exception("slot %d failed", self._context.slot)
-            self._fail(error)
+            self._carry_out(self._loop.on(PartFailed(error), time.monotonic()))
             self._exit_hard("its control failed")
 
-    def _hear(self, mail: DriverMessage | DriverGone | PartFailed) -> None:
+    def _hear(self, mail: SlotFact) -> None:
         self._heard_at = time.monotonic()
         self._mailbox.put(mail)
 
     def _take(self, mail: ControlMail) -> None:
-        """Do what `mail` says; what cannot be done, or said, fails the attempt."""
+        """Do what follows from `mail`; what cannot be done, or said, fails the attempt."""
+        if isinstance(mail, Restored):
+            self._chains = mail.chains
+            self._tell(RestoreEnded())
+        else:
+            self._tell(mail)
+
+    def _tell(self, fact: SlotFact) -> None:
+        decisions = self._loop.on(fact, time.monotonic())
         try:
-            self._on_mail(mail)
+            self._carry_out(decisions)
         except Exception as error:
             if self._context.closing.is_set():
                 raise
-            self._fail(error)
+            self._carry_out(self._loop.on(PartFailed(error), time.monotonic()))
 
-    def _on_mail(self, mail: ControlMail) -> None:
-        match mail:
-            case Deploy():
-                self._restoring = True
-                self.deploy.set_result(mail)
-            case TriggerCheckpoint() | OfferSplits() | Complete() | NotifyAbort():
-                self._on_checkpoint(mail)
-            case Shutdown(reason):
-                self._close(reason)
+    def _carry_out(self, decisions: Iterable[SlotDecision]) -> None:
+        for decision in decisions:
+            self._do(decision)
+
+    def _do(self, decision: SlotDecision) -> None:  # noqa: C901, PLR0912 - dispatches
+        match decision:
+            case BeginRestore(deploy):
+                self.deploy.set_result(deploy)
+            case StartSubtasks():
+                self._start()
+            case Post(mail):
+                self._post(mail)
+            case BeginUpload(frozen):
+                assert isinstance(frozen, SnapshotTaken)
+                self._uploads.begin(frozen)
+            case Send(message):
+                self._send(message)
+                if isinstance(message, Acked):
+                    _reach_acked(message)
+            case CommitDecided(complete):
+                refs = [subtask.ref for subtask in self._require_chains().subtasks]
+                self._send(*self._require_chains().commits.completed(complete, refs))
+            case NoteProgress(report):
+                self._send(*self._require_chains().commits.progressed(report))
             case GloballyCommitted():
-                if self._chains:
-                    self._chains.commits.globally_committed(mail)
-            case Heartbeat():
-                pass
-            case DriverGone(reason):
+                self._require_chains().commits.globally_committed(decision)
+            case ReportFailure(error):
+                self._report_failure(error)
+            case SendHeartbeat():
+                self._send(self._heartbeat())
+                if self._keep_alive:
+                    self._keep_alive.check(time.monotonic())
+            case BeginClosing():
+                self._begin_closing()
+            case CloseParts():
+                self._close_parts(decision)
+            case SayClosed(deadline_s):
+                self._say_closed(deadline_s)
+            case EndSlot(reason):
+                self.ended.set_result(reason)
+            case ExitHard(reason):
                 self._exit_hard(reason)
-            case Restored(chains):
-                self._start(chains)
-            case RestoreFailed(error, leftovers):
-                self._restoring, self._leftovers = False, leftovers
-                self._fail(error)
             case _:
-                self._on_report(mail)
+                assert_never(decision)
 
-    def _on_checkpoint(
-        self, mail: TriggerCheckpoint | OfferSplits | Complete | NotifyAbort
+    def _require_chains(self) -> Chains:
+        assert self._chains is not None, "nothing is restored"
+        return self._chains
+
+    def _post(
+        self, mail: TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
     ) -> None:
-        match mail:
-            case TriggerCheckpoint():
-                self._post(mail, lambda subtask: isinstance(subtask, SourceSubtask))
-            case OfferSplits(uid):
-                self._post(mail, lambda subtask: subtask.ref.chain == uid)
-            case NotifyAbort():
-                self._post(mail)
-            case Complete():
-                self._post(mail)
-                if chains := self._chains:
-                    refs = [subtask.ref for subtask in chains.subtasks]
-                    self._send(*chains.commits.completed(mail, refs))
-
-    def _post(self, mail: SubtaskMail, to: Callable[[Subtask], bool] = lambda _: True) -> None:
-        for subtask in self._chains.subtasks if self._chains else ():
-            if to(subtask):
+        for subtask in self._require_chains().subtasks:
+            match mail:
+                case TriggerCheckpoint():
+                    is_for_it = isinstance(subtask, SourceSubtask)
+                case OfferSplits(uid):
+                    is_for_it = subtask.ref.chain == uid
+                case Complete() | NotifyAbort() | Shutdown():
+                    is_for_it = True
+                case _:
+                    assert_never(mail)
+            if is_for_it:
                 subtask.gate.post(mail)
 
-    def _on_report(self, report: SlotMail) -> None:
-        """Take what a part of the slot reports; also while the slot closes."""
-        match report:
-            case SnapshotTaken():
-                if not self._context.closing.is_set():
-                    self._uploads.begin(report)
-            case Acked():
-                self._send(report)
-                if any(operator.committables for operator in report.snapshot.operators):
-                    reach("acked")
-            case Declined() | SourceExhausted():
-                self._send(report)
-            case CompletionHeard() | SinkCommitted():
-                if self._chains:  # before, nothing is decided
-                    self._send(*self._chains.commits.progressed(report))
-            case PartFailed(error):
-                self._fail(error)
-
-    def _start(self, chains: Chains) -> None:
-        self._restoring, self._chains = False, chains
+    def _start(self) -> None:
+        chains = self._require_chains()
         for subtask in chains.subtasks:
             if self._context.closing.is_set():
                 subtask.gate.post(Shutdown("the slot shuts down"))  # it closes its operators
@@ -217,15 +228,6 @@ class SlotControl:
         )
         self._send(Running(chains.dropped))
 
-    def _beat(self, now: float) -> None:
-        """Tell the driver that the slot lives, and look who else does."""
-        silent_s = now - self._heard_at
-        if silent_s > self._settings.heartbeat_timeout_s:
-            self._exit_hard(f"nothing heard from the driver for {silent_s:.0f} s")
-        self._send(self._heartbeat())
-        if self._keep_alive:
-            self._keep_alive.check(now)
-
     def _heartbeat(self) -> Heartbeat:
         slot, chains = self._context.slot, self._chains
         if chains is None:
@@ -238,14 +240,8 @@ class SlotControl:
             for message in messages:
                 self._stream.send(message)
 
-    def _fail(self, error: BaseException) -> None:
-        """Tell the driver once; it answers with Shutdown, or its silence ends the process.
-
-        A slot that cannot say what went wrong must not go on as if nothing had: it exits.
-        """
-        if self._failed or self._context.closing.is_set():
-            return
-        self._failed = True
+    def _report_failure(self, error: BaseException) -> None:
+        """Tell the driver; a slot that cannot say what went wrong exits."""
         try:
             self._send(report_of_failure(self._context.slot, error))
         except BaseException as unsaid:
@@ -253,51 +249,37 @@ class SlotControl:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _close(self, reason: str) -> None:
-        """Close everything within a deadline; a thread that hangs ends the process instead."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        left: Callable[[], float] = lambda: max(0.0, deadline - time.monotonic())  # noqa: E731
+    def _begin_closing(self) -> None:
         self._context.closing.set()
         if self._keep_alive:
             self._keep_alive.end()
         if not self.deploy.done():
             self.deploy.set_result(None)
-        ended = self._await_restored(left)
+
+    def _close_parts(self, close: CloseParts) -> None:
+        left: Callable[[], float] = lambda: max(0.0, close.deadline_s - time.monotonic())  # noqa: E731
+        ended = True
         if chains := self._chains:
             for channel in chains.channels:
-                channel.close(reason)
-            self._post(Shutdown(reason))
-            ended = min(subtask.join(left()) for subtask in chains.subtasks) and ended
+                channel.close(close.reason)
+            self._post(Shutdown(close.reason))
+            ended = min(subtask.join(left()) for subtask in chains.subtasks)
             ended = chains.commits.close(left) and ended
         ended = self._uploads.close(left()) and ended
         ended = self._data_server.close(left()) and ended
-        self._take_reports()
-        self._context.scratch.delete()
-        # The counters of a short job must not end with whatever the last beat happened to see.
-        self._send(self._heartbeat(), SlotClosed())
-        self._stream.close(max(1.0, left()))
-        if not ended:
-            self._exit_hard(f"{reason}; not all has ended within {CLOSE_TIMEOUT_S} s")
-        if self._leftovers:
-            self._exit_hard(f"{reason}; its state was restored in part")
-        self.ended.set_result(reason)
-
-    def _await_restored(self, left: Callable[[], float]) -> bool:
-        """Wait for the chains that are being built; return whether that has ended in time."""
-        while self._restoring and left() > 0:
-            with contextlib.suppress(queue.Empty):
-                mail = self._mailbox.get(timeout=left())
-                if isinstance(mail, (Restored, RestoreFailed)):
-                    self._on_mail(mail)
-        return not self._restoring
-
-    def _take_reports(self) -> None:
-        """Tell the driver what has been uploaded and committed at last."""
+        # What has been uploaded and committed at last.
         with contextlib.suppress(queue.Empty):
             while True:
                 mail = self._mailbox.get_nowait()
-                if isinstance(mail, (Acked, Declined, CompletionHeard, SinkCommitted)):
-                    self._on_report(mail)
+                if not isinstance(mail, Restored):
+                    self._tell(mail)
+        self._tell(PartsClosed(ended))
+
+    def _say_closed(self, deadline_s: float) -> None:
+        self._context.scratch.delete()
+        # The counters of a short job must not end with whatever the last beat happened to see.
+        self._send(self._heartbeat(), SlotClosed())
+        self._stream.close(max(1.0, deadline_s - time.monotonic()))
 
     def _exit_hard(self, reason: str) -> None:
         """End this process now: its connections close, and servers roll back what was open."""
@@ -306,3 +288,8 @@ class SlotControl:
         _log.warning("slot %d of job %s exits: %s", slot, job, reason)
         logging.shutdown()
         os._exit(1)
+
+
+def _reach_acked(acked: Acked) -> None:
+    if any(operator.committables for operator in acked.snapshot.operators):
+        reach("acked")

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
-from onceflow.core.runtime.slot.control import ControlMail, Restored, RestoreFailed, SlotControl
+from onceflow.core.runtime.slot.control import ControlMail, Restored, SlotControl
 from onceflow.core.runtime.slot.program import unpickled_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
@@ -97,7 +98,7 @@ class Slot:
             gc.unfreeze()
         return ended
 
-    def _restored(self, deploy: Deploy) -> Restored | RestoreFailed:
+    def _restored(self, deploy: Deploy) -> Restored | RestoreEnded:
         """Build what `deploy` says. Here, since modules of the user's may need the main thread."""
         built = False
         try:
@@ -107,7 +108,7 @@ class Slot:
             self._data_server.serve_gates(builder.gates)
             return Restored(builder.build())
         except BaseException as error:
-            return RestoreFailed(error, leftovers=built)
+            return RestoreEnded(error, leaves_parts=built)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
+from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.messages import DriverMessage, Hello, PartFailed, SlotMessage
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
@@ -177,13 +178,6 @@ class ControlServer(flight.FlightServerBase):
             link.close()
 
 
-@dataclass(frozen=True, slots=True)
-class DriverGone:
-    """A slot's control stream has ended."""
-
-    reason: str
-
-
 class ControlStream:
     """A slot's end of its control stream, and the thread that reads from it."""
 
@@ -192,7 +186,7 @@ class ControlStream:
         address: str,
         credentials: Credentials,
         hello: Hello,
-        post: Callable[[DriverMessage | DriverGone | PartFailed], None],
+        post: Callable[[DriverMessage | DriverLost | PartFailed], None],
     ) -> None:
         """Dial the driver and say hello; from now on `post` is told what the driver says.
 
@@ -246,4 +240,4 @@ class ControlStream:
             reason = f"{reason}: {error}"
         except MessageCorrupt as error:
             self._post(PartFailed(error))
-        self._post(DriverGone(reason))
+        self._post(DriverLost(reason))

@@ -20,6 +20,7 @@ from tests.unit.storage.storage_samples import start_python
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.decisions import NotifyAbort
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.loops.slots import SlotRoster
 from onceflow.core.protocol.messages import Declined, DriverMessage, Heartbeat, Hello, PartFailed
 from onceflow.core.runtime.driver.slot_pool import SlotPool
@@ -28,7 +29,6 @@ from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,
     ControlServer,
     ControlStream,
-    DriverGone,
     SlotConnected,
 )
 from onceflow.core.runtime.transport.credentials import Credentials
@@ -38,13 +38,14 @@ MEGABYTE = "x" * (1 << 20)
 
 SLOT = """
 import json, os, queue, sys
-from onceflow.core.runtime.transport.control_plane import ControlStream, DriverGone
+from onceflow.core.runtime.transport.control_plane import ControlStream
+from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.protocol.messages import Hello
 hello = Hello(1, 0, os.getpid(), os.getppid(), "here", "", json.loads(sys.argv[2]))
 heard = queue.SimpleQueue()
 stream = ControlStream(sys.argv[1], Credentials("secret"), hello, heard.put)
-while not isinstance(message := heard.get(), DriverGone):
+while not isinstance(message := heard.get(), DriverLost):
     print(type(message).__name__, flush=True)
 """
 DRIVER = """
@@ -130,7 +131,7 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         assert driver.stdout is not None
         address = driver.stdout.readline().strip()
         hello = Hello(ATTEMPT, 0, os.getpid(), os.getppid(), "here", "", versions())
-        heard: queue.SimpleQueue[DriverMessage | DriverGone | PartFailed] = queue.SimpleQueue()
+        heard: queue.SimpleQueue[DriverMessage | DriverLost | PartFailed] = queue.SimpleQueue()
         stream = ControlStream(address, Credentials("secret"), hello, heard.put)
         os.kill(driver.pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -139,7 +140,7 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         assert time.monotonic() - began < 15.0
         stream.close(0.5)
         assert time.monotonic() - began < 20.0
-        assert isinstance(heard.get(timeout=60), DriverGone)
+        assert isinstance(heard.get(timeout=60), DriverLost)
 
 
 def test_a_driver_that_exits_beside_a_frozen_slot_outlives_the_stream() -> None:
