@@ -62,6 +62,7 @@ def test_broken_sink_fails_on_no_other_clause(
     assert set(failed) == {broken.breaks}, failed
 
 
+@pytest.mark.servers
 def test_sink_that_always_answers_later_costs_seconds_and_is_quoted(
     tmp_path: Path, onceflow_processes: Processes
 ) -> None:

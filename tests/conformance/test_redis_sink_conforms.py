@@ -108,6 +108,7 @@ class TestRedisSink(SinkConformance):
         return RedisTarget(server)
 
 
+@pytest.mark.servers
 def test_without_the_floor_a_late_request_is_applied_again(
     server: RedisServer, onceflow_processes: Processes
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,16 +19,25 @@ SLOT_POINTS = [point for point in CRASH_POINTS if point != "logged"]
 STATE_AND_SINK = [("heap", "two_phase"), ("rocksdb", "two_phase"), ("heap", "ledger")]
 # Around the decision, and what differs there; the conformance kit kills jobs at all points.
 TELLING = (
-    *((point, "heap", "two_phase") for point in ("prepared", "commit", "committed")),
-    *(("prepared", "rocksdb", "two_phase"), ("committed", "heap", "ledger")),
+    *(("prepared", "heap", "two_phase"), ("commit", "heap", "two_phase")),
+    ("committed", "heap", "ledger"),
 )
+AS_TELLING = (("committed", "heap", "two_phase"), ("prepared", "rocksdb", "two_phase"))
+
+
+def _tier(step: tuple[str, str, str]) -> Sequence[pytest.MarkDecorator]:
+    if step in TELLING:
+        return ()
+    return (pytest.mark.servers if step in AS_TELLING else pytest.mark.slow,)
+
+
 STEPS = [
     pytest.param(
         "local",
         point,
         backend,
         commit_mode,
-        marks=() if (point, backend, commit_mode) in TELLING else pytest.mark.slow,
+        marks=_tier((point, backend, commit_mode)),
     )
     for point in SLOT_POINTS
     for backend, commit_mode in STATE_AND_SINK
@@ -107,6 +116,7 @@ def test_a_driver_that_dies_right_after_deciding_has_decided(
 
 
 @pytest.mark.parametrize("ledger_driver", ["local"], indirect=True)
+@pytest.mark.servers
 def test_between_pre_commit_and_decision_nothing_of_the_checkpoint_is_visible(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:

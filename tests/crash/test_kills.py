@@ -78,6 +78,7 @@ def test_a_killed_driver_is_replaced_by_one_that_goes_on(
     assert status.restored_checkpoint >= before.checkpoints
 
 
+@pytest.mark.servers
 def test_a_killed_python_daemon_takes_all_slots_with_it_and_the_job_goes_on(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_killed_postgres_comes_back_with_every_row_once(
 
 
 @SLOWLY_ON_SPARK
+@pytest.mark.servers
 def test_a_killed_kafka_comes_back_and_every_record_is_read_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -147,6 +149,7 @@ def test_a_killed_kafka_comes_back_and_every_record_is_read_once(
 
 
 @SLOWLY_ON_SPARK
+@pytest.mark.servers
 def test_a_frozen_postgres_delays_every_row_and_doubles_none(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -178,6 +181,7 @@ def network(postgres_database: str) -> Iterator[tuple[TcpProxy, str]]:
 
 
 @SLOWLY_ON_SPARK
+@pytest.mark.servers
 def test_a_cut_network_to_postgres_that_heals_leaves_every_row_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
@@ -194,6 +198,7 @@ def test_a_cut_network_to_postgres_that_heals_leaves_every_row_once(
 
 
 @SLOWLY_ON_SPARK
+@pytest.mark.servers
 def test_a_silent_network_to_postgres_delays_every_row_and_doubles_none(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

@@ -104,6 +104,7 @@ def branches(
     }
 
 
+@pytest.mark.servers
 def test_rows_that_tables_refuse_are_dead_letters_once_wherever_they_go(
     tmp_path: Path,
     branches: dict[str, Branch],

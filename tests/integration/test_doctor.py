@@ -214,6 +214,7 @@ def test_a_missing_topic_comes_with_the_command_that_makes_it(
     assert (few["level"], "--alter" in few["remedy"]) == ("warning", True)
 
 
+@pytest.mark.servers
 def test_a_broker_on_which_no_transaction_can_begin_is_a_problem() -> None:
     with EmbeddedKafka(
         {
@@ -264,6 +265,7 @@ def test_a_closed_port_and_wrong_credentials_are_told(
 
 
 @pytest.mark.slow  # a broker of its own
+@pytest.mark.servers
 def test_what_the_brokers_rules_forbid_is_told_with_the_command_that_allows_it() -> None:
     with EmbeddedKafka(
         {

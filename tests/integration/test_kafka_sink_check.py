@@ -231,6 +231,7 @@ def forgetful() -> Iterator[EmbeddedKafka]:
         yield server
 
 
+@pytest.mark.servers
 def test_a_broker_that_forgets_proofs_within_a_day_is_refused(
     forgetful: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def test_commit_offset_behind_a_transaction_that_never_ends_is_waited_for_and_na
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
+@pytest.mark.servers
 def test_broker_killed_while_records_are_produced_has_each_once(
     job: KafkaJob, broker: EmbeddedKafka, topic: str
 ) -> None:

@@ -63,6 +63,7 @@ def assert_exactly_once(servers: str, topic: str, source: CountingSource) -> Non
         assert not open_transaction_blocks(servers, topic, partition)
 
 
+@pytest.mark.servers
 def test_killed_slots_and_another_parallelism_leave_each_row_in_the_topic_once_and_in_order(
     spark: SparkSession, tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:

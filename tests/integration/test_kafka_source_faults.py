@@ -183,6 +183,7 @@ def test_topic_deleted_under_a_reader_is_unavailable_and_says_so(broker: Embedde
             _poll_for(reader.poll, 90.0)
 
 
+@pytest.mark.servers
 def test_idle_topic_on_a_healthy_broker_is_never_taken_for_an_outage(
     broker: EmbeddedKafka, topic: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_idle_topic_on_a_healthy_broker_is_never_taken_for_an_outage(
         assert ids(read_rows(reader, 1)) == [7]
 
 
+@pytest.mark.servers
 def test_outage_shorter_than_the_deadline_is_borne_however_long_the_reader_has_run(
     broker: EmbeddedKafka, topic: str
 ) -> None:
@@ -224,6 +226,7 @@ def test_reader_may_be_closed_by_another_thread_while_it_polls(
     reader.commit(reader.snapshot())
 
 
+@pytest.mark.servers
 def test_wrong_password_is_a_config_error_that_names_the_mechanism_and_not_the_password(
     guarded: _GuardedKafka,
 ) -> None:
@@ -238,6 +241,7 @@ def test_wrong_password_is_a_config_error_that_names_the_mechanism_and_not_the_p
     assert "wr0ng-pass" not in str(caught.value) + repr(refused)
 
 
+@pytest.mark.servers
 def test_topic_that_may_not_be_read_is_a_config_error_with_the_command_that_grants_it(
     guarded: _GuardedKafka,
 ) -> None:
@@ -246,6 +250,7 @@ def test_topic_that_may_not_be_read_is_a_config_error_with_the_command_that_gran
         source(guarded.guarded, name, options=_options("outsider")).validate()
 
 
+@pytest.mark.servers
 def test_topic_that_may_be_described_but_not_read_stops_the_reader(
     guarded: _GuardedKafka,
 ) -> None:
@@ -258,6 +263,7 @@ def test_topic_that_may_be_described_but_not_read_stops_the_reader(
         _poll_for(reader.poll, 20.0)
 
 
+@pytest.mark.servers
 def test_group_that_may_not_be_used_costs_lag_numbers_and_nothing_else(
     guarded: _GuardedKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,6 +283,7 @@ def test_group_that_may_not_be_used_costs_lag_numbers_and_nothing_else(
     assert group_offsets(guarded.bootstrap_servers, "not-mine", name, 1) == [-1001]
 
 
+@pytest.mark.servers
 def test_check_of_a_missing_topic_does_not_create_it(guarded: _GuardedKafka) -> None:
     name = f"never-{uuid.uuid4().hex[:8]}"
     for _ in range(2):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 from examples.delta_sink import DeltaSink
 from tests.support.clusters import AnyCluster
@@ -37,12 +38,14 @@ class TableTarget:
         return sorted(rows["id"].to_pylist())
 
 
+@pytest.mark.servers
 def test_a_table_of_whole_checkpoints_tells_that_the_storage_is_an_older_copy(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     refuse_an_older_copy(MovingJob(cluster, tmp_path, TableTarget(tmp_path / "table")), tries=2)
 
 
+@pytest.mark.servers
 def test_a_table_of_whole_checkpoints_tells_what_later_attempts_committed_than_a_savepoint(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

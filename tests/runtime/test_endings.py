@@ -106,6 +106,7 @@ class _Slow(Committer):
     def close(self) -> None: ...
 
 
+@pytest.mark.servers
 def test_a_recovery_that_outlasts_the_heartbeats_loses_no_slot(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_key_column_that_cannot_be_hashed_is_refused_when_it_is_named(
             records.key_by("id", column)
 
 
+@pytest.mark.servers
 def test_of_two_drivers_of_one_job_the_older_stops_and_no_row_is_doubled(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

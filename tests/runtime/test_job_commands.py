@@ -129,6 +129,7 @@ def test_a_user_looks_at_a_job_saves_it_stops_it_and_goes_on(tmp_path: Path) -> 
     finish(tmp_path, "--from-savepoint", stopped)
 
 
+@pytest.mark.servers
 def test_a_drained_and_a_cancelled_job_say_how_they_ended(tmp_path: Path) -> None:
     with a_job(tmp_path) as process:
         await_running(tmp_path)
@@ -143,6 +144,7 @@ def test_a_drained_and_a_cancelled_job_say_how_they_ended(tmp_path: Path) -> Non
     assert sink_of(tmp_path).prepared() == []
 
 
+@pytest.mark.servers
 def test_clients_without_a_token_keep_no_job_from_being_asked_or_from_ending(
     tmp_path: Path,
 ) -> None:

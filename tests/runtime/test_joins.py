@@ -157,12 +157,26 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
 @pytest.mark.parametrize(
     ("backend", "unaligned", "pairs", "holds"),
     [
-        pytest.param(HeapBackend(), False, interval, in_interval, id="interval"),
         pytest.param(
-            RocksDBBackend(), True, interval, in_interval, id="interval-rocksdb-unaligned"
+            HeapBackend(), False, interval, in_interval, id="interval", marks=pytest.mark.servers
+        ),
+        pytest.param(
+            RocksDBBackend(),
+            True,
+            interval,
+            in_interval,
+            id="interval-rocksdb-unaligned",
+            marks=pytest.mark.servers,
         ),
         pytest.param(RocksDBBackend(), True, regular, anywhere, id="regular-unaligned"),
-        pytest.param(RocksDBBackend(), False, of_windows, in_one_window, id="windows"),
+        pytest.param(
+            RocksDBBackend(),
+            False,
+            of_windows,
+            in_one_window,
+            id="windows",
+            marks=pytest.mark.servers,
+        ),
         pytest.param(HeapBackend(), False, of_sessions, eq, id="co-group", marks=SLOW),
         pytest.param(HeapBackend(), False, regular, anywhere, id="regular", marks=SLOW),
         pytest.param(

@@ -92,6 +92,7 @@ def test_a_frozen_process_is_lost_and_killed(cluster: LocalProcesses, tmp_path: 
     assert_exactly_once(sink, source)
 
 
+@pytest.mark.servers
 def test_a_job_survives_the_program_that_forks_its_slots(
     cluster: LocalProcesses, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ job.wait()
 """
 
 
+@pytest.mark.servers
 def test_slots_are_where_their_driver_is_without_spark_and_end_when_it_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -37,7 +37,7 @@ def save_case(case: WriteCase) -> None:
     save(case.make_sink, case.options, range(5), range(5, 9))
 
 
-@on(sqlite_case, files_case, kafka_case, but=own_case)
+@on(sqlite_case, files_case, but=own_case)
 def test_a_write_repeated_with_another_staging_location_finds_its_batch_written(
     make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

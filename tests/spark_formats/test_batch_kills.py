@@ -103,8 +103,6 @@ CASES: list[Case] = [
     (files, "prepared"),
     (files, "logged"),
     (own, "prepared"),
-    (kafka, "logged"),
-    (mysql, "commit"),
 ]
 LONG: list[Case] = [
     (make, point) for make in (mysql, mariadb, files, own, kafka) for point in POINTS

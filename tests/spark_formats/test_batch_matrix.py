@@ -220,7 +220,6 @@ QUICK = {
     (files_case, "two-tables", "write", "two-at-once"),
     (own_case, "shared-staging", "stream", "killed-executor"),
     (own_case, "two-jobs", "foreach_batch", "killed-driver"),
-    (kafka_case, "two-jobs", "write", "killed-driver"),
 }
 
 

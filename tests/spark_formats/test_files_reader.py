@@ -80,6 +80,7 @@ def test_exactly_the_committed_files_are_read_and_as_of_a_checkpoint(
         assert (first["id"], str(first["day"]), first["more"]) == (10, "1970-01-11", None)
 
 
+@pytest.mark.servers
 def test_a_stream_reads_each_checkpoint_once_when_all_subtasks_have_published_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

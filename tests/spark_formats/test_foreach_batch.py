@@ -60,6 +60,7 @@ def counts(url: str, table: str) -> dict[Any, Any]:
     return dict(query(url, f"SELECT account, n FROM {table}"))
 
 
+@pytest.mark.servers
 def test_aggregates_in_update_mode_are_upserted_once_each(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

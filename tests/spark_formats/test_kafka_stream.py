@@ -158,6 +158,7 @@ def test_a_batch_read_goes_from_one_place_to_another_and_is_cut_into_tasks(
     assert found == [*range(90, 100), *range(100, 140)]
 
 
+@pytest.mark.servers
 def test_records_of_aborted_and_open_transactions_are_not_read(
     query: Query, kafka_topic: TopicFactory
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_topic_that_is_gone_is_named(query: Query) -> None:
         query.run("nowhere")
 
 
+@pytest.mark.servers
 def test_offsets_are_published_after_the_sink_has_them_and_progress_tells_the_lag(
     query: Query, kafka_topic: TopicFactory
 ) -> None:

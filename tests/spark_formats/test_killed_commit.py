@@ -126,6 +126,7 @@ class KillingSink(OwnSink):
 
 
 @pytest.mark.spark
+@pytest.mark.servers
 def test_the_error_of_save_tells_what_became_of_the_rows_when_sparks_own_worker_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def told(spark: SparkSession) -> Iterator[tuple[QueryEvents, list[tuple[JobEvent
     spark.streams.removeListener(events)
 
 
+@pytest.mark.servers
 def test_batches_are_checkpoints_and_rows_are_counted(
     spark: SparkSession, told: tuple[QueryEvents, list[tuple[JobEvent, JobStatus]]], tmp_path: Path
 ) -> None:

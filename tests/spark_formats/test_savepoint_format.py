@@ -125,7 +125,10 @@ def pipeline_of(directory: Path, backend: StateBackend, max_parallelism: int | N
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(HeapBackend(), id="heap"), pytest.param(RocksDBBackend(), id="rocksdb")],
+    [
+        pytest.param(HeapBackend(), id="heap"),
+        pytest.param(RocksDBBackend(), id="rocksdb", marks=pytest.mark.servers),
+    ],
 )
 def test_a_job_starts_from_tables_and_their_values_go_on_exactly(
     tmp_path: Path, backend: StateBackend

@@ -59,6 +59,7 @@ def run(frame: DataFrame, checkpoint: Path, url: str) -> None:
     assert started.awaitTermination(150)
 
 
+@pytest.mark.servers
 def test_every_batch_is_written_once(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_every_public_name_imports_in_a_fresh_environment(
     assert set(found["modules"]) == modules
 
 
+@pytest.mark.servers
 def test_the_command_runs_in_a_fresh_environment(fresh_python: Path, tmp_path: Path) -> None:
     command = fresh_python.with_name("onceflow")
     assert "demo" in run([str(command), "--help"], cwd=tmp_path)

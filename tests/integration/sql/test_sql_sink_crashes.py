@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,12 +78,22 @@ _TELLING: dict[type[Database], set[tuple[str, str, int]]] = {
     },
     MariaDB: {("exactly_once", point, 3) for point in ("prepared", "committed")},
 }
+_OWN_OF_MYSQL = ("exactly_once", "prepared", 3)
+"""Of its steps the one that is not the common code's: a session that has prepared dies."""
+
+
+def _tier(kind: type[Database], step: tuple[str, str, int]) -> Sequence[pytest.MarkDecorator]:
+    if step not in _TELLING[kind]:
+        return (pytest.mark.slow,)
+    return () if kind is Postgres or step == _OWN_OF_MYSQL else (pytest.mark.servers,)
+
+
 _CASES = [
     pytest.param(
         kind,
         *step,
         id="-".join(map(str, (kind.name, *step))),
-        marks=() if step in _TELLING[kind] else pytest.mark.slow,
+        marks=_tier(kind, step),
     )
     for kind in DATABASES
     for step in _STEPS
@@ -127,8 +137,8 @@ def test_at_least_once_job_killed_before_its_decision_doubles_rows(
             mode,
             seed,
             id=f"{kind.name}-{mode}-{seed}",
-            # MariaDB's server is killed by the kit, and its job at steps.
-            marks=() if seed == 1 and kind is not MariaDB else pytest.mark.slow,
+            # The servers of the others are killed by the kit, and their jobs at steps.
+            marks=() if seed == 1 and kind is Postgres else pytest.mark.slow,
         )
         for kind in DATABASES
         for mode, seed in (("exactly_once", 1), ("exactly_once", 2), ("ledger", 3), ("upsert", 4))

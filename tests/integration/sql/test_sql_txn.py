@@ -244,6 +244,7 @@ def test_a_connected_writer_shows_that_the_job_runs(
 
 
 @_slow_but_on_postgres
+@pytest.mark.servers
 def test_what_another_session_holds_is_not_called_done(
     job: SqlJob, log: AgedLog, database: Database
 ) -> None:
