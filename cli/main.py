@@ -46,12 +46,12 @@ class _Subcommands(TyperGroup):
         if cmd_name not in _SUBCOMMANDS:
             return None
         module, _, name = _SUBCOMMANDS[cmd_name].partition(":")
-        found: object = getattr(importlib.import_module(module), name)
-        if not isinstance(found, typer.Typer):
+        target: object = getattr(importlib.import_module(module), name)
+        if not isinstance(target, typer.Typer):
             of_one = typer.Typer(add_completion=False)
-            of_one.command(cmd_name)(cast("Callable[..., None]", found))
-            found = of_one
-        command = typer.main.get_command(found)
+            of_one.command(cmd_name)(cast("Callable[..., None]", target))
+            target = of_one
+        command = typer.main.get_command(target)
         command.name = cmd_name
         return command
 
@@ -65,8 +65,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(onceflow.__version__)
         raise typer.Exit
 

@@ -90,10 +90,10 @@ def load_sink(name: str) -> Sink:
     Raises:
         ConfigError: There is none.
     """
-    found = _loaded(name, Sink, "--sink")
-    if not isinstance(found, Sink):
-        raise ConfigError(f"--sink {name} is a {type(found).__name__} and not a Sink")
-    return found
+    sink = _load(name, Sink, "--sink")
+    if not isinstance(sink, Sink):
+        raise ConfigError(f"--sink {name} is a {type(sink).__name__} and not a Sink")
+    return sink
 
 
 def load_source(name: str) -> Source:
@@ -102,24 +102,24 @@ def load_source(name: str) -> Source:
     Raises:
         ConfigError: There is none.
     """
-    found = _loaded(name, Source, "--source")
-    if not isinstance(found, Source):
-        raise ConfigError(f"--source {name} is a {type(found).__name__} and not a Source")
-    return found
+    source = _load(name, Source, "--source")
+    if not isinstance(source, Source):
+        raise ConfigError(f"--source {name} is a {type(source).__name__} and not a Source")
+    return source
 
 
-def _loaded(name: str, kind: type[Sink] | type[Source], option: str) -> object:
+def _load(name: str, kind: type[Sink] | type[Source], option: str) -> object:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{option} {name!r} is not module:name")
     if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds text
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     try:
-        found: object = importlib.import_module(module_name)
+        value: object = importlib.import_module(module_name)
         for part in attribute.split("."):
-            found = getattr(found, part)
-        is_maker = callable(found) and not isinstance(found, kind)
-        return cast("Callable[[], object]", found)() if is_maker else found
+            value = getattr(value, part)
+        is_maker = callable(value) and not isinstance(value, kind)
+        return cast("Callable[[], object]", value)() if is_maker else value
     except ConfigError:
         raise
     except Exception as error:  # the user's own module may raise anything

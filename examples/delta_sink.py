@@ -99,7 +99,7 @@ class DeltaCommitter(spi.GlobalCommitter):
 
     def in_doubt(self) -> Sequence[spi.Committable]:
         """List files that the last version does not name."""
-        return [one for one in self.files.listed() if not self._is_visible(one)]
+        return [one for one in self.files.list_files() if not self._is_visible(one)]
 
     def abort(self, committable: spi.Committable) -> spi.AbortOutcome:
         """Delete the file."""

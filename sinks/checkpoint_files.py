@@ -33,7 +33,7 @@ from onceflow.sinks.files.publication import open_files, sink_errors
 def claim_in_files(
     url: str, context: CommitterContext, committed_through: CheckpointId = GENESIS
 ) -> None:
-    """Return when this attempt, and no older one, may write under its sink id below `url`.
+    """Claim the sink id below `url` for this attempt; no older one may write from then on.
 
     For `open` of a sink whose target has no transactions: the claim is a file, made by one process
     alone, in `_onceflow` of a directory or bucket. A crash leaves at most the sink id claimed,
@@ -95,14 +95,14 @@ class CheckpointFiles:
         name = f"{one.attempt}-{one.checkpoint}-{one.subtask}-{one.sequence}.{self.suffix}"
         return self.directory / name
 
-    def listed(self) -> Sequence[Committable]:
+    def list_files(self) -> Sequence[Committable]:
         """Return every transaction whose file is whole, in the order of their commits."""
         pattern = re.compile(rf"(\d+)-(\d+)-(\d+)-(\d+)\.{re.escape(self.suffix)}")
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
         matches = filter(None, (pattern.fullmatch(path.name) for path in paths))
-        found = [TransactionId(self.sink_id, *map(int, one.groups())) for one in matches]
-        found.sort(key=lambda one: (one.checkpoint, one.attempt, one.subtask, one.sequence))
-        return [Committable(one) for one in found]
+        transactions = [TransactionId(self.sink_id, *map(int, one.groups())) for one in matches]
+        transactions.sort(key=lambda one: (one.checkpoint, one.attempt, one.subtask, one.sequence))
+        return [Committable(one) for one in transactions]
 
     def open(self, context: CommitterContext) -> None:
         """Make the directory, and delete what killed writers of older attempts were writing."""
@@ -112,7 +112,7 @@ class CheckpointFiles:
                 path.unlink(missing_ok=True)
 
     def delete(self, transaction: TransactionId) -> None:
-        """Return when there is no file of `transaction`. Idempotent."""
+        """Delete the file of `transaction`, if there is one. Idempotent."""
         self.path(transaction).unlink(missing_ok=True)
 
     def writer(
@@ -139,7 +139,7 @@ class _FileWriter(SinkWriter):
             return
         if self._open is None:
             name = self._names.next()
-            self._open = name, self._opened(self._unfinished(name), batch.schema)
+            self._open = name, self._opened(self._path_while_written(name), batch.schema)
         self._open[1].write_batch(batch)
         self._rows += batch.num_rows
 
@@ -152,8 +152,8 @@ class _FileWriter(SinkWriter):
         self._open, self._rows = None, 0
         try:
             file.close()
-            _make_durable(self._unfinished(name))
-            self._unfinished(name).rename(self._files.path(name))
+            _make_durable(self._path_while_written(name))
+            self._path_while_written(name).rename(self._files.path(name))
             _make_durable(self._files.directory)
         except OSError as error:
             raise PreCommitFailed(f"{self._files.path(name)} is not durable: {error}") from error
@@ -164,9 +164,9 @@ class _FileWriter(SinkWriter):
         if self._open is not None:
             (name, file), self._open = self._open, None
             file.close()
-            self._unfinished(name).unlink(missing_ok=True)
+            self._path_while_written(name).unlink(missing_ok=True)
 
-    def _unfinished(self, name: TransactionId) -> Path:
+    def _path_while_written(self, name: TransactionId) -> Path:
         path = self._files.path(name)
         return path.with_name(f".{path.name}.open")
 

@@ -71,7 +71,7 @@ def check_owner(
 
 
 def check_sink_id(sink_id: str) -> None:
-    """Return when `sink_id` can be part of a transaction's name.
+    """Raise ConfigError unless `sink_id` can be part of a transaction's name.
 
     Raises:
         ConfigError: It cannot.

@@ -226,7 +226,7 @@ class StagedCommitter(Committer):
                 self._discard_quietly(transaction)
                 return AlreadyCommitted()
             if asked_for_rows:
-                return _lost(transaction)
+                return _make_lost(transaction)
             if not self._staging.contains(transaction):
                 # Another committer has applied and discarded it, and forgotten the proof.
                 return AlreadyCommitted()
@@ -277,7 +277,7 @@ class _Staged:
             yield batch
 
 
-def _lost(transaction: TransactionId) -> Lost:
+def _make_lost(transaction: TransactionId) -> Lost:
     return Lost(
         f"the rows of transaction {transaction} are not in checkpoint storage any more, and the "
         "target has no proof that they were applied: somebody deleted them, or the proof"

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from onceflow.cli.jobs.client import Place
+from onceflow.cli.jobs.client import DriverLocation
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
 from onceflow.core.protocol.recovery import committables_of
@@ -80,8 +80,8 @@ def list_(storage: Storage, job: Job = None, json_: Json = False) -> None:
 def show(name: OneName, storage: Storage, job: Job = None, json_: Json = False) -> None:
     """Show what one checkpoint or savepoint holds, by operator."""
     with _exit_status():
-        found = _one(storage, job, name)
-        facts = _facts(found) | {"operators": _operators(found.completed)}
+        checkpoint = _one(storage, job, name)
+        facts = _facts(checkpoint) | {"operators": _operators(checkpoint.completed)}
         if json_:
             print(json.dumps(facts))
             return
@@ -111,18 +111,18 @@ def verify(
     """Read every state file and compare its checksum; exit status 1 when one is not whole."""
     with _exit_status():
         opened = None if name else open_job(_storage(storage), job)
-        wanted = _all(storage, opened) if opened else [_one(storage, job, name or "")]
+        chosen = _all(storage, opened) if opened else [_one(storage, job, name or "")]
         wrong = [
             {"name": one.name, "damage": text}
-            for one in wanted
+            for one in chosen
             for text in damages(one.completed, one.reader)
         ]
         if json_:
-            print(json.dumps({"verified": [one.name for one in wanted], "damaged": wrong}))
+            print(json.dumps({"verified": [one.name for one in chosen], "damaged": wrong}))
         else:
             for one in wrong:
                 say(f"{one['name']}: {one['damage']}", style="red")
-            print(f"{len(wanted)} verified, {len(wrong)} damaged files")
+            print(f"{len(chosen)} verified, {len(wrong)} damaged files")
         if wrong:
             raise typer.Exit(EXIT_REFUSED)
 
@@ -136,16 +136,16 @@ def dispose(
 ) -> None:
     """Delete a savepoint. A checkpoint belongs to its job, which deletes it by itself."""
     with _exit_status():
-        found = _one(storage, job, name)
-        if found.savepoint is None:
+        checkpoint = _one(storage, job, name)
+        if checkpoint.savepoint is None:
             raise SavepointRefused(
                 f"checkpoint {name} belongs to its job, which deletes it when as many newer ones"
                 " are there as Checkpointing(retained=…) says: only savepoints can be disposed of"
             )
-        if not yes and not typer.confirm(f"Delete savepoint {found.savepoint}?"):
+        if not yes and not typer.confirm(f"Delete savepoint {checkpoint.savepoint}?"):
             raise typer.Exit(EXIT_REFUSED)
-        found.savepoint.dispose()
-        print(f"deleted {found.savepoint}")
+        checkpoint.savepoint.dispose()
+        print(f"deleted {checkpoint.savepoint}")
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -167,17 +167,17 @@ def _exit_status() -> Generator[None, None, None]:
 
 
 def _storage(storage: str) -> CheckpointStorage:
-    return Place(storage, "_", 0.0).described
+    return DriverLocation(storage, "_", 0.0).described
 
 
 def _all(storage: str, job: JobStorage) -> list[StoredCheckpoint]:
-    found = checkpoints_of(job)
+    checkpoints = checkpoints_of(job)
     for one in savepoints_of(_storage(storage), job):
         if isinstance(one, StoredCheckpoint):
-            found.append(one)
+            checkpoints.append(one)
         else:
             say(str(one), style="yellow")
-    return found
+    return checkpoints
 
 
 def _one(storage: str, job: str | None, name: str) -> StoredCheckpoint:
@@ -186,13 +186,13 @@ def _one(storage: str, job: str | None, name: str) -> StoredCheckpoint:
     return checkpoint_at(open_job(_storage(storage), job), int(name))
 
 
-def _facts(found: StoredCheckpoint) -> dict[str, Any]:
-    completed = found.completed
+def _facts(checkpoint: StoredCheckpoint) -> dict[str, Any]:
+    completed = checkpoint.completed
     files = handles_of(completed.snapshots)
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))
     return {
-        "name": found.name,
-        "kind": found.kind,
+        "name": checkpoint.name,
+        "kind": checkpoint.kind,
         "checkpoint": completed.checkpoint,
         "attempt": completed.attempt,
         "completed": at,

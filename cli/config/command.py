@@ -42,8 +42,8 @@ def config(
             say(f"onceflow: {error}", style="red")
         raise typer.Exit(EXIT_USAGE) from error
     if json_:
-        told = [_as_json(one) for one in loaded.settings()]
-        print(json.dumps({"settings": told, "hints": list(loaded.hints())}))
+        settings = [_as_json(one) for one in loaded.settings()]
+        print(json.dumps({"settings": settings, "hints": list(loaded.hints())}))
         return
     headings = ("SETTING", "VALUE", "ORIGIN", "DEFAULT", "IN FLINK")
     print_listing(console(), headings, [_row(one) for one in loaded.settings()])

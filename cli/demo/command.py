@@ -23,7 +23,7 @@ from onceflow.cli.demo.report import (
 from onceflow.cli.demo.run import DemoRun
 from onceflow.cli.demo.settings import (
     Backend,
-    CommitMode,
+    DemoCommitMode,
     DemoSettings,
     KillKind,
     SinkKind,
@@ -38,7 +38,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 CommitModeFlag: TypeAlias = Annotated[
-    CommitMode,
+    DemoCommitMode,
     typer.Option(help="Of a database: prepare transactions, or stage rows and apply them."),
 ]
 StorageFlag: TypeAlias = Annotated[
@@ -78,7 +78,7 @@ def demo(
         bool,
         typer.Option("--at-least-once", help="Commit as rows come: shows the duplicates."),
     ] = False,
-    commit_mode: CommitModeFlag = CommitMode.AUTO,
+    commit_mode: CommitModeFlag = DemoCommitMode.AUTO,
     storage: StorageFlag = StorageKind.DIRECTORY,
     unaligned: UnalignedFlag = False,
     move: MoveFlag = False,

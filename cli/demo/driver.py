@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from onceflow.cli.demo.settings import CommitMode, SinkKind
+from onceflow.cli.demo.settings import DemoCommitMode, SinkKind
 from onceflow.core.decoders import json_decoder
 from onceflow.integration.faults.processes import (
     Watchdog,
@@ -32,9 +32,9 @@ class SinkSpec:
     kind: SinkKind
     address: str
     """URL of a database, or bootstrap servers."""
-    place: str
+    savepoint: str
     """Table or topic."""
-    commit_mode: CommitMode
+    commit_mode: DemoCommitMode
 
 
 @dataclass(frozen=True, slots=True)

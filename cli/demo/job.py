@@ -28,7 +28,7 @@ from onceflow.cli.demo.driver import (
     SinkTransactions,
     SlotProcess,
 )
-from onceflow.cli.demo.settings import CommitMode, SinkKind
+from onceflow.cli.demo.settings import DemoCommitMode, SinkKind
 from onceflow.core.decoders import json_decoder
 from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
@@ -42,10 +42,10 @@ _STOP_TIMEOUT_S = 120.0
 
 _Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 _CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
-_COMMIT_MODES: Mapping[CommitMode, _CommitMode] = {
-    CommitMode.AUTO: "auto",
-    CommitMode.TWO_PHASE: "two_phase",
-    CommitMode.LEDGER: "ledger",
+_COMMIT_MODES: Mapping[DemoCommitMode, _CommitMode] = {
+    DemoCommitMode.AUTO: "auto",
+    DemoCommitMode.TWO_PHASE: "two_phase",
+    DemoCommitMode.LEDGER: "ledger",
 }
 
 
@@ -88,7 +88,7 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
         case SinkKind.MYSQL | SinkKind.MARIADB:
             return _table(MySQLSink, spec, delivery)
         case SinkKind.KAFKA:
-            return KafkaSink(spec.address, topic=spec.place, key="account", delivery=delivery)
+            return KafkaSink(spec.address, topic=spec.savepoint, key="account", delivery=delivery)
         case _:
             assert_never(spec.kind)
 
@@ -96,7 +96,7 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
 def _table(kind: type[PostgresSink] | type[MySQLSink], spec: SinkSpec, delivery: _Delivery) -> Sink:
     return kind(
         spec.address,
-        table=spec.place,
+        table=spec.savepoint,
         create=True,
         delivery=delivery,
         commit_mode=_COMMIT_MODES[spec.commit_mode],

@@ -177,7 +177,7 @@ class Killer:
             return
         elapsed_s = progress.now_s - self._started_at
         records = self._records_read(status, progress.committed_records)
-        if not self._recovered(status, progress, elapsed_s) or not self._coming:
+        if not self._has_recovered(status, progress, elapsed_s) or not self._coming:
             return
         kill = self._coming[0]
         if not self._is_due(kill, records, progress):
@@ -220,7 +220,7 @@ class Killer:
         self.released_records = kill.reserve_records
         return progress.committed_records >= kill.reserve_records
 
-    def _recovered(self, status: DriverStatus, progress: Progress, elapsed_s: float) -> bool:
+    def _has_recovered(self, status: DriverStatus, progress: Progress, elapsed_s: float) -> bool:
         """Return whether records flow since the last kill; before that, nothing else is killed.
 
         Two kills in one outage would be one kill.

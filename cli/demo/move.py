@@ -90,7 +90,7 @@ class Mover:
         if self.finished or not kills_over or committed_records <= early:
             return
         asked_at = time.monotonic()
-        savepoint = self._stopped()
+        savepoint = self._stop()
         moved = settings.moved
         spec = replace(
             self._spec,
@@ -108,11 +108,11 @@ class Mover:
             backend=(settings.backend.value, moved.backend.value),
             storage=(self._spec.storage, spec.storage),
         )
-        self._say(f"{self.done.at_s:5.1f} s  {described(self.done)}")
+        self._say(f"{self.done.at_s:5.1f} s  {describe(self.done)}")
         self._driver.start_as(spec)
         self.released_records = settings.records
 
-    def _stopped(self) -> str:
+    def _stop(self) -> str:
         """Return the savepoint with which the job has stopped, its driver gone."""
         command = (sys.executable, "-m", "onceflow.cli.main", "stop", JOB, "--savepoint", "--json")
         storage = ("--storage", self._spec.storage, "--timeout", f"{_STOP_TIMEOUT_S:g}")
@@ -136,11 +136,11 @@ class Mover:
             if time.monotonic() > deadline:
                 raise MoveFailed(f"the driver that was stopped does not end: {self._driver.pid}")
             time.sleep(_LOOK_INTERVAL_S)
-        place: str = json.loads(asked.stdout.splitlines()[-1])["place"]
-        return place
+        savepoint: str = json.loads(asked.stdout.splitlines()[-1])["place"]
+        return savepoint
 
 
-def described(move: DoneMove) -> str:
+def describe(move: DoneMove) -> str:
     """Return the move in words."""
     (slots, more), (backend, other) = move.parallelism, move.backend
     return (

@@ -94,7 +94,7 @@ class StatusWatcher:
         if status is None:
             return
         if status.sinks:
-            self._show("; ".join(described(sink) for sink in status.sinks))
+            self._show("; ".join(describe(sink) for sink in status.sinks))
         if status.last_error and status.last_error != self._told:
             self._told = status.last_error
             reason = " ".join(status.last_error.split())
@@ -102,7 +102,7 @@ class StatusWatcher:
             self._say(f"        the job, attempt {status.attempt}: {cut}")
 
 
-def described(sink: SinkTransactions) -> str:
+def describe(sink: SinkTransactions) -> str:
     """Return the transactions of one sink in words."""
     age = f", oldest for {sink.oldest_prepared_s:.1f} s" if sink.prepared else ""
     return (
@@ -223,7 +223,7 @@ def proof_table(result: DemoResult) -> Table:
     table.add_column("question")
     table.add_column("expected", justify="right")
     table.add_column("found", justify="right")
-    for question, expected, found in (
+    for question, expected, actual in (
         ("rows", verdict.records, verdict.rows),
         ("ids there twice", 0, verdict.duplicates),
         ("ids missing", 0, verdict.missing),
@@ -232,8 +232,8 @@ def proof_table(result: DemoResult) -> Table:
         ("accounts or amounts altered", 0, int(verdict.altered)),
         ("transactions in doubt", 0, verdict.in_doubt),
     ):
-        colour = "green" if expected == found else "bold red"
-        table.add_row(question, f"{expected:,}", f"[{colour}]{found:,}[/{colour}]")
+        colour = "green" if expected == actual else "bold red"
+        table.add_row(question, f"{expected:,}", f"[{colour}]{actual:,}[/{colour}]")
     return table
 
 
@@ -249,9 +249,8 @@ def summary(result: DemoResult) -> str:
     if result.ok:
         judgement = "[bold green]Every payment is there exactly once.[/bold green]"
     else:
-        judgement = (
-            f"[bold red]The {result.settings.sink.place} is wrong{_faults(result)}.[/bold red]"
-        )
+        target = result.settings.sink.target_kind
+        judgement = f"[bold red]The {target} is wrong{_faults(result)}.[/bold red]"
     return f"{judgement} {numbers}."
 
 
@@ -265,8 +264,8 @@ def _faults(result: DemoResult) -> str:
         (verdict.wrong_balances, "with a balance that does not follow"),
         (verdict.in_doubt, "transactions in doubt"),
     )
-    found = ", ".join(f"{count:,} {what}" for count, what in counted if count)
+    counts = ", ".join(f"{count:,} {what}" for count, what in counted if count)
     allowed = (
         ", as at least once allows" if result.settings.at_least_once and not verdict.missing else ""
     )
-    return f": {found}{allowed}" if found else ""
+    return f": {counts}{allowed}" if counts else ""

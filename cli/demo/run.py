@@ -20,7 +20,7 @@ from typing_extensions import Self
 from onceflow.cli.demo.driver import JOB, DriverProcess, DriverStatus, JobSpec, SinkSpec
 from onceflow.cli.demo.kills import Killer, Progress, Victims, plan_kills
 from onceflow.cli.demo.move import Mover, records_before
-from onceflow.cli.demo.report import DemoResult, Narrator, StatusWatcher, described
+from onceflow.cli.demo.report import DemoResult, Narrator, StatusWatcher, describe
 from onceflow.cli.demo.settings import (
     KILL_OF_DATABASE,
     DemoSettings,
@@ -28,7 +28,13 @@ from onceflow.cli.demo.settings import (
     SinkKind,
     StorageKind,
 )
-from onceflow.cli.demo.targets import NAME, Observer, Target, committed_records, started_target
+from onceflow.cli.demo.targets import (
+    NAME,
+    DemoTarget,
+    Observer,
+    observe_committed_records,
+    start_target,
+)
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import checkpoint_storage
 from onceflow.integration.oracle import Verdict
@@ -65,7 +71,7 @@ class Producing:
         self._result: Future[None] | None = None
 
     def wait(self) -> None:
-        """Return when every payment is in the topic.
+        """Wait until every payment is in the topic.
 
         Raises:
             ProduceError: The broker did not take one.
@@ -105,13 +111,13 @@ class Producing:
 
     def _hold(self, sent: int) -> None:
         self._advance(sent)
-        while self._released() <= sent < self._payments.records:
+        while self._count_released() <= sent < self._payments.records:
             if self._ended.wait(_PRODUCER_LOOK_INTERVAL_S):
                 raise _Abandoned
         if self._ended.is_set():
             raise _Abandoned
 
-    def _released(self) -> int:
+    def _count_released(self) -> int:
         return min(holder.released_records for holder in self._holders)
 
 
@@ -167,7 +173,7 @@ class DemoRun:
             seconds = time.monotonic() - started_at
         # Orphans of killed drivers must be gone before the verdict, or they could still write.
         driver.end()
-        self._narrator.say(f"asking the {self._settings.sink.place}")
+        self._narrator.say(f"asking the {self._settings.sink.target_kind}")
         return DemoResult(
             settings=self._settings,
             verdict=self._judge(target, mover.storages),
@@ -194,23 +200,23 @@ class DemoRun:
             say=self._narrator.say,
         )
 
-    def _victims(self, driver: DriverProcess, target: Target, kafka: EmbeddedKafka) -> Victims:
+    def _victims(self, driver: DriverProcess, target: DemoTarget, kafka: EmbeddedKafka) -> Victims:
         kill = KILL_OF_DATABASE.get(self._settings.sink, KillKind.KAFKA)
         return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
-    def _judge(self, target: Target, storages: tuple[str, ...]) -> Verdict:
+    def _judge(self, target: DemoTarget, storages: tuple[str, ...]) -> Verdict:
         """Return the target's verdict; rows that are staged for it still are in doubt too."""
         verdict = target.judge(self._settings.payments())
         staged = sum(map(transactions_with_staged_rows, storages))
         return replace(verdict, in_doubt=verdict.in_doubt + staged)
 
-    def _start_servers(self) -> tuple[Target, EmbeddedKafka]:
+    def _start_servers(self) -> tuple[DemoTarget, EmbeddedKafka]:
         say, at_end, settings = self._narrator.say, self._stack.callback, self._settings
         say("starting " + " and ".join(dict.fromkeys((settings.sink.product, "Kafka"))))
         with ThreadPoolExecutor(max_workers=2) as pool:
-            kafka_started = pool.submit(_started_kafka, at_end, say)
+            kafka_started = pool.submit(_start_kafka, at_end, say)
             target_started = pool.submit(
-                started_target,
+                start_target,
                 settings.sink,
                 kafka_started,
                 settings.partitions,
@@ -226,7 +232,7 @@ class DemoRun:
         }
         return target, kafka
 
-    def _job_spec(self, target: Target, kafka: EmbeddedKafka) -> JobSpec:
+    def _job_spec(self, target: DemoTarget, kafka: EmbeddedKafka) -> JobSpec:
         # A killed slot cannot delete its working files; the demo does, with its directory.
         scratch = self._directory / "scratch"
         scratch.mkdir()
@@ -268,7 +274,7 @@ class DemoRun:
         holders: tuple[Killer, Mover],
         producing: Producing,
         spec: JobSpec,
-        target: Target,
+        target: DemoTarget,
     ) -> DriverStatus:
         """Return the last status of a job that has stopped, killing what is due meanwhile."""
         settings, (killer, mover) = self._settings, holders
@@ -278,7 +284,7 @@ class DemoRun:
         watcher = StatusWatcher(self._narrator.say, partial(self._narrator.note, rows_bar))
         with (
             Observer("rows", target.visible_rows) as rows,
-            committed_records(
+            observe_committed_records(
                 spec.bootstrap_servers, spec.group, TOPIC, settings.partitions
             ) as committed,
         ):
@@ -307,7 +313,7 @@ class DemoRun:
             )
         advance(settings.records)
         for sink in status.sinks:
-            self._narrator.say(f"the last attempt's {described(sink)}")
+            self._narrator.say(f"the last attempt's {describe(sink)}")
         return status
 
 
@@ -333,7 +339,7 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _started_kafka(
+def _start_kafka(
     at_end: Callable[[Callable[[], None]], object], say: Callable[[str], None]
 ) -> EmbeddedKafka:
     server = EmbeddedKafka(progress=say)

@@ -25,7 +25,7 @@ class SinkKind(str, Enum):
     KAFKA = "kafka"
 
     @property
-    def place(self) -> str:
+    def target_kind(self) -> str:
         """What holds the rows."""
         return "topic" if self is SinkKind.KAFKA else "table"
 
@@ -50,7 +50,7 @@ class StorageKind(str, Enum):
     S3 = "s3"
 
 
-class CommitMode(str, Enum):
+class DemoCommitMode(str, Enum):
     """How a database keeps rows between pre-commit and commit."""
 
     AUTO = "auto"
@@ -93,7 +93,7 @@ class DemoSettings:
     """The flags of `onceflow demo`, checked."""
 
     sink: SinkKind = SinkKind.POSTGRES
-    commit_mode: CommitMode = CommitMode.AUTO
+    commit_mode: DemoCommitMode = DemoCommitMode.AUTO
     records: int = 1_000_000
     accounts: int = 100_000
     partitions: int = 2
@@ -121,7 +121,7 @@ class DemoSettings:
                     f"--kill {kill.value} needs --sink {sink.value}: with --sink "
                     f"{self.sink.value} there is no {sink.product}"
                 )
-        if self.commit_mode is not CommitMode.AUTO and (
+        if self.commit_mode is not DemoCommitMode.AUTO and (
             self.sink is SinkKind.KAFKA or self.at_least_once
         ):
             other = "--at-least-once" if self.at_least_once else "--sink kafka"
@@ -159,7 +159,7 @@ def choose_kills(named: tuple[KillKind, ...], count: int | None) -> tuple[KillKi
     Without a count, each once.
     """
     kinds = named or DEFAULT_KILLS
-    wanted = len(kinds) if count is None else count
-    if wanted < 0:
-        raise ConfigError(f"--kills must be 0 or more, not {wanted}")
-    return tuple(kinds[i % len(kinds)] for i in range(wanted))
+    kill_count = len(kinds) if count is None else count
+    if kill_count < 0:
+        raise ConfigError(f"--kills must be 0 or more, not {kill_count}")
+    return tuple(kinds[i % len(kinds)] for i in range(kill_count))

@@ -105,7 +105,7 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DemoTarget:
     """A running server with a table or topic for the rows."""
 
     server: KillableServer
@@ -119,7 +119,7 @@ class Target:
     and `NoVerdict` when the server does not answer."""
 
 
-def started_target(
+def start_target(
     kind: SinkKind,
     kafka: Future[EmbeddedKafka],
     partitions: int,
@@ -127,7 +127,7 @@ def started_target(
     directory: Path,
     at_end: Callable[[Callable[[], None]], object],
     say: Callable[[str], None],
-) -> Target:
+) -> DemoTarget:
     """Return the target once its server answers; it is stopped by what is given to `at_end`.
 
     Args:
@@ -160,7 +160,7 @@ def started_target(
         case SinkKind.KAFKA:
             broker = kafka.result()
             address, topic = broker.bootstrap_servers, broker.create_topic(NAME, partitions)
-            return Target(
+            return DemoTarget(
                 broker,
                 address,
                 partial(_asking_kafka, address, "onceflow-demo-watcher", topic, partitions, _ends),
@@ -170,17 +170,19 @@ def started_target(
             assert_never(kind)
 
 
-def committed_records(bootstrap_servers: str, group: str, topic: str, partitions: int) -> Observer:
+def observe_committed_records(
+    bootstrap_servers: str, group: str, topic: str, partitions: int
+) -> Observer:
     """Return how many records the job has committed for ever; the topic must begin at offset 0.
 
     They stand before the offsets that it publishes for its consumer group, after a checkpoint.
     """
-    question = partial(_asking_kafka, bootstrap_servers, group, topic, partitions, _committed)
+    question = partial(_asking_kafka, bootstrap_servers, group, topic, partitions, _count_committed)
     return Observer("offsets", question)
 
 
-def _table(server: KillableServer, url: str) -> Target:
-    return Target(server, url, partial(_counting, url), partial(verify, url, NAME))
+def _table(server: KillableServer, url: str) -> DemoTarget:
+    return DemoTarget(server, url, partial(_counting, url), partial(verify, url, NAME))
 
 
 @contextmanager
@@ -216,7 +218,7 @@ def _asking_kafka(
         yield lambda: ask(consumer, asked)
 
 
-def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> int:
+def _count_committed(consumer: Consumer, partitions: list[TopicPartition]) -> int:
     answer = consumer.committed(partitions, timeout=_ANSWER_TIMEOUT_S)
     # A partition without a committed offset answers a negative one.
     return sum(max(0, partition.offset) for partition in answer)

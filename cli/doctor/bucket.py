@@ -37,12 +37,12 @@ def check_bucket(url: str) -> Sequence[Finding]:
     try:
         return _exercise(area, files, scratch)
     except StorageError as error:
-        said, _, remedy = str(error).rpartition("; ")
+        reason, _, remedy = str(error).rpartition("; ")
         return [
             area.problem(
-                said or str(error),
+                reason or str(error),
                 "a bucket in which objects can be created if absent, written, listed and deleted",
-                remedy if said else "see that the store answers, and its credentials",
+                remedy if reason else "see that the store answers, and its credentials",
             )
         ]
     finally:
@@ -74,21 +74,21 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
         return [area.problem("an object has another size than was written", "whole objects", "")]
     if set(files.list(scratch)) != {"record", "rivals", "state"}:
         return [area.problem("a listing misses objects", "complete listings", "another store")]
-    found = [
+    findings = [
         area.ok(
             f"{files.location('')} creates if absent in {created_s * 1000:.0f} ms, takes"
             f" {rate:.0f} MB/s in parts"
         )
     ]
     if created_s > SLOW_CREATE_S:
-        found.append(
+        findings.append(
             area.warning(
                 f"creating one object takes {created_s * 1000:.0f} ms",
                 f"under {SLOW_CREATE_S * 1000:.0f} ms; every checkpoint waits for it",
                 "use a bucket in the same region, or a longer checkpoint interval",
             )
         )
-    return found
+    return findings
 
 
 def _not_atomic(area: Area, files: CreatesAtomically) -> Finding:

@@ -125,7 +125,7 @@ class Examined:
             checks.append(Check("database", self._database(url)))
         if self.source is not None:
             source = load_source(self.source)
-            checks.append(Check("source", partial(validated_source, source)))
+            checks.append(Check("source", partial(validate_source, source)))
         checks += self._sink_checks()
         return checks
 
@@ -137,7 +137,7 @@ class Examined:
         if self.schema is None:
             raise ConfigError("--sink needs --schema, the columns of its rows: 'id bigint, …'")
         rows = schema_of(self.schema, setting="--schema")
-        return [Check("sink", partial(validated_sink, load_sink(self.sink), rows))]
+        return [Check("sink", partial(validate_sink, load_sink(self.sink), rows))]
 
     def _kafka(self, servers: str) -> Questions:
         options = read_options(self.kafka_options, "--kafka-options") if self.kafka_options else {}
@@ -164,7 +164,7 @@ class Examined:
         return diagnosis(access, (self.table,) if self.table else (), self.parallelism)
 
 
-def validated_source(source: Source) -> Sequence[Finding]:
+def validate_source(source: Source) -> Sequence[Finding]:
     """Return what the source's own check, which each start makes, says of it."""
     try:
         source.validate()
@@ -173,7 +173,7 @@ def validated_source(source: Source) -> Sequence[Finding]:
     return [Area("source").ok(f"{type(source).__name__} can be read from here")]
 
 
-def validated_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
+def validate_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
     """Return what the sink's own check, which each start makes, says of rows of this schema."""
     with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
         context = CommitterContext(

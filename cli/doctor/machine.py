@@ -41,28 +41,28 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
         return [area.problem(f"{used} does not tell its version", needed, _java_advice())]
     if version < JAVA_VERSION_MIN:
         return [area.problem(f"{used} is Java {version}", needed, _java_advice())]
-    found = [area.ok(f"Java {version} ({used}{', by JAVA_HOME' if home else ''})")]
+    findings = [area.ok(f"Java {version} ({used}{', by JAVA_HOME' if home else ''})")]
     other = java_version(on_path, timeout_s) if home and on_path else version
     if other is not None and other != version:
-        found.append(
+        findings.append(
             area.warning(
                 f"JAVA_HOME is Java {version} and {on_path} is Java {other}",
                 "one Java; Spark takes JAVA_HOME, your shell takes PATH",
                 f'export PATH="{home}/bin:$PATH"',
             )
         )
-    return found
+    return findings
 
 
 def java_version(java: str, timeout_s: float) -> int | None:
     """Return the major version of `java`, or None when it does not tell."""
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _JAVA_VERSION.search(said.stderr) or _JAVA_VERSION.search(said.stdout)
+    match = _JAVA_VERSION.search(done.stderr) or _JAVA_VERSION.search(done.stdout)
     if match is None:
         return None
     # Java 8 calls itself 1.8.
@@ -70,7 +70,7 @@ def java_version(java: str, timeout_s: float) -> int | None:
 
 
 def _java_advice() -> str:
-    installed = sorted(str(java) for place in _PLACES for java in Path("/").glob(place[1:]))
+    installed = sorted(str(java) for pattern in _PLACES for java in Path("/").glob(pattern[1:]))
     for java in installed:
         if (java_version(java, 10.0) or 0) >= JAVA_VERSION_MIN:
             return f"export JAVA_HOME={java.removesuffix('/bin/java')}"
@@ -104,8 +104,10 @@ def install_command(python: str, versions: Mapping[str, str]) -> str:
     A package that was installed from a directory or a repository is installed from there again:
     onceflow is in no index.
     """
-    wanted = [_requirement(name, version) for name, version in versions.items() if name != "python"]
-    return shlex.join([python, "-m", "pip", "install", *wanted])
+    requirements = [
+        _requirement(name, version) for name, version in versions.items() if name != "python"
+    ]
+    return shlex.join([python, "-m", "pip", "install", *requirements])
 
 
 def _requirement(package: str, version: str) -> str:

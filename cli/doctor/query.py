@@ -12,32 +12,34 @@ from onceflow.core.spi.connector import Area, Finding
 def check_query(location: str) -> Sequence[Finding]:
     """Say whose the checkpoint is, under which sink id it writes, and which batch comes next."""
     area = Area("query")
-    place = CheckpointLocation(location)
+    checkpoint = CheckpointLocation(location)
     try:
-        query_id = place.query_id()
-        planned, committed = place.batches()
+        query_id = checkpoint.query_id()
+        planned, committed = checkpoint.batches()
     except StorageError as error:
         return [
             area.problem(
                 str(error),
                 "the checkpointLocation of a query that was started, seen from here",
-                f"ls {place}; a query makes it when it starts for the first time",
+                f"ls {checkpoint}; a query makes it when it starts for the first time",
             )
         ]
-    found = [area.ok(f"query {query_id} at {place} writes under sink id {place.sink_id()}")]
+    findings = [
+        area.ok(f"query {query_id} at {checkpoint} writes under sink id {checkpoint.sink_id()}")
+    ]
     if planned is None:
-        return [*found, area.ok("it has planned no batch yet")]
+        return [*findings, area.ok("it has planned no batch yet")]
     last = -1 if committed is None else committed
     if planned <= last:
-        return [*found, area.ok(f"batch {last} is the last one, and is done")]
+        return [*findings, area.ok(f"batch {last} is the last one, and is done")]
     if planned == last + 1:
         text = f"batch {planned} is planned and not done: it runs now, or the next start repeats it"
-        return [*found, area.ok(f"{text}; its sink tells whether it is decided already")]
+        return [*findings, area.ok(f"{text}; its sink tells whether it is decided already")]
     return [
-        *found,
+        *findings,
         area.problem(
             f"batches {last + 1} to {planned} are planned, and none of them is done",
             "one batch at most between Spark's two logs",
-            f"restore {place}/offsets and {place}/commits from one and the same copy",
+            f"restore {checkpoint}/offsets and {checkpoint}/commits from one and the same copy",
         ),
     ]

@@ -58,22 +58,22 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
                 "token": shared.token,
             }
             began = time.time()
-            said = _run(settings, answer, question.timeout_s)
+            output = _run(settings, answer, question.timeout_s)
             ended = time.time()
         if not answer.exists():
             return [
                 area.problem(
-                    f"Spark does not start: {_last_words(said) or 'no answer'}",
+                    f"Spark does not start: {_last_words(output) or 'no answer'}",
                     f"a session on master {settings['master']}",
                     "mend what the Java check says first; then see where it stops:"
                     f" pyspark --master '{settings['master']}'",
                 )
             ]
-        found = json.loads(answer.read_text(encoding="utf-8"))
+        facts = json.loads(answer.read_text(encoding="utf-8"))
     return [
-        *_session(area, found, question.parallelism),
-        *_executors(Area("executors"), found, (began, ended)),
-        *(_shared_storage(found, shared) if shared.asked else ()),
+        *_session(area, facts, question.parallelism),
+        *_executors(Area("executors"), facts, (began, ended)),
+        *(_check_shared_storage(facts, shared) if shared.asked else ()),
     ]
 
 
@@ -151,22 +151,22 @@ def _last_words(printed: str) -> str:
     return " ".join(lines[errors[-1] if errors else 0 :])[-_ERROR_LENGTH_MAX:].strip()
 
 
-def _session(area: Area, found: Mapping[str, Any], parallelism: int) -> list[Finding]:
-    findings = [area.ok(f"Spark {found['spark']} on {found['master']}")]
+def _session(area: Area, answer: Mapping[str, Any], parallelism: int) -> list[Finding]:
+    findings = [area.ok(f"Spark {answer['spark']} on {answer['master']}")]
     for name, why in (
         ("spark.dynamicAllocation.enabled", "would take slots away from a running job"),
         ("spark.speculation", "would run a slot twice"),
     ):
-        if found["conf"][name] == "true":
+        if answer["conf"][name] == "true":
             remedy = f"start the session with {name}=false"
             findings.append(area.problem(f"{name}=true {why}", f"{name}=false", remedy))
-    if 0 < found["slots"] < parallelism:
+    if 0 < answer["slots"] < parallelism:
         findings.append(
             area.problem(
-                f"{found['slots']} task slots",
+                f"{answer['slots']} task slots",
                 f"{parallelism} at once, for the parallelism",
                 f"--master 'local[{parallelism}]'"
-                if str(found["master"]).startswith("local[")
+                if str(answer["master"]).startswith("local[")
                 else f"give the application {parallelism} cores (spark.cores.max), add executors,"
                 " or lower the parallelism",
             )
@@ -174,18 +174,18 @@ def _session(area: Area, found: Mapping[str, Any], parallelism: int) -> list[Fin
     return findings
 
 
-def _executors(area: Area, found: Mapping[str, Any], asked: tuple[float, float]) -> list[Finding]:
-    if found["error"]:
+def _executors(area: Area, answer: Mapping[str, Any], asked: tuple[float, float]) -> list[Finding]:
+    if answer["error"]:
         return [
             area.problem(
-                f"Python does not run on the executors: {found['error'][:_ERROR_LENGTH_MAX]}",
+                f"Python does not run on the executors: {answer['error'][:_ERROR_LENGTH_MAX]}",
                 "the driver's Python on every executor",
                 "set PYSPARK_PYTHON to it, or ship it: --archives environment.tar.gz",
             )
         ]
-    driver: dict[str, str] = found["driver"]
+    driver: dict[str, str] = answer["driver"]
     findings: list[Finding] = []
-    for host, executor in {one["host"]: one for one in found["executors"]}.items():
+    for host, executor in {one["host"]: one for one in answer["executors"]}.items():
         differing = [
             f"{name} {version}, the driver {driver[name]}"
             for name, version in executor["versions"].items()
@@ -214,13 +214,13 @@ def _executors(area: Area, found: Mapping[str, Any], asked: tuple[float, float])
     return findings
 
 
-def _shared_storage(found: Mapping[str, Any], shared: _Shared) -> list[Finding]:
+def _check_shared_storage(answer: Mapping[str, Any], shared: _Shared) -> list[Finding]:
     area = Area("storage on executors")
     if shared.trouble:
         # The check of the storage itself says what is wrong and how to mend it.
         return [area.problem(f"not tried: the driver cannot write ({shared.trouble})", "", "")]
     findings: list[Finding] = []
-    for host, executor in {one["host"]: one for one in found["executors"]}.items():
+    for host, executor in {one["host"]: one for one in answer["executors"]}.items():
         if executor["storage_read"] != shared.token:
             findings.append(
                 area.problem(

@@ -30,7 +30,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     session = builder.getOrCreate()
     context = session.sparkContext
     context.setLogLevel("OFF")
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "spark": session.version,
         "master": str(context.master),
         "driver": {**versions(), "pyspark": _version_of("pyspark")},
@@ -47,10 +47,10 @@ def main(settings: dict[str, Any], answer: Path) -> None:
         count = max(1, min(free_slots(context) or 1, settings["tasks"]))
         numbers = context.parallelize(range(count), count)
         look = _looker(settings["probe"], settings["token"])
-        found["executors"] = numbers.mapPartitions(look).collect()
+        facts["executors"] = numbers.mapPartitions(look).collect()
     except Exception as error:
-        found["error"] = str(error)
-    answer.write_text(json.dumps(found), encoding="utf-8")
+        facts["error"] = str(error)
+    answer.write_text(json.dumps(facts), encoding="utf-8")
     session.stop()
 
 

@@ -114,9 +114,9 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
     linked = fs.adopt(f"{scratch}/linked", Path(fs.location(f"{scratch}/source")))
     if set(fs.list(scratch)) < {"record", "state"}:
         return [area.problem("a listing misses files", "complete listings", "use ext4 or NFSv4")]
-    found = [area.ok(f"{fs.location('')} is writable, synced in {synced_s * 1000:.1f} ms")]
+    findings = [area.ok(f"{fs.location('')} is writable, synced in {synced_s * 1000:.1f} ms")]
     if not linked:
-        found.append(
+        findings.append(
             area.warning(
                 "there are no hard links",
                 "hard links, or every RocksDB checkpoint is copied",
@@ -124,31 +124,33 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
             )
         )
     if synced_s > SLOW_SYNC_S:
-        found.append(
+        findings.append(
             area.warning(
                 f"making one file durable takes {synced_s * 1000:.0f} ms",
                 f"under {SLOW_SYNC_S * 1000:.0f} ms; checkpoints wait for it several times",
                 "use a faster disk, or a longer checkpoint interval",
             )
         )
-    return found
+    return findings
 
 
 def _durability(area: Area, directory: Path) -> list[Finding]:
     """Say when what is synced is in memory alone, or may be in the disk's cache."""
-    place = str(_mount_point(directory))
+    mount_point = str(_mount_point(directory))
     mounts = [line.split() for line in _MOUNTS.read_text().splitlines()] if _MOUNTS.exists() else []
-    here = [(one[2], one[3].split(",")) for one in mounts if one[1] == place]
-    kind, options = here[-1] if here else ("", [""])
+    mounted = [(one[2], one[3].split(",")) for one in mounts if one[1] == mount_point]
+    kind, options = mounted[-1] if mounted else ("", [""])
     covered = "a disk: here it outlives processes and is gone when the machine ends"
     if kind in {"tmpfs", "ramfs"}:
-        return [area.warning(f"{place} is in memory ({kind})", covered, "use a directory on disk")]
+        return [
+            area.warning(f"{mount_point} is in memory ({kind})", covered, "use a directory on disk")
+        ]
     if {"nobarrier", "barrier=0"} & set(options):
         return [
             area.warning(
-                f"{place} is mounted without barriers",
+                f"{mount_point} is mounted without barriers",
                 "barriers, or a power cut takes what the disk's cache holds",
-                f"sudo mount -o remount,barrier {place}",
+                f"sudo mount -o remount,barrier {mount_point}",
             )
         ]
     return []

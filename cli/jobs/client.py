@@ -36,7 +36,7 @@ _CLOCKS_DIFFER_S = 5.0
 """A process begins before it leaves its address; both times are rounded, and clocks are set."""
 
 
-class DriverGone(Exception):
+class DriverNotThere(Exception):
     """Nobody answers for the job: no address, nobody at it, or somebody else."""
 
 
@@ -49,7 +49,7 @@ class DriverRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DriverLocation:
     """Where a job is, as the options say it."""
 
     storage: str
@@ -84,13 +84,13 @@ class Place:
 class Driver:
     """One driver, to be asked over HTTP. Each request has a connection of its own."""
 
-    def __init__(self, place: Place, storage: JobStorage) -> None:
-        self._place = place
+    def __init__(self, location: DriverLocation, storage: JobStorage) -> None:
+        self._place = location
         self.storage = storage
         address = storage.driver_address.read()
         if address is None:
-            raise DriverGone(
-                f"no driver of job {place.name!r} can be asked: none has left its address in"
+            raise DriverNotThere(
+                f"no driver of job {location.name!r} can be asked: none has left its address in"
                 f" {storage}, so it has ended, or was started with endpoint=None."
                 f" {how_it_ended(storage)} {last_decision_of(storage)}"
             )
@@ -124,9 +124,9 @@ class Driver:
         deadline = time.monotonic() + timeout_s
         wait_s = 0.02
         while True:
-            found = self.get(f"operations/{quote(str(operation['operation']))}")
-            if found["state"] != "pending":
-                return found
+            state = self.get(f"operations/{quote(str(operation['operation']))}")
+            if state["state"] != "pending":
+                return state
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{operation['what']} of job {self._place.name!r} is pending after"
@@ -150,25 +150,25 @@ class Driver:
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unanswered(error, deadline_ms if data is not None else None) from error
+            raise self._explain_silence(error, deadline_ms if data is not None else None) from error
         finally:
             connection.close()
         answers = response.getheader(INSTANCE_HEADER, "")
         if response.status == http.client.MISDIRECTED_REQUEST or answers != self.address.instance:
             who = f"driver {answers}" if answers else "a program that is no driver of onceflow"
-            raise self._gone(f"at {self.address.url} {who} answers now")
+            raise self._explain_gone(f"at {self.address.url} {who} answers now")
         try:
-            said = cast("Answer", json.loads(content))
+            answer = cast("Answer", json.loads(content))
         except ValueError as error:
-            raise self._gone(f"{self.address.url} answers with no JSON") from error
+            raise self._explain_gone(f"{self.address.url} answers with no JSON") from error
         if response.status == http.client.UNAUTHORIZED:
             raise DriverRefused(
                 f"the driver of job {self._place.name!r} at {self.address.url} does not take the"
-                f" token of {self._token_place()}: it is an old one, or another driver's"
+                f" token of {self._token_location()}: it is an old one, or another driver's"
             )
         if response.status >= 400:
-            raise DriverRefused(str(said.get("error", response.status)))
-        return said
+            raise DriverRefused(str(answer.get("error", response.status)))
+        return answer
 
     def _connection(self) -> http.client.HTTPConnection:
         url, timeout_s = urlsplit(self.address.url), self._place.timeout_s
@@ -185,9 +185,9 @@ class Driver:
         host = url.hostname or ""
         return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
 
-    def _unanswered(
+    def _explain_silence(
         self, error: OSError | http.client.HTTPException, deadline_ms: int | None
-    ) -> DriverGone | DriverSilent:
+    ) -> DriverNotThere | DriverSilent:
         """Say what is known of a driver that has not answered; `deadline_ms` of what it may do."""
         address = self.address
         why = f"{address.url} does not answer ({error or type(error).__name__})"
@@ -201,7 +201,7 @@ class Driver:
             known = f"whether its process lives cannot be told from {socket.gethostname()}"
             advice = f"look on {address.host}"
         else:
-            return self._gone(why)
+            return self._explain_gone(why)
         may_be_done = ""
         if deadline_ms is not None:
             until = _utc(deadline_ms)
@@ -219,19 +219,19 @@ class Driver:
         address = self.address
         return f"process {address.pid} on {address.host}, since {_utc(address.since_ms)}"
 
-    def _gone(self, why: str) -> DriverGone:
+    def _explain_gone(self, why: str) -> DriverNotThere:
         address, who = self.address, self._who()
         if address.loopback and address.host != socket.gethostname():
-            return DriverGone(
+            return DriverNotThere(
                 f"the driver of job {address.job!r} ({who}) listens at {address.url}, on its own"
                 f" machine alone: run this on {address.host}; or it is not there any more"
             )
-        return DriverGone(
+        return DriverNotThere(
             f"the driver of job {address.job!r} ({who}) is not there any more: {why}."
             f" {how_it_ended(self.storage)} {last_decision_of(self.storage)}"
         )
 
-    def _token_place(self) -> str:
+    def _token_location(self) -> str:
         return str(self._place.token_file or self.address.token_file or f"{self.storage}")
 
     def _read_token(self) -> str:
@@ -239,7 +239,7 @@ class Driver:
         if not path:
             token = self.storage.driver_address.read_token()
             if token is None:
-                raise self._gone("its token is gone")
+                raise self._explain_gone("its token is gone")
             return token
         try:
             return Path(path).read_text(encoding="ascii").strip()

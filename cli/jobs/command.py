@@ -23,10 +23,10 @@ import typer
 from onceflow.cli.jobs.client import (
     Answer,
     Driver,
-    DriverGone,
+    DriverLocation,
+    DriverNotThere,
     DriverRefused,
     DriverSilent,
-    Place,
     begin,
     last_run_of,
     state_without_driver,
@@ -80,23 +80,23 @@ def list_jobs(
     """List the jobs in a checkpoint storage, and what their drivers say."""
     with _exit_status(json_):
         deadline = time.monotonic() + timeout
-        place = Place(storage, "_", ANSWER_TIMEOUT_S)
-        names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(place))
+        location = DriverLocation(storage, "_", ANSWER_TIMEOUT_S)
+        names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(location))
         # All at once: one whose files cannot be read keeps no other one from being told.
         asked = {
-            name: begin(f"job {name}", partial(_summary, Place(storage, name, 2.0)))
+            name: begin(f"job {name}", partial(_summary, DriverLocation(storage, name, 2.0)))
             for name in names
         }
         wait(asked.values(), max(0.0, deadline - time.monotonic()))
-        found = [
+        summaries = [
             summary.result() if summary.done() else _unread(name, timeout)
             for name, summary in asked.items()
         ]
         if json_:
-            print(json.dumps({"jobs": found}))
+            print(json.dumps({"jobs": summaries}))
             return
         headings = ("JOB", "STATE", "ATTEMPT", "CHECKPOINT", "DRIVER")
-        rows = [[(_cell_of(one, key), "") for key in map(str.lower, headings)] for one in found]
+        rows = [[(_cell_of(one, key), "") for key in map(str.lower, headings)] for one in summaries]
         print_listing(console(), headings, rows)
 
 
@@ -120,16 +120,16 @@ def status(
         watched = False
         while True:
             try:
-                found = within(timeout, _who_answers(name), lambda: driver.get("status"))
-            except DriverGone:
+                status = within(timeout, _who_answers(name), lambda: driver.get("status"))
+            except DriverNotThere:
                 if watched and (run := last_run_of(driver.storage)) and run.ended_ms:
                     raise typer.Exit(EXIT_REFUSED if run.state == "failed" else 0) from None
                 raise
             watched = True
-            print(json.dumps(found) if json_ else found["summary"], flush=True)
+            print(json.dumps(status) if json_ else status["summary"], flush=True)
             if not watch:
                 return
-            if (state := JobState(found["state"])).ended:
+            if (state := JobState(status["state"])).ended:
                 raise typer.Exit(EXIT_REFUSED if state is JobState.FAILED else 0)
             time.sleep(every)
 
@@ -165,7 +165,7 @@ def savepoint(
         deadline = time.monotonic() + timeout
         driver = _driver_within(timeout, name, storage, token_file, authority)
         begun = driver.post("savepoint", path=path, native=native)
-        done = _outcome(driver, begun, deadline, Place(storage, name, ANSWER_TIMEOUT_S))
+        done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, str(done.get("result")), json_)
 
 
@@ -190,7 +190,7 @@ def stop(
         deadline = time.monotonic() + timeout
         driver = _driver_within(timeout, name, storage, token_file, authority)
         begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path, native=native)
-        done = _outcome(driver, begun, deadline, Place(storage, name, ANSWER_TIMEOUT_S))
+        done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
 
 
@@ -245,18 +245,18 @@ def get_state(
         asked = [("uid", uid), *(("key", one) for one in key)]
         asked += [("state", state_name)] if state_name is not None else []
         path = f"state?{urlencode(asked)}"
-        found = within(timeout, _who_answers(name), lambda: driver.get(path))
+        answer = within(timeout, _who_answers(name), lambda: driver.get(path))
         if json_:
-            print(json.dumps(found))
-        elif found["found"]:
-            print(json.dumps(found["value"]))
+            print(json.dumps(answer))
+        elif answer["found"]:
+            print(json.dumps(answer["value"]))
         else:
             say(
-                f"onceflow: state {found['state']!r} of {uid!r} holds nothing under"
-                f" {', '.join(key)} as of checkpoint {found['checkpoint']}",
+                f"onceflow: state {answer['state']!r} of {uid!r} holds nothing under"
+                f" {', '.join(key)} as of checkpoint {answer['checkpoint']}",
                 style="red",
             )
-        if not found["found"]:
+        if not answer["found"]:
             raise typer.Exit(EXIT_REFUSED)
 
 
@@ -268,9 +268,9 @@ def _exit_status(json_: bool) -> Generator[None, None, None]:
     """End with the exit status of whatever goes wrong, and with its words."""
     try:
         yield
-    except (OnceflowError, DriverGone, DriverSilent, DriverRefused, TimeoutError) as error:
+    except (OnceflowError, DriverNotThere, DriverSilent, DriverRefused, TimeoutError) as error:
         match error:
-            case DriverGone() | DriverSilent():
+            case DriverNotThere() | DriverSilent():
                 exit_status = EXIT_GONE
             case ConfigError() if not isinstance(error, SavepointRefused):
                 exit_status = EXIT_USAGE
@@ -294,38 +294,38 @@ def _driver_within(
     what = f"checkpoint storage {storage}, which says where the driver is,"
     # A driver that is silent is told as such before the user's time is over.
     answer_timeout_s = max(0.1, min(ANSWER_TIMEOUT_S, timeout_s / 2))
-    place = Place(storage, name, answer_timeout_s, token_file, authority)
-    return within(timeout_s, what, lambda: Driver(place, place.open()))
+    location = DriverLocation(storage, name, answer_timeout_s, token_file, authority)
+    return within(timeout_s, what, lambda: Driver(location, location.open()))
 
 
 def _who_answers(name: str) -> str:
     return f"the driver of job {name!r}, or the storage that says how the job ended,"
 
 
-def _jobs_of(place: Place) -> tuple[str, ...]:
-    return place.described.open(place.name).jobs()
+def _jobs_of(location: DriverLocation) -> tuple[str, ...]:
+    return location.described.open(location.name).jobs()
 
 
-def _summary(place: Place) -> Answer:
-    storage = place.open()
+def _summary(location: DriverLocation) -> Answer:
+    storage = location.open()
     view = storage.log.read()
     known: Answer = {
-        "job": place.name,
+        "job": location.name,
         "state": "not running",
         "attempt": view.attempt,
         "checkpoint": view.completed[-1].checkpoint if view.decided else None,
         "driver": None,
     }
     try:
-        driver = Driver(place, storage)
-        found = driver.get("status")
-    except DriverGone:
+        driver = Driver(location, storage)
+        status = driver.get("status")
+    except DriverNotThere:
         run = last_run_of(storage)
         known |= {"state": state_without_driver(run)}
         return known | {"error": run.error} if run is not None and run.error else known
     except (DriverRefused, DriverSilent, ConfigError) as error:
         return known | {"state": f"unknown: {error}"}
-    return known | {"state": found["state"], "driver": driver.address.url}
+    return known | {"state": status["state"], "driver": driver.address.url}
 
 
 def _unread(name: str, timeout_s: float) -> Answer:
@@ -339,21 +339,21 @@ def _cell_of(summary: Answer, key: str) -> str:
     return f"{text}: {error[:200]}" if key == "state" and error else text
 
 
-def _outcome(driver: Driver, begun: Answer, deadline: float, place: Place) -> Answer:
+def _outcome(driver: Driver, begun: Answer, deadline: float, location: DriverLocation) -> Answer:
     """As `Driver.outcome`; when the driver dies, say what became of it as far as storage tells."""
     try:
         return driver.outcome(begun, deadline - time.monotonic())
-    except DriverGone as gone:
-        what = _left_behind(begun, place.open(), place)
-        raise DriverGone(f"{gone} {what}") from gone
+    except DriverNotThere as gone:
+        what = _describe_savepoint_left(begun, location.open(), location)
+        raise DriverNotThere(f"{gone} {what}") from gone
 
 
-def _left_behind(begun: Answer, storage: JobStorage, place: Place) -> str:
+def _describe_savepoint_left(begun: Answer, storage: JobStorage, location: DriverLocation) -> str:
     where = begun["place"]
     if not where:
         return f"Whether {begun['what']} was done, the decision log says."
     try:
-        savepoint_directory(place.described, where).read()
+        savepoint_directory(location.described, where).read()
     except OnceflowError:
         return f"The savepoint in {where} was never finished."
     return f"The savepoint in {where} is whole; {storage} says what was decided since."

@@ -27,7 +27,7 @@ KEY_COLLATION = "utf8mb4_bin"
 _BYTES_OF_HASH = 16
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return `name` as an identifier."""
     return f"`{name.replace('`', '``')}`"
 
@@ -44,7 +44,7 @@ def literal(value: str | int | None) -> str:
 
 def identifier(table: TableName) -> str:
     """Return a table's name, quoted."""
-    return f"{quoted(table.schema)}.{quoted(table.name)}" if table.schema else quoted(table.name)
+    return f"{quote(table.schema)}.{quote(table.name)}" if table.schema else quote(table.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class XaNames:
         """The bqual of all ids: the database, or its hash where it is not 64 bytes of ASCII."""
         name = self.ledger_database
         plain = name.isascii() and name.isprintable() and len(name) <= _QUALIFIER_LENGTH_MAX
-        return name if plain else _hashed(name)
+        return name if plain else _hash(name)
 
     def xid(self, transaction: TransactionId) -> str:
         """Return the id as XA statements take it."""
         return f"{literal(str(transaction))},{literal(self.qualifier)},{_FORMAT_ID}"
 
-    def parsed(self, format_id: int, gtrid_bytes: int, data: bytes) -> TransactionId | None:
+    def parse(self, format_id: int, gtrid_bytes: int, data: bytes) -> TransactionId | None:
         """Return the transaction that XA RECOVER lists so; None when it is not of this ledger."""
         if format_id != _FORMAT_ID or data[gtrid_bytes:] != self.qualifier.encode():
             return None
@@ -76,14 +76,14 @@ class XaNames:
 
     def writers_lock(self, sink_id: str) -> str:
         """Return how the locks of all writers of a sink id begin; the subtask's number follows."""
-        return f"onceflow/{_hashed(f'{self.ledger_database}/{sink_id}')}/"
+        return f"onceflow/{_hash(f'{self.ledger_database}/{sink_id}')}/"
 
     def owner_lock(self, transaction: TransactionId) -> str:
         """Return the lock held by the session that prepares `transaction`."""
-        return f"onceflow/{_hashed(f'{self.ledger_database}/{transaction}')}"
+        return f"onceflow/{_hash(f'{self.ledger_database}/{transaction}')}"
 
 
-def _hashed(text: str) -> str:
+def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_BYTES_OF_HASH).hexdigest()
 
 
@@ -121,7 +121,7 @@ class MySQLType:
         return tuple(member.replace("''", "'") for member in quoted)
 
 
-def found(session: Session, name: TableName) -> Table | None:
+def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name`, in the session's database unless it names one; or None."""
     database = "DATABASE()" if name.schema is None else literal(name.schema)
     where = f"table_schema = {database} AND table_name = {literal(name.name)}"
@@ -158,8 +158,8 @@ def found(session: Session, name: TableName) -> Table | None:
 def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:
     """Say why a transaction does not keep what it writes to a table, and nothing else."""
     if kind != "BASE TABLE":
-        found = f"it is a {kind.lower()}"
-        return Area(f"table {name}").problem(found, "a table", "name an ordinary table")
+        kind_text = f"it is a {kind.lower()}"
+        return Area(f"table {name}").problem(kind_text, "a table", "name an ordinary table")
     if engine.lower() != "innodb":
         return Area(f"table {name}").problem(
             f"it is stored by {engine}, which takes no part in prepared transactions",
@@ -226,7 +226,7 @@ def _key_fault(table: TableName, name: str, kind: MySQLType, *, nullable: bool) 
     return (
         f"key column {name!r} has collation {kind.collation}, which takes different text for "
         "equal, so two keys of the stream may be one row. Run: ALTER TABLE "
-        f"{identifier(table)} MODIFY {quoted(name)} {kind.shown} CHARACTER SET utf8mb4 COLLATE "
+        f"{identifier(table)} MODIFY {quote(name)} {kind.shown} CHARACTER SET utf8mb4 COLLATE "
         f"utf8mb4_bin{'' if nullable else ' NOT NULL'}"
     )
 

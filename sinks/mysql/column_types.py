@@ -48,8 +48,8 @@ def compiler() -> Compiler:
 def column_type(field: pa.Field, *, is_key: bool) -> _SqlType | None:
     """Return the type of a column that is created for `field`; None when there is none."""
     given = plain(field.type)
-    found = _key_type(given) if is_key else None
-    return found or _TYPES.get(given) or _other_type(given)
+    key_type = _key_type(given) if is_key else None
+    return key_type or _TYPES.get(given) or _other_type(given)
 
 
 def _key_type(given: pa.DataType) -> _SqlType | None:

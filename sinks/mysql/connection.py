@@ -146,7 +146,7 @@ class PyMySQLConnection(_Connection):
         if settings:
             made: ssl.SSLContext = cast("Any", super())._create_ssl_ctx(settings)
             return made
-        return unverified_tls()
+        return make_unverified_tls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class WireConnection:
         """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
         self._awaits_reply = False
         self._reply_timeout_s = timeout_s
-        with _translated(timeout_s):
+        with _translate_errors(timeout_s):
             self._connection = PyMySQLConnection(
                 **arguments,
                 charset="utf8mb4",
@@ -211,14 +211,14 @@ class WireConnection:
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
         """Return the rows that `statement` answers; none when it answers with a count."""
         self._require_settled()
-        with self._bounded(), self._connection.cursor() as cursor:
+        with self._bound(), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return cast("Sequence[tuple[Any, ...]]", cursor.fetchall() or ())
 
-    def described(self, statement: str) -> list[ResultColumn]:
+    def describe(self, statement: str) -> list[ResultColumn]:
         """Return the columns of what `statement` answers."""
         self._require_settled()
-        with self._bounded(), self._connection.cursor() as cursor:
+        with self._bound(), self._connection.cursor() as cursor:
             cursor.execute(statement)
             fields = cast("Any", cursor)._result.fields
         return [
@@ -246,7 +246,7 @@ class WireConnection:
         """
         self._require_settled()
         private = cast("Any", self._connection)
-        with self._bounded():
+        with self._bound():
             private._execute_command(COMMAND.COM_QUERY, statement)
             if file is not None:
                 packet = private._read_packet()
@@ -261,11 +261,11 @@ class WireConnection:
     def receive(self) -> Reply:
         """Return the reply to what was sent."""
         self._awaits_reply = False
-        with self._bounded():
+        with self._bound():
             packet = cast("Any", self._connection)._read_packet()
         if not packet.is_ok_packet():
             self.close()
-            raise refused(_OUT_OF_SYNC, "the server answered neither success nor error")
+            raise to_sql_error(_OUT_OF_SYNC, "the server answered neither success nor error")
         reply = cast("Any", OKPacketWrapper)(packet)
         return Reply(int(reply.affected_rows), int(reply.warning_count))
 
@@ -277,7 +277,7 @@ class WireConnection:
         """
         self._require_settled()
         private = cast("Any", self._connection)
-        with self._bounded():
+        with self._bound():
             private._execute_command(COMMAND.COM_QUERY, statement)
             head = private._read_packet()
             # The number of columns, each column, and the end of the columns.
@@ -345,10 +345,10 @@ class WireConnection:
         cast("Any", self._connection)._force_close()
 
     @contextmanager
-    def _bounded(self) -> Generator[None, None, None]:
+    def _bound(self) -> Generator[None, None, None]:
         """Raise PyMySQL's errors as `SqlError`; after a lost connection it is closed."""
         try:
-            with _translated(self._reply_timeout_s):
+            with _translate_errors(self._reply_timeout_s):
                 yield
         except SqlError as error:
             if not self.open and not isinstance(error, ConnectionLost):
@@ -360,7 +360,7 @@ class WireConnection:
     def _require_settled(self) -> None:
         if self._awaits_reply:
             self.close()
-            raise refused(_OUT_OF_SYNC, "the reply to the last statement is not read")
+            raise to_sql_error(_OUT_OF_SYNC, "the reply to the last statement is not read")
 
 
 class MySQLSession(Session):
@@ -427,8 +427,8 @@ class MySQLSession(Session):
     @cached_property
     def loads(self) -> bool:
         """Whether the server allows LOAD DATA LOCAL; it is asked once."""
-        found = self.query("SHOW GLOBAL VARIABLES LIKE 'local_infile'")
-        return [value for _, value in found] == ["ON"]
+        variables = self.query("SHOW GLOBAL VARIABLES LIKE 'local_infile'")
+        return [value for _, value in variables] == ["ON"]
 
     @override
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
@@ -446,9 +446,9 @@ class MySQLSession(Session):
         """Return the reply to what was sent."""
         return self._wire.receive()
 
-    def described(self, statement: str) -> list[ResultColumn]:
+    def describe(self, statement: str) -> list[ResultColumn]:
         """Return the columns of what `statement` answers."""
-        return self._wire.described(statement)
+        return self._wire.describe(statement)
 
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield the rows of `statement`, of one column without nulls, as lines of text."""
@@ -481,7 +481,7 @@ class MySQLSession(Session):
         self._wire.close()
 
 
-def unverified_tls() -> ssl.SSLContext:
+def make_unverified_tls() -> ssl.SSLContext:
     """Return what encrypts, and takes any certificate of the server's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -495,7 +495,7 @@ def own(session: Session) -> MySQLSession:
     return session
 
 
-def refused(number: int, text: str) -> SqlError:
+def to_sql_error(number: int, text: str) -> SqlError:
     """Return what the server's error `number` means."""
     return _KINDS.get(number, StatementRefused)(
         f"{' '.join(text.split())} (error {number})", str(number)
@@ -503,19 +503,19 @@ def refused(number: int, text: str) -> SqlError:
 
 
 @contextmanager
-def _translated(reply_timeout_s: float) -> Generator[None, None, None]:
+def _translate_errors(reply_timeout_s: float) -> Generator[None, None, None]:
     """Raise PyMySQL's errors as `SqlError`; one that tells of a silence says how long it was."""
     try:
         yield
     except MySQLError as error:
         number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = " ".join(str(part) for part in error.args[1:]) or type(error).__name__
-        if _timed_out(error):
+        if _has_timed_out(error):
             text = f"the server did not answer within {reply_timeout_s:g} s"
-        raise refused(number, text) from error
+        raise to_sql_error(number, text) from error
 
 
-def _timed_out(error: MySQLError) -> bool:
+def _has_timed_out(error: MySQLError) -> bool:
     """Return whether `error` tells of a silence that was too long."""
     lost = (CR.CR_SERVER_LOST, CR.CR_SERVER_GONE_ERROR, CR.CR_CONN_HOST_ERROR)
     return (

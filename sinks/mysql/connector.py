@@ -13,9 +13,9 @@ from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.sinks.mysql.catalog import XaNames, literal, quoted
+from onceflow.sinks.mysql.catalog import XaNames, literal, quote
 from onceflow.sinks.mysql.sink import MySQLSink
-from onceflow.sinks.mysql.two_phase import recovered
+from onceflow.sinks.mysql.two_phase import xa_recover
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
 from onceflow.sinks.sql.diagnosis import Remedies, SqlDiagnosis
 from onceflow.sinks.sql.session import Session
@@ -58,9 +58,9 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
     """Return the statements, as an administrator runs them."""
     assert isinstance(sink, MySQLSink), sink
     where = sink.endpoint
-    user, database = where.user.replace("'", "''"), quoted(where.database)
+    user, database = where.user.replace("'", "''"), quote(where.database)
     # The account is in the text when the login was right; else it may be at any host.
-    account = found[1] if (found := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
+    account = match[1] if (match := _ACCOUNT.search(str(error))) else f"'{user}'@'%'"
     password = (
         f"ALTER USER {account} IDENTIFIED BY '…', or CREATE USER if there is none; which there"
         f" is: SELECT user, host FROM mysql.user WHERE user = '{user}'"
@@ -86,8 +86,8 @@ class MySQLResourceManager(SqlResourceManager):
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
         parsed = (
-            self._names.parsed(int(format_id), int(gtrid), data)
-            for format_id, gtrid, _, data in self._asked(recovered)
+            self._names.parse(int(format_id), int(gtrid), data)
+            for format_id, gtrid, _, data in self._asked(xa_recover)
         )
         return sorted({transaction.sink_id for transaction in parsed if transaction})
 
@@ -109,8 +109,8 @@ class MySQLResourceManager(SqlResourceManager):
 
         def ask(session: Session) -> int | None:
             session.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-            found = session.query(statement)
-            return int(found[0][0]) if found else None
+            rows = session.query(statement)
+            return int(rows[0][0]) if rows else None
 
         return self._of_our_tables(ask)
 

@@ -16,7 +16,7 @@ from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.sinks.mysql import catalog
 from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.dml import MySQLDmlExecutor
-from onceflow.sinks.mysql.server import MySQLServer
+from onceflow.sinks.mysql.server import MySQLDiagnosis
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
@@ -84,16 +84,16 @@ class MySQLDialect(Dialect):
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 
     @override
-    def quoted(self, name: str) -> str:
-        return catalog.quoted(name)
+    def quote(self, name: str) -> str:
+        return catalog.quote(name)
 
     @override
     def literal(self, value: str) -> str:
         return catalog.literal(value)
 
     @override
-    def found(self, session: Session, name: TableName) -> Table | None:
-        return catalog.found(session, name)
+    def find_table(self, session: Session, name: TableName) -> Table | None:
+        return catalog.find_table(session, name)
 
     @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> MySQLFit | None:
@@ -115,7 +115,7 @@ class MySQLDialect(Dialect):
         return compiler()
 
     @override
-    def assigned(
+    def columns_to_assign(
         self, table: Table, others: Sequence[TableColumn], rules: ChangeRules
     ) -> Sequence[TableColumn]:
         if others and rules.mode is not WriteMode.IGNORE:
@@ -197,8 +197,8 @@ class MySQLDialect(Dialect):
         return XaTwoPhase(schema)
 
     @override
-    def look_at_server(self, session: Session) -> MySQLServer:
-        return MySQLServer(session)
+    def look_at_server(self, session: Session) -> MySQLDiagnosis:
+        return MySQLDiagnosis(session)
 
     @override
     def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:
@@ -217,13 +217,13 @@ class MySQLDialect(Dialect):
     @override
     def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
         schema = catalog.literal(name.schema) if name.schema else "DATABASE()"
-        found = session.query(
+        rows = session.query(
             "SELECT constraint_name, table_name FROM information_schema.referential_constraints "
             f"WHERE unique_constraint_schema = {schema} "
             f"AND referenced_table_name = {catalog.literal(name.name)} "
             "AND delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT') ORDER BY 1"
         )
-        return [f"{constraint} of {table}" for constraint, table in found]
+        return [f"{constraint} of {table}" for constraint, table in rows]
 
     @override
     def require_delete(self, session: Session, table: Table) -> None:

@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.sinks.mysql.catalog import TEXTS, identifier, quoted
-from onceflow.sinks.mysql.connection import MySQLSession, Reply, own, refused
+from onceflow.sinks.mysql.catalog import TEXTS, identifier, quote
+from onceflow.sinks.mysql.connection import MySQLSession, Reply, own, to_sql_error
 from onceflow.sinks.mysql.types import MySQLFit, Spelling, fits_of
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.session import Session
@@ -60,23 +60,23 @@ _TEMPORALS = {"date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(
 
 def load_statement(target: Target) -> str:
     """Return the LOAD DATA whose file is of `file_lines`; LOCAL makes an error a warning."""
-    places: list[str] = []
+    targets: list[str] = []
     assigned: list[str] = []
     for number, fit in enumerate(fits_of(target)):
         match fit.spelling:
             case Spelling.HEX:
-                assigned.append(f"{quoted(fit.name)} = UNHEX(@c{number})")
-                places.append(f"@c{number}")
+                assigned.append(f"{quote(fit.name)} = UNHEX(@c{number})")
+                targets.append(f"@c{number}")
             case Spelling.BITS:
-                assigned.append(f"{quoted(fit.name)} = CAST(@c{number} AS UNSIGNED)")
-                places.append(f"@c{number}")
+                assigned.append(f"{quote(fit.name)} = CAST(@c{number} AS UNSIGNED)")
+                targets.append(f"@c{number}")
             case Spelling.NUMBER | Spelling.QUOTED | Spelling.TEXT:
-                places.append(quoted(fit.name))
-    places.append("@end_of_line")
+                targets.append(quote(fit.name))
+    targets.append("@end_of_line")
     return (
         f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {identifier(target.name)} CHARACTER SET utf8mb4 "
         "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
-        f"({', '.join(places)}){' SET ' if assigned else ''}{', '.join(assigned)}"
+        f"({', '.join(targets)}){' SET ' if assigned else ''}{', '.join(assigned)}"
     )
 
 
@@ -103,7 +103,7 @@ def put_statements(
 def delete_statement(target: Target, key: Sequence[str], *, mariadb: bool) -> RowsStatement:
     """Return what deletes the rows of the keys given."""
     fits = fits_of(target, key)
-    tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, range(len(fits)))}"
+    tail = f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, range(len(fits)))}"
     return _around_rows(fits, "DELETE FROM t USING ", tail, mariadb=mariadb)
 
 
@@ -112,10 +112,10 @@ def _on_duplicate_key(
 ) -> RowsStatement:
     names = [target.fits[number].name for number in others]
     new = "VALUES({})" if mariadb else "new_row.{}"
-    assigned = ", ".join(f"{quoted(name)} = {new.format(quoted(name))}" for name in names)
+    assigned = ", ".join(f"{quote(name)} = {new.format(quote(name))}" for name in names)
     # Of an ignored row nothing changes.
-    unchanged = f"{identifier(target.name)}.{quoted(key[0])}"
-    tail = f" ON DUPLICATE KEY UPDATE {assigned or f'{quoted(key[0])} = {unchanged}'}"
+    unchanged = f"{identifier(target.name)}.{quote(key[0])}"
+    tail = f" ON DUPLICATE KEY UPDATE {assigned or f'{quote(key[0])} = {unchanged}'}"
     tail = tail if mariadb else f" AS new_row{tail}"
     return RowsStatement(f"{_insert_into(target)} VALUES ".encode(), tail.encode())
 
@@ -125,8 +125,10 @@ def _update(
 ) -> RowsStatement:
     numbers = _numbers(target, key)
     fits = fits_of(target)
-    assigned = ", ".join(f"t.{quoted(fits[number].name)} = r.c{number}" for number in others)
-    tail = f" STRAIGHT_JOIN {_indexed(target, key)} ON {_same(fits, numbers)} SET {assigned}"
+    assigned = ", ".join(f"t.{quote(fits[number].name)} = r.c{number}" for number in others)
+    tail = (
+        f" STRAIGHT_JOIN {_name_with_index(target, key)} ON {_same(fits, numbers)} SET {assigned}"
+    )
     return _around_rows(fits, "UPDATE ", tail, mariadb=mariadb)
 
 
@@ -134,28 +136,28 @@ def _insert_absent(target: Target, key: Sequence[str], *, mariadb: bool) -> Rows
     fits = fits_of(target)
     columns = ", ".join(f"r.c{number}" for number in range(len(fits)))
     tail = (
-        f" LEFT JOIN {_indexed(target, key)} ON {_same(fits, _numbers(target, key))} "
-        f"WHERE t.{quoted(key[0])} IS NULL"
+        f" LEFT JOIN {_name_with_index(target, key)} ON {_same(fits, _numbers(target, key))} "
+        f"WHERE t.{quote(key[0])} IS NULL"
     )
     head = f"{_insert_into(target)} SELECT {columns} FROM "
     return _around_rows(fits, head, tail, mariadb=mariadb)
 
 
 def _insert_into(target: Target) -> str:
-    columns = ", ".join(quoted(fit.name) for fit in target.fits)
+    columns = ", ".join(quote(fit.name) for fit in target.fits)
     return f"INSERT INTO {identifier(target.name)} ({columns})"
 
 
 def _around_rows(fits: Sequence[MySQLFit], head: str, tail: str, *, mariadb: bool) -> RowsStatement:
     """Return a statement on the rows as a table `r` with the columns c0, c1 and so on."""
     names = ", ".join(f"c{number}" for number in range(len(fits)))
-    typed = ", ".join(_typed(number, fit) for number, fit in enumerate(fits))
+    typed = ", ".join(_cast_for_index(number, fit) for number, fit in enumerate(fits))
     before = f"{head}(WITH given({names}) AS (VALUES ".encode()
     after = f") SELECT {typed} FROM given) AS r{tail}".encode()
     return RowsStatement(before, after, "" if mariadb else "ROW")
 
 
-def _typed(number: int, fit: MySQLFit) -> str:
+def _cast_for_index(number: int, fit: MySQLFit) -> str:
     """Return a column as values that compare by the index, and assign as they are."""
     name, kind = f"c{number}", fit.type
     if fit.is_key and kind.name in _TEMPORALS:
@@ -167,11 +169,11 @@ def _typed(number: int, fit: MySQLFit) -> str:
 
 def _same(fits: Sequence[MySQLFit], numbers: Sequence[int]) -> str:
     return " AND ".join(
-        f"t.{quoted(fits[number].name)} = {_compared(number, fits[number])}" for number in numbers
+        f"t.{quote(fits[number].name)} = {_collate(number, fits[number])}" for number in numbers
     )
 
 
-def _compared(number: int, fit: MySQLFit) -> str:
+def _collate(number: int, fit: MySQLFit) -> str:
     kind = fit.type
     if kind.name in TEXTS and kind.collation:
         return f"CONVERT(r.c{number} USING {kind.charset}) COLLATE {kind.collation}"
@@ -182,9 +184,9 @@ def _numbers(target: Target, key: Sequence[str]) -> list[int]:
     return [number for number, fit in enumerate(fits_of(target)) if fit.name in key]
 
 
-def _indexed(target: Target, key: Sequence[str]) -> str:
+def _name_with_index(target: Target, key: Sequence[str]) -> str:
     index = target.table.index_over(key)
-    hint = f" FORCE INDEX ({quoted(index)})" if index else ""
+    hint = f" FORCE INDEX ({quote(index)})" if index else ""
     return f"{identifier(target.name)} AS t{hint}"
 
 
@@ -205,28 +207,28 @@ def value_rows(fits: Sequence[MySQLFit], rows: pa.RecordBatch, *, word: str = ""
 def _field(fit: MySQLFit, column: pa.Array) -> pa.Array:
     match fit.spelling:
         case Spelling.TEXT:
-            column = _escaped_for_file(column)
+            column = _escape_for_file(column)
         case Spelling.HEX:
             column = _hex(column)
         case Spelling.NUMBER | Spelling.BITS | Spelling.QUOTED:
-            column = _spelled(column)
+            column = _to_text(column)
     return column if not column.null_count else pc.fill_null(column, _text("\\N"))
 
 
 def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
     match fit.spelling:
         case Spelling.TEXT:
-            column = _between("'", _escaped_for_sql(column))
+            column = _between("'", _escape_for_sql(column))
         case Spelling.HEX:
             column = _between("x'", _hex(column))
         case Spelling.QUOTED:
-            column = _between("'", _spelled(column))
+            column = _between("'", _to_text(column))
         case Spelling.NUMBER | Spelling.BITS:
-            column = _spelled(column)
+            column = _to_text(column)
     return column if not column.null_count else pc.fill_null(column, _text("NULL"))
 
 
-def _spelled(column: pa.Array) -> pa.Array:
+def _to_text(column: pa.Array) -> pa.Array:
     if arrow.is_timestamp(column.type) and column.type.tz:
         # The microseconds are in UTC, whatever zone they are shown in.
         column = column.view(pa.int64()).cast(pa.timestamp("us"))
@@ -243,7 +245,7 @@ def _between(prefix: str, column: pa.Array) -> pa.Array:
     return joined
 
 
-def _escaped_for_file(column: pa.Array) -> pa.Array:
+def _escape_for_file(column: pa.Array) -> pa.Array:
     data = _data_of(column)
     for plain, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n")):
         if plain.encode() in data:
@@ -251,7 +253,7 @@ def _escaped_for_file(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string())
 
 
-def _escaped_for_sql(column: pa.Array) -> pa.Array:
+def _escape_for_sql(column: pa.Array) -> pa.Array:
     data = _data_of(column)
     for plain, escaped in (("\\", "\\\\"), ("'", "''")):
         if plain.encode() in data:
@@ -372,7 +374,7 @@ class PipelinedInserts(InsertStream):
         self._awaited = rows.num_rows
 
     def _settle(self, session: MySQLSession) -> None:
-        """Return when all rows that were sent are taken as they are."""
+        """Raise unless the server took all rows that were sent, unaltered."""
         awaited, self._awaited = self._awaited, 0
         if awaited:
             _require_taken(session, session.receive(), awaited)
@@ -397,7 +399,7 @@ def statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> None:
-    """Return when `reply` says that `rows` rows were taken, and warns of nothing.
+    """Raise unless `reply` says that `rows` rows were taken, without a warning.
 
     Raises:
         SqlError: Its number and text are those of the first warning.
@@ -405,9 +407,9 @@ def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> Non
     if reply.warnings:
         for _, number, text in session.query("SHOW WARNINGS"):
             if int(number) not in _HARMLESS:
-                raise refused(int(number), str(text))
+                raise to_sql_error(int(number), str(text))
     if rows is not None and reply.rows != rows:
-        raise refused(1261, f"{rows} rows were sent, and the server took {reply.rows}")
+        raise to_sql_error(1261, f"{rows} rows were sent, and the server took {reply.rows}")
 
 
 class MySQLDmlExecutor(DmlExecutor):

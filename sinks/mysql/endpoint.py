@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
-from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, unverified_tls
+from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
 from onceflow.sinks.sql.session import SqlError
 
 _FLAVORS = ("mysql", "mariadb")
@@ -67,12 +67,12 @@ class Tls:
         """
         mode = TlsMode.VERIFY_CA if ca else TlsMode.PREFERRED
         if word:
-            found = _WORDS.get(word.lower().replace("-", "_"))
-            if found is None:
+            tls_mode = _WORDS.get(word.lower().replace("-", "_"))
+            if tls_mode is None:
                 raise ConfigError(
                     f"ssl_mode={word!r}: choose one of {', '.join(one.value for one in TlsMode)}"
                 )
-            mode = found
+            mode = tls_mode
         return cls(mode, ca, certificate, key, key_password)
 
     def arguments(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Tls:
         if verifies or self.ca:
             context = ssl.create_default_context(cafile=self.ca or None)
         else:
-            context = unverified_tls()
+            context = make_unverified_tls()
         context.check_hostname = self.mode is TlsMode.VERIFY_IDENTITY
         context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
         if self.certificate:
@@ -114,8 +114,8 @@ class MySQLEndpoint:
     lock_timeout_s: float
 
     def __str__(self) -> str:
-        place = self.unix_socket or f"{self.host}:{self.port}"
-        return f"database {self.database!r} at {place} as user {self.user!r}"
+        server = self.unix_socket or f"{self.host}:{self.port}"
+        return f"database {self.database!r} at {server} as user {self.user!r}"
 
     def connect(self, name: str) -> MySQLSession:
         """Return a new session in autocommit mode, shown to the server's operator as `name`.
@@ -124,7 +124,7 @@ class MySQLEndpoint:
             ConfigError: It is refused for good: password, database, user, host or encryption.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
-        place = {"unix_socket": self.unix_socket} if self.unix_socket else {}
+        socket = {"unix_socket": self.unix_socket} if self.unix_socket else {}
         try:
             wire = WireConnection(
                 {
@@ -135,7 +135,7 @@ class MySQLEndpoint:
                     "password": self._secret().encode(),
                     "database": self.database,
                     "program_name": name,
-                    **place,
+                    **socket,
                     **self.tls.arguments(),
                 },
                 timeout_s=self.connect_timeout_s,
@@ -145,9 +145,9 @@ class MySQLEndpoint:
                 _require_encryption(wire)
             return MySQLSession(wire, lock_timeout_s=self.lock_timeout_s)
         except (SqlError, ssl.SSLError, OSError) as error:
-            raise self._refused(error) from None
+            raise self._to_refusal(error) from None
 
-    def _refused(self, error: SqlError | OSError) -> ConfigError | SinkError:
+    def _to_refusal(self, error: SqlError | OSError) -> ConfigError | SinkError:
         reason = self.without_secrets(str(error))
         wrong = (
             not isinstance(error, SqlError)
@@ -188,7 +188,7 @@ def endpoint_of(
     Raises:
         ConfigError: It is none of these. The text never repeats the URL, which may hold a password.
     """
-    parsed, settings, from_jdbc = _parsed(url)
+    parsed, settings, from_jdbc = _parse(url)
     unknown = sorted(set(settings) - _KNOWN)
     if unknown and not from_jdbc:
         raise ConfigError(
@@ -237,8 +237,8 @@ class _Address:
     database: str
 
 
-def _parsed(url: str) -> tuple[_Address, dict[str, str], bool]:
-    scheme, separator, rest = url.partition("://")
+def _parse(url: str) -> tuple[_Address, dict[str, str], bool]:
+    scheme, separator, url_path = url.partition("://")
     from_jdbc = scheme.startswith("jdbc:")
     flavor, _, driver = scheme.removeprefix("jdbc:").partition("+")
     if not separator or flavor not in _FLAVORS or driver not in _DRIVERS:
@@ -249,7 +249,7 @@ def _parsed(url: str) -> tuple[_Address, dict[str, str], bool]:
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     try:
-        address, query = _split(rest)
+        address, query = _split(url_path)
     except ValueError:
         raise ConfigError(
             f"url cannot be read as {flavor}://user@host:3306/database; percent-encode special "
@@ -259,17 +259,17 @@ def _parsed(url: str) -> tuple[_Address, dict[str, str], bool]:
     return address, settings, from_jdbc
 
 
-def _split(rest: str) -> tuple[_Address, str]:
+def _split(url_path: str) -> tuple[_Address, str]:
     """Return what stands after the scheme, as SQLAlchemy reads it: a password may hold / and ?.
 
     Raises:
         ValueError: The port is no number.
     """
-    login, at, place = rest.partition("@")
+    login, at, address_and_query = url_path.partition("@")
     if not at or "/" in login.partition(":")[0]:
-        login, place = "", rest
+        login, address_and_query = "", url_path
     username, _, password = login.partition(":")
-    address, _, query = place.partition("?")
+    address, _, query = address_and_query.partition("?")
     server, _, database = address.partition("/")
     if server.startswith("["):
         host, _, port = server[1:].partition("]")

@@ -10,11 +10,10 @@ from enum import Enum
 from typing_extensions import override
 
 from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.mysql.catalog import XaNames, grantee, identifier, literal, quoted
-from onceflow.sinks.mysql.catalog import found as found_table
+from onceflow.sinks.mysql.catalog import XaNames, find_table, grantee, identifier, literal, quote
 from onceflow.sinks.mysql.connection import own
-from onceflow.sinks.mysql.two_phase import may_recover, recovered
-from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport, connections
+from onceflow.sinks.mysql.two_phase import may_recover, xa_recover
+from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import TableName
@@ -74,8 +73,8 @@ def server_facts(session: Session) -> ServerFacts:
     """Return the facts as of now."""
     mine = own(session)
     listed = ", ".join(map(literal, _VARIABLES))
-    found = session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
-    values = {str(name).lower(): str(value) for name, value in found}
+    variables = session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
+    values = {str(name).lower(): str(value) for name, value in variables}
     # Of MySQL alone, and no variable.
     redo_log = session.query("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'")
     match = _VERSION.match(mine.version_text)
@@ -124,9 +123,9 @@ class Weakness:
 def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
     """Return what the server's settings leave uncovered."""
     scope = "GLOBAL" if facts.mariadb else "PERSIST"
-    found: list[Weakness] = []
+    weaknesses: list[Weakness] = []
     if facts.flush_at_commit in {"0", "2"}:  # MariaDB's 3 waits for the disk, as 1 does
-        found.append(
+        weaknesses.append(
             Weakness(
                 f"innodb_flush_log_at_trx_commit = {facts.flush_at_commit}",
                 Crash.PROCESS if facts.flush_at_commit == "0" else Crash.MACHINE,
@@ -135,17 +134,19 @@ def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
         )
     if not facts.redo_log:
         remedy = "ALTER INSTANCE ENABLE INNODB REDO_LOG"
-        found.append(Weakness("Innodb_redo_log_enabled = OFF", Crash.PROCESS, remedy))
+        weaknesses.append(Weakness("Innodb_redo_log_enabled = OFF", Crash.PROCESS, remedy))
     if facts.binlog_format and facts.sync_binlog != "1":
         remedy = f"SET {scope} sync_binlog = 1"
-        found.append(Weakness(f"sync_binlog = {facts.sync_binlog}", Crash.MACHINE, remedy))
+        weaknesses.append(Weakness(f"sync_binlog = {facts.sync_binlog}", Crash.MACHINE, remedy))
     if facts.doublewrite in {"OFF", "0", "DETECT_ONLY"}:
         remedy = "write innodb_doublewrite = ON into its option file and restart it"
-        found.append(Weakness(f"innodb_doublewrite = {facts.doublewrite}", Crash.MACHINE, remedy))
-    return tuple(found)
+        weaknesses.append(
+            Weakness(f"innodb_doublewrite = {facts.doublewrite}", Crash.MACHINE, remedy)
+        )
+    return tuple(weaknesses)
 
 
-class MySQLServer(Server):
+class MySQLDiagnosis(ServerDiagnosis):
     """As it is now."""
 
     def __init__(self, session: Session) -> None:
@@ -155,13 +156,13 @@ class MySQLServer(Server):
 
     @override
     def fitness(self, where: Endpoint) -> Sequence[Finding]:
-        facts, found = self.facts, list[Finding]()
+        facts, findings = self.facts, list[Finding]()
         minimum = _MARIADB_VERSION_MIN if facts.mariadb else _MYSQL_VERSION_MIN
         if facts.version < minimum:
             needed = f"{'.'.join(map(str, minimum))} or newer"
-            found.append(DATABASE.problem(facts.shown, needed, "upgrade it"))
+            findings.append(DATABASE.problem(facts.shown, needed, "upgrade it"))
         if facts.read_only:
-            found.append(
+            findings.append(
                 DATABASE.problem(
                     f"{facts.shown} is read-only, as replicas are",
                     "the primary: a replica takes no writes",
@@ -169,7 +170,7 @@ class MySQLServer(Server):
                 )
             )
         if facts.transactions_read_only:
-            found.append(
+            findings.append(
                 DATABASE.problem(
                     "transactions are read-only",
                     "transactions that write",
@@ -177,8 +178,8 @@ class MySQLServer(Server):
                     f"SET GLOBAL {'tx' if facts.mariadb else 'transaction'}_read_only = OFF",
                 )
             )
-        found = found or [DATABASE.ok(f"{facts.shown}, {where}")]
-        return [*found, *_durability(facts), _loading(facts)]
+        findings = findings or [DATABASE.ok(f"{facts.shown}, {where}")]
+        return [*findings, *_durability(facts), _loading(facts)]
 
     @override
     def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
@@ -202,13 +203,13 @@ class MySQLServer(Server):
             )
         }
         needed = {"SELECT", "INSERT", "UPDATE", "DELETE"}
-        if None in (found_table(session, TableName(schema, name)) for name in (LEDGER, SINKS)):
+        if None in (find_table(session, TableName(schema, name)) for name in (LEDGER, SINKS)):
             needed |= {"CREATE", "INDEX"}
         missing = sorted(needed - granted)
         if not missing:
             return DATABASE.ok(f"{self.user} may keep the ledger in database {schema}")
         text = f"{self.user} lacks {', '.join(missing)} on database {schema}"
-        grant = f"GRANT {', '.join(sorted(needed))} ON {quoted(schema)}.* TO {self.user}"
+        grant = f"GRANT {', '.join(sorted(needed))} ON {quote(schema)}.* TO {self.user}"
         if not granted:
             # By a role, or on single tables: the server does not list it here.
             return DATABASE.warning(f"{text}, as far as it is listed", "both", grant)
@@ -234,35 +235,35 @@ class MySQLServer(Server):
         return float(theirs)
 
     @override
-    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+    def list_left_over(self, session: Session, schema: str) -> Sequence[Finding]:
         if not may_recover(session):
             return ()
-        rows, names = recovered(session), XaNames(schema)
-        parsed = [names.parsed(int(one), int(gtrid), data) for one, gtrid, _, data in rows]
+        rows, names = xa_recover(session), XaNames(schema)
+        parsed = [names.parse(int(one), int(gtrid), data) for one, gtrid, _, data in rows]
         ours = sorted(one for one in parsed if one is not None)
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if ours:
             text = f"{len(ours)} of ours prepared, the first {ours[0]}"
             needed = "none that are old: they hold locks"
             remedy = "onceflow txn list --url … --storage … --job … tells their age"
-            found.append(DATABASE.warning(text, needed, remedy))
+            findings.append(DATABASE.warning(text, needed, remedy))
         if len(rows) > len(ours):
             text = f"{len(rows) - len(ours)} of others, or of other ledgers, are prepared"
             remedy = "XA RECOVER CONVERT XID; ask who owns it, then XA COMMIT or XA ROLLBACK"
-            found.append(DATABASE.warning(text, "that somebody settles them", remedy))
-        return found or [DATABASE.ok("nothing is left prepared")]
+            findings.append(DATABASE.warning(text, "that somebody settles them", remedy))
+        return findings or [DATABASE.ok("nothing is left prepared")]
 
 
 def _durability(facts: ServerFacts) -> Sequence[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for one in weaknesses(facts):
         says = DATABASE.problem if one.forgets_when is Crash.PROCESS else DATABASE.warning
         needed = (
             f"{_DURABLE}: this forgets it when {one.forgets_when.value} (a managed server has it in"
             " its provider's parameter group)"
         )
-        found.append(says(one.setting, needed, one.remedy))
-    return found or [DATABASE.ok(_DURABLE)]
+        findings.append(says(one.setting, needed, one.remedy))
+    return findings or [DATABASE.ok(_DURABLE)]
 
 
 def _loading(facts: ServerFacts) -> Finding:

@@ -91,7 +91,7 @@ class XaTransactions(PreparedTransactions):
 
         MariaDB's session before this one was closed a moment ago and holds it until it has ended.
         """
-        self._is_locked = self._locked(session, _LOCK_WAIT_S)
+        self._is_locked = self._try_lock(session, _LOCK_WAIT_S)
         if not self._is_locked:
             _logger.warning(
                 "sink %s subtask %s: another session has held the lock %s for %s s; until that"
@@ -102,7 +102,7 @@ class XaTransactions(PreparedTransactions):
                 _LOCK_WAIT_S,
             )
 
-    def _locked(self, session: Session, wait_s: int) -> bool:
+    def _try_lock(self, session: Session, wait_s: int) -> bool:
         ((is_ours,),) = session.query(f"SELECT GET_LOCK({literal(self._lock)}, {wait_s})")
         return bool(is_ours)
 
@@ -110,7 +110,7 @@ class XaTransactions(PreparedTransactions):
     def _begin(self, session: Session) -> None:
         context = self._context
         if not self._is_locked:
-            self._is_locked = self._locked(session, 0)
+            self._is_locked = self._try_lock(session, 0)
         transaction = TransactionId(
             context.sink_id, context.attempt, self._next, context.subtask, sequence=0
         )
@@ -147,10 +147,10 @@ class XaTwoPhase(TwoPhase):
         return XaTransactions(self.names, endpoint, context)
 
     @override
-    def listed(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+    def list_prepared(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
         parsed = (
-            self.names.parsed(int(format_id), int(gtrid), data)
-            for format_id, gtrid, _, data in recovered(session)
+            self.names.parse(int(format_id), int(gtrid), data)
+            for format_id, gtrid, _, data in xa_recover(session)
         )
         return tuple(sorted(one for one in parsed if one is not None and one.sink_id == sink_id))
 
@@ -160,16 +160,16 @@ class XaTwoPhase(TwoPhase):
 
     @override
     def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
-        """Return when the server was about to prepare it: the time in its own ledger row."""
+        """Return the time in its ledger row: the server was about to prepare it."""
         if not self.is_prepared(session, transaction):
             return None
         session.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-        found = session.query(
+        rows = session.query(
             "SELECT UNIX_TIMESTAMP(prepared_at) FROM "
             f"{identifier(TableName(self.schema, LEDGER))} "
             f"WHERE transaction_id = {literal(str(transaction))}"
         )
-        return datetime.fromtimestamp(float(found[0][0]), timezone.utc) if found else None
+        return datetime.fromtimestamp(float(rows[0][0]), timezone.utc) if rows else None
 
     @override
     def is_held(self, session: Session, transaction: TransactionId) -> bool:
@@ -225,20 +225,20 @@ class XaTwoPhase(TwoPhase):
 def may_recover(session: Session) -> bool:
     """Return whether the user may list prepared transactions, and commit what others prepared."""
     try:
-        recovered(session)
+        xa_recover(session)
     except AccessDenied:
         return False
     return True
 
 
-def recovered(session: Session) -> Sequence[tuple[Any, ...]]:
+def xa_recover(session: Session) -> Sequence[tuple[Any, ...]]:
     """Return what XA RECOVER lists: format, lengths of both parts, both parts as bytes.
 
     Raises:
         AccessDenied: The user may not ask.
     """
     try:
-        found = session.query("XA RECOVER")
+        branches = session.query("XA RECOVER")
     except SqlError as error:
         # MySQL says "fatal error" to users without XA_RECOVER_ADMIN.
         if not isinstance(error, AccessDenied) and error.code != XA_FATAL:
@@ -251,5 +251,5 @@ def recovered(session: Session) -> Sequence[tuple[Any, ...]]:
         ) from error
     return [
         (format_id, gtrid, bqual, data if isinstance(data, bytes) else data.encode())
-        for format_id, gtrid, bqual, data in found
+        for format_id, gtrid, bqual, data in branches
     ]

@@ -99,11 +99,11 @@ def _number_wire(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
 
 
 def _decimal_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
-    found = decimal_digits(given, target.precision, target.scale)
-    if found is None:
+    decimal = decimal_digits(given, target.precision, target.scale)
+    if decimal is None:
         return None
     # Never a negative scale: it would be spelled with an exponent.
-    digits, scale = found[0], max(found[1], 0)
+    digits, scale = decimal[0], max(decimal[1], 0)
     precision = max(digits + scale, 1)
     if precision <= _DECIMAL128_PRECISION_MAX:
         return pa.decimal128(precision, scale)
@@ -223,8 +223,8 @@ class MySQLFit(ColumnFit):
             return
         unit = 10 ** (_MICROSECOND_DIGITS - digits)
         numbers = values.view(pa.int64())
-        rest = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
-        self.refuse(values, pc.not_equal(rest, 0), f"it keeps {digits} digits of a second")
+        remainder = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
+        self.refuse(values, pc.not_equal(remainder, 0), f"it keeps {digits} digits of a second")
 
     def _check_range(self, values: pa.Array, numbers: pa.Array, first: int, last: int) -> None:
         span = pc.min_max(numbers).as_py()

@@ -19,7 +19,7 @@ _TYPMOD_OFFSET = 4
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return `name` as an identifier."""
     return f'"{name.replace(chr(34), chr(34) * 2)}"'
 
@@ -32,7 +32,7 @@ def literal(value: str) -> str:
 
 def identifier(name: TableName) -> str:
     """Return a table's name, quoted."""
-    return f"{quoted(name.schema)}.{quoted(name.name)}" if name.schema else quoted(name.name)
+    return f"{quote(name.schema)}.{quote(name.name)}" if name.schema else quote(name.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ _UNIQUE_KEYS = """
 """
 
 
-def found(session: Session, name: TableName) -> Table | None:
+def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name` as the search path finds it, or None."""
     known = session.query(_TABLE.format(name=literal(identifier(name))))
     if not known:

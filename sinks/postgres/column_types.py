@@ -51,11 +51,11 @@ def column_type(field: pa.Field) -> _SqlType | None:
     given = plain(field.type)
     if isinstance(field.type, pa.UuidType):
         return postgresql.UUID()
-    found = _scalar_type(given)
-    if found is None and (arrow.is_list(given) or arrow.is_large_list(given)):
+    array = _scalar_type(given)
+    if array is None and (arrow.is_list(given) or arrow.is_large_list(given)):
         element = _scalar_type(given.value_type)
-        found = None if element is None else postgresql.ARRAY(element)
-    return found
+        array = None if element is None else postgresql.ARRAY(element)
+    return array
 
 
 def _scalar_type(given: pa.DataType) -> _SqlType | None:

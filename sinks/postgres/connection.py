@@ -197,17 +197,17 @@ class PostgresSession(Session):
 
     @override
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        with _translated(self._connection):
+        with _translate_errors(self._connection):
             return self._connection.execute(statement.encode()).fetchall()
 
     @override
     def execute(self, statement: str) -> int:
-        with _translated(self._connection):
+        with _translate_errors(self._connection):
             return self._connection.execute(statement.encode()).rowcount
 
     def execute_arrays(self, statement: str, parameters: Sequence[BinaryArray]) -> None:
         """Carry out `statement` with `parameters`, which it calls $1 and so on."""
-        with _translated(self._connection), psycopg.RawCursor(self._connection) as cursor:
+        with _translate_errors(self._connection), psycopg.RawCursor(self._connection) as cursor:
             cursor.execute(statement.encode(), parameters)
 
     def end_transaction(self, statement: str, answer: str) -> None:
@@ -215,17 +215,17 @@ class PostgresSession(Session):
 
         In a failed transaction it says ROLLBACK, and no error.
         """
-        with _translated(self._connection):
-            said = self._connection.execute(statement.encode()).statusmessage
-        if said != answer:
+        with _translate_errors(self._connection):
+            status = self._connection.execute(statement.encode()).statusmessage
+        if status != answer:
             raise StatementRefused(
-                f"{statement} was answered with {said}: the transaction had failed and is rolled"
+                f"{statement} was answered with {status}: the transaction had failed and is rolled"
                 " back"
             )
 
     @override
     def begin(self) -> None:
-        with _translated(self._connection):
+        with _translate_errors(self._connection):
             self._connection.execute(self._begin)
 
     @override
@@ -269,22 +269,22 @@ class CopyIn:
     def __init__(self, connection: _BoundedConnection, statement: str) -> None:
         self._connection = connection
         self._open = ExitStack()
-        with _translated(connection):
+        with _translate_errors(connection):
             copying = connection.cursor().copy(statement.encode())
             self._copy = self._open.enter_context(copying)
 
     def write(self, data: bytes) -> None:
         """Send `data`. libpq does not tell of an error before the end."""
-        with _translated(self._connection):
+        with _translate_errors(self._connection):
             self._copy.write(data)
 
     def end(self) -> None:
-        """Return when the server has taken all rows.
+        """End the rows and wait until the server has taken all of them.
 
         Raises:
             SqlError: It has not; the transaction has failed.
         """
-        with _translated(self._connection):
+        with _translate_errors(self._connection):
             self._open.close()
 
     def give_up(self) -> None:
@@ -299,7 +299,7 @@ class _GivenUp(Exception):
 
 
 @contextmanager
-def _translated(connection: _BoundedConnection) -> Generator[None, None, None]:
+def _translate_errors(connection: _BoundedConnection) -> Generator[None, None, None]:
     """Raise psycopg's errors as `SqlError`; one that tells of a lost connection also closes it."""
     try:
         yield
@@ -311,10 +311,10 @@ def _translated(connection: _BoundedConnection) -> Generator[None, None, None]:
         elif kind is ConnectionLost:
             with suppress(psycopg.Error):
                 connection.close()
-        raise kind(_described(error), state) from error
+        raise kind(_describe(error), state) from error
 
 
-def _described(error: psycopg.Error) -> str:
+def _describe(error: psycopg.Error) -> str:
     """Return what the server said on one line: text, constraint, detail, hint, place, SQLSTATE."""
     diagnostics = error.diag
     if diagnostics.message_primary is None:
@@ -359,13 +359,13 @@ class PostgresEndpoint:
             ConfigError: It is refused for good: password, database, role, host or encryption.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
-        parameters = cast("dict[str, Any]", self._given(name))
+        parameters = cast("dict[str, Any]", self._connection_parameters(name))
         try:
             connection = _BoundedConnection.connect(
                 **parameters, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
-            raise self._refused(error) from None
+            raise self._to_refusal(error) from None
         connection.reply_timeout_s = self.reply_timeout_s
         return PostgresSession(connection, self.lock_timeout_s)
 
@@ -373,28 +373,30 @@ class PostgresEndpoint:
         """Return what another client of libpq connects with, secrets included: never to be kept."""
         # There is no deadline for replies there; what was sent and not taken in has one.
         silence_ms = str(round(self.reply_timeout_s * 1000))
-        return make_conninfo(**{"tcp_user_timeout": silence_ms, **self._given(name)})
+        return make_conninfo(
+            **{"tcp_user_timeout": silence_ms, **self._connection_parameters(name)}
+        )
 
-    def _given(self, name: str) -> dict[str, str]:
-        parameters = {**_DEFAULTS, **self._followed()}
+    def _connection_parameters(self, name: str) -> dict[str, str]:
+        parameters = {**_DEFAULTS, **self._follow_references()}
         parameters["application_name"] = name[:_APPLICATION_NAME_LENGTH_MAX]
         # libpq takes whole seconds, and 1 as 2.
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         return parameters
 
-    def _refused(self, error: psycopg.Error) -> ConfigError | SinkError:
+    def _to_refusal(self, error: psycopg.Error) -> ConfigError | SinkError:
         reason = self.without_secrets(str(error).strip())
         kind = ConfigError if _WRONG_SETTING.search(reason) else SinkError
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
         """Return `text` with the password, if it is there, replaced by asterisks."""
-        for key, value in self._followed().items():
+        for key, value in self._follow_references().items():
             if key in ("password", "sslpassword") and value:
                 text = text.replace(value, "***")
         return text
 
-    def _followed(self) -> dict[str, str]:
+    def _follow_references(self) -> dict[str, str]:
         """Return the parameters with references to secrets followed, for here and now."""
         return {
             key: followed(value, setting=f"the sink's {key} ({self})")

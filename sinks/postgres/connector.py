@@ -11,7 +11,7 @@ from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.sinks.postgres.catalog import quoted
+from onceflow.sinks.postgres.catalog import quote
 from onceflow.sinks.postgres.connection import attempt_of_writer
 from onceflow.sinks.postgres.sink import PostgresSink
 from onceflow.sinks.sql.connector import NO_TABLE, SqlResourceManager
@@ -48,7 +48,7 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
     assert isinstance(sink, PostgresSink), sink
     given = dict(sink.endpoint.parameters)
     user = given.get("user") or getpass.getuser()
-    role, database = quoted(user), quoted(given.get("dbname") or user)
+    role, database = quote(user), quote(given.get("dbname") or user)
     from_here = (
         f"a line in pg_hba.conf: host {database} {role} <this machine's address>/32 scram-sha-256;"
         " then SELECT pg_reload_conf()"

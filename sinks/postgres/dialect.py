@@ -16,7 +16,7 @@ from onceflow.sinks.postgres import catalog
 from onceflow.sinks.postgres.connection import attempt_of_writer, writer_name
 from onceflow.sinks.postgres.dml import PostgresDmlExecutor
 from onceflow.sinks.postgres.locks import list_blockers, lock_holders
-from onceflow.sinks.postgres.server import PostgresServer, is_pooled
+from onceflow.sinks.postgres.server import PostgresDiagnosis, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
@@ -46,16 +46,16 @@ class PostgresDialect(Dialect):
     locks_what_is_pruned: ClassVar[str] = " FOR UPDATE SKIP LOCKED"
 
     @override
-    def quoted(self, name: str) -> str:
-        return catalog.quoted(name)
+    def quote(self, name: str) -> str:
+        return catalog.quote(name)
 
     @override
     def literal(self, value: str) -> str:
         return catalog.literal(value)
 
     @override
-    def found(self, session: Session, name: TableName) -> Table | None:
-        return catalog.found(session, name)
+    def find_table(self, session: Session, name: TableName) -> Table | None:
+        return catalog.find_table(session, name)
 
     @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> PostgresFit | None:
@@ -94,13 +94,13 @@ class PostgresDialect(Dialect):
     @override
     def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
         table = catalog.literal(self.identifier(name))
-        found = session.query(
+        rows = session.query(
             "SELECT conname::text || ' of ' || conrelid::regclass::text "
             "FROM pg_catalog.pg_constraint "
             f"WHERE contype = 'f' AND confrelid = {table}::regclass "
             "AND confdeltype IN ('c', 'n', 'd') ORDER BY 1"
         )
-        return [str(row[0]) for row in found]
+        return [str(row[0]) for row in rows]
 
     @override
     def executor(
@@ -135,8 +135,8 @@ class PostgresDialect(Dialect):
         return PostgresTwoPhase(schema)
 
     @override
-    def look_at_server(self, session: Session) -> PostgresServer:
-        return PostgresServer(session)
+    def look_at_server(self, session: Session) -> PostgresDiagnosis:
+        return PostgresDiagnosis(session)
 
     @override
     def end_older_writers(self, session: Session, schema: str, context: CommitterContext) -> None:

@@ -31,7 +31,7 @@ from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
-from onceflow.sinks.postgres.catalog import PostgresType, identifier, quoted
+from onceflow.sinks.postgres.catalog import PostgresType, identifier, quote
 from onceflow.sinks.postgres.connection import BinaryArray, CopyIn, own, type_number
 from onceflow.sinks.postgres.types import PostgresFit, fits_of
 from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
@@ -48,7 +48,7 @@ class CopyStream(InsertStream):
     def __init__(self, target: Target) -> None:
         """Begin nothing yet."""
         self._format = BinaryRows(fits_of(target))
-        columns = ", ".join(quoted(fit.name) for fit in target.fits)
+        columns = ", ".join(quote(fit.name) for fit in target.fits)
         self._copy_in = f"COPY {identifier(target.name)} ({columns}) FROM STDIN (FORMAT binary)"
         self._copy: CopyIn | None = None
         self._copying_since = 0.0
@@ -88,7 +88,7 @@ class BinaryRows:
     def __init__(self, fits: Sequence[PostgresFit]) -> None:
         """Begin no COPY yet."""
         # Nullable throughout: for other fields the encoder would write a null's stray bytes.
-        self._schema = pa.schema([pa.field(fit.name, encoded_type(fit.wire)) for fit in fits])
+        self._schema = pa.schema([pa.field(fit.name, type_to_encode(fit.wire)) for fit in fits])
         self._jsonb = frozenset(fit.name for fit in fits if fit.type.name == "jsonb")
         self._encoder = self._new_encoder()
 
@@ -115,7 +115,7 @@ class BinaryRows:
         return pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
 
 
-def encoded_type(wire: pa.DataType) -> pa.DataType:
+def type_to_encode(wire: pa.DataType) -> pa.DataType:
     """Return what the encoder is given: for nulls, which have no bytes, any type that it knows."""
     return pa.int64() if arrow.is_null(wire) else wire
 
@@ -192,7 +192,7 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
     others = [number for number, fit in enumerate(fits) if fit.name not in key]
     if mode is WriteMode.UPDATE:
         return _update(target, key, others) if others else None
-    columns = ", ".join(quoted(fit.name) for fit in fits)
+    columns = ", ".join(quote(fit.name) for fit in fits)
     values = ", ".join(_value(number, fit) for number, fit in enumerate(fits))
     statement = (
         f"INSERT INTO {identifier(target.name)} ({columns}) OVERRIDING SYSTEM VALUE "
@@ -200,10 +200,10 @@ def put_statement(target: Target, mode: WriteMode, key: Sequence[str]) -> str | 
     )
     if mode is WriteMode.INSERT:
         return statement
-    conflict = f" ON CONFLICT ({', '.join(map(quoted, key))}) "
+    conflict = f" ON CONFLICT ({', '.join(map(quote, key))}) "
     if mode is WriteMode.IGNORE or not others:
         return f"{statement}{conflict}DO NOTHING"
-    names = [quoted(fits[number].name) for number in others]
+    names = [quote(fits[number].name) for number in others]
     assigned = ", ".join(f"{name} = excluded.{name}" for name in names)
     return f"{statement}{conflict}DO UPDATE SET {assigned}"
 
@@ -217,7 +217,7 @@ def delete_statement(target: Target, key: Sequence[str]) -> str:
 def _update(target: Target, key: Sequence[str], others: Sequence[int]) -> str:
     fits = fits_of(target)
     assigned = ", ".join(
-        f"{quoted(fits[number].name)} = {_value(number, fits[number])}" for number in others
+        f"{quote(fits[number].name)} = {_value(number, fits[number])}" for number in others
     )
     return (
         f"UPDATE {identifier(target.name)} AS t SET {assigned} FROM {_rows(fits)} "
@@ -240,7 +240,7 @@ def _value(number: int, fit: PostgresFit) -> str:
 
 def _same(fits: Sequence[PostgresFit], key: Sequence[str] | None = None) -> str:
     return " AND ".join(
-        f"t.{quoted(fit.name)} = {_value(number, fit)}"
+        f"t.{quote(fit.name)} = {_value(number, fit)}"
         for number, fit in enumerate(fits)
         if key is None or fit.name in key
     )
@@ -263,12 +263,12 @@ def array_parameters(fits: Sequence[PostgresFit], rows: pa.RecordBatch) -> list[
     # What it holds back of a small batch comes at the end.
     data += encoder.write_batch(single)
     data += encoder.finish()
-    places = _fields(data, len(fits))
-    for (start, _), fit in zip(places, fits, strict=True):
+    encoded = _fields(data, len(fits))
+    for (start, _), fit in zip(encoded, fits, strict=True):
         oid = type_number(parameter_type(fit.type))
         _ELEMENT_TYPE.pack_into(data, start + _ELEMENT_TYPE_AT, oid)
     with memoryview(data) as view:
-        return [BinaryArray(bytes(view[start:end])) for start, end in places]
+        return [BinaryArray(bytes(view[start:end])) for start, end in encoded]
 
 
 def _fields(data: bytearray, expected: int) -> list[tuple[int, int]]:
@@ -307,15 +307,15 @@ def array_literals(lists: pa.Array) -> pa.Array:
         text = values.cast(pa.large_string())
     for special in ("\\", '"'):
         text = pc.replace_substring(text, special, f"\\{special}")
-    elements = pc.fill_null(_enclosed('"', text, '"'), _large("NULL"))
+    elements = pc.fill_null(_enclose('"', text, '"'), _large("NULL"))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     bounds = pa.array([0, *lengths.cumsum().tolist()], pa.int64())
     joined = pc.binary_join(pa.LargeListArray.from_arrays(bounds, elements), _large(","))
-    literals: pa.Array = pc.if_else(lists.is_valid(), _enclosed("{", joined, "}"), _large(None))
+    literals: pa.Array = pc.if_else(lists.is_valid(), _enclose("{", joined, "}"), _large(None))
     return literals
 
 
-def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
+def _enclose(before: str, texts: pa.Array, after: str) -> pa.Array:
     enclosed: pa.Array = pc.binary_join_element_wise(
         _large(before), texts, _large(after), _large("")
     )

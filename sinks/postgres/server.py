@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.postgres.catalog import identifier, literal, quoted
+from onceflow.sinks.postgres.catalog import identifier, literal, quote
 from onceflow.sinks.postgres.connection import own
-from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport, connections
+from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import Endpoint, Session, StatementRefused
 from onceflow.sinks.sql.tables import TableName
@@ -35,7 +35,7 @@ def is_pooled(session: Session) -> bool:
     return int(pid) != own(session).backend_pid
 
 
-def prepared_room(slots: int, needed: int) -> Finding:
+def check_prepared_room(slots: int, needed: int) -> Finding:
     """Return whether so many `max_prepared_transactions` do for one sink that needs `needed`."""
     text = f"max_prepared_transactions = {slots}"
     if slots >= needed:
@@ -49,7 +49,7 @@ def prepared_room(slots: int, needed: int) -> Finding:
     )
 
 
-class PostgresServer(Server):
+class PostgresDiagnosis(ServerDiagnosis):
     """As it is now."""
 
     def __init__(self, session: Session) -> None:
@@ -68,12 +68,12 @@ class PostgresServer(Server):
 
     @override
     def fitness(self, where: Endpoint) -> Sequence[Finding]:
-        shown, found = f"PostgreSQL {self.version // 10000}", list[Finding]()
+        shown, findings = f"PostgreSQL {self.version // 10000}", list[Finding]()
         if self.version < SERVER_VERSION_MIN:
             needed = f"PostgreSQL {SERVER_VERSION_MIN // 10000} or newer"
-            found.append(DATABASE.problem(shown, needed, "upgrade: pg_upgrade"))
+            findings.append(DATABASE.problem(shown, needed, "upgrade: pg_upgrade"))
         if self.standby:
-            found.append(
+            findings.append(
                 DATABASE.problem(
                     "it is a standby",
                     "the primary: a standby takes no writes",
@@ -82,19 +82,19 @@ class PostgresServer(Server):
                 )
             )
         elif self.read_only:
-            found.append(
+            findings.append(
                 DATABASE.problem(
                     "transactions are read-only",
                     "transactions that write",
                     f"ALTER ROLE {self.user} SET default_transaction_read_only = off",
                 )
             )
-        return [*(found or [DATABASE.ok(f"{shown}, {where}")]), *self._durability()]
+        return [*(findings or [DATABASE.ok(f"{shown}, {where}")]), *self._durability()]
 
     def _durability(self) -> Sequence[Finding]:
         """`synchronous_commit = off` does no harm: sinks turn it on for what they commit."""
         settings = {"fsync": self.fsync, "full_page_writes": self.full_page_writes}
-        found = [
+        findings = [
             DATABASE.warning(
                 f"{name} = off",
                 f"{_DURABLE}: this forgets it when its machine loses power or its kernel crashes",
@@ -103,11 +103,11 @@ class PostgresServer(Server):
             for name, value in settings.items()
             if value == "off"
         ]
-        return found or [DATABASE.ok(_DURABLE)]
+        return findings or [DATABASE.ok(_DURABLE)]
 
     @override
     def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
-        room = prepared_room(self.slots, 2 * parallelism)
+        room = check_prepared_room(self.slots, 2 * parallelism)
         pooled = DATABASE.warning(
             "a connection pooler is in between",
             "a direct connection: two_phase holds one of the server's sessions a subtask from a"
@@ -130,7 +130,7 @@ class PostgresServer(Server):
             "FROM (SELECT 1) AS one LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = %s",
             schema,
         )
-        name = quoted(schema)
+        name = quote(schema)
         missing = _not_writable(session, schema, tables) if there else None
         if missing:
             tables = ", ".join(missing)
@@ -154,17 +154,17 @@ class PostgresServer(Server):
     def absent(self, session: Session, name: TableName, area: Area) -> Finding:
         # Of a name without a schema: the server passes over those that the role may not use.
         searched = "ANY(string_to_array(translate(current_setting('search_path'), ' \"', ''), ','))"
-        found = session.query(
+        rows = session.query(
             "SELECT pg_catalog.quote_ident(n.nspname) FROM pg_catalog.pg_namespace AS n "
             "JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid "
             "WHERE NOT has_schema_privilege(n.oid, 'USAGE') "
             f"AND c.relname = {literal(name.name)} "
             f"AND n.nspname = {literal(name.schema) if name.schema else searched}"
         )
-        if not found:
+        if not rows:
             create = f"CREATE TABLE {identifier(name)} (…), or PostgresSink(…, create=True)"
             return area.problem("it does not exist", "the table", create)
-        schema = str(found[0][0])
+        schema = str(rows[0][0])
         grant = f"GRANT USAGE ON SCHEMA {schema} TO {self.user}"
         return area.problem(f"role {self.user} may not look into schema {schema}", "USAGE", grant)
 
@@ -178,40 +178,40 @@ class PostgresServer(Server):
             "'client backend'), (SELECT count(*) FROM pg_catalog.pg_prepared_xacts)",
         )
         raised = "ALTER SYSTEM SET max_connections = {total}; then restart the server"
-        found = [connections(total, total - reserved - used, parallelism, raised)]
-        lacking = prepared_room(self.slots - prepared, 2 * parallelism)
-        if lacking.remedy and not prepared_room(self.slots, 2 * parallelism).remedy:
+        findings = [connections(total, total - reserved - used, parallelism, raised)]
+        lacking = check_prepared_room(self.slots - prepared, 2 * parallelism)
+        if lacking.remedy and not check_prepared_room(self.slots, 2 * parallelism).remedy:
             text = f"{prepared} of {self.slots} max_prepared_transactions are in use"
-            found.append(DATABASE.warning(text, f"{2 * parallelism} free", lacking.remedy))
-        return found
+            findings.append(DATABASE.warning(text, f"{2 * parallelism} free", lacking.remedy))
+        return findings
 
     @override
     def clock_s(self, session: Session) -> float:
         return float(_one_row(session, "SELECT extract(epoch FROM clock_timestamp())::float8")[0])
 
     @override
-    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+    def list_left_over(self, session: Session, schema: str) -> Sequence[Finding]:
         rows = session.query(
             "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 "
             "FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() ORDER BY 2 DESC"
         )
         ours = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is not None]
         others = [(gid, age_s) for gid, age_s in rows if TransactionId.parse(str(gid)) is None]
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if ours:
             text = f"{len(ours)} of ours prepared, the oldest for {ours[0][1]:.0f} s: {ours[0][0]}"
             if ours[0][1] < OLD_S:
-                found.append(DATABASE.ok(text))
+                findings.append(DATABASE.ok(text))
             else:
                 needed = "none that old: they hold locks and keep VACUUM from cleaning up"
                 remedy = "start their job, or: onceflow txn list --url … --storage … --job …"
-                found.append(DATABASE.warning(text, needed, remedy))
+                findings.append(DATABASE.warning(text, needed, remedy))
         if others:
             statement = f"ROLLBACK PREPARED {literal(str(others[0][0]))}"
             text = f"{len(others)} of others prepared, the oldest for {others[0][1]:.0f} s"
             remedy = f"ask who owns it, then COMMIT PREPARED or {statement}"
-            found.append(DATABASE.warning(text, "that somebody settles them", remedy))
-        return found or [DATABASE.ok("nothing is left prepared")]
+            findings.append(DATABASE.warning(text, "that somebody settles them", remedy))
+        return findings or [DATABASE.ok("nothing is left prepared")]
 
 
 def _not_writable(session: Session, schema: str, tables: Sequence[str]) -> list[str] | None:

@@ -14,7 +14,7 @@ from onceflow.core.spi import WriterContext
 from onceflow.core.spi.connector import Level
 from onceflow.sinks.postgres.catalog import literal
 from onceflow.sinks.postgres.connection import own, writer_name
-from onceflow.sinks.postgres.server import prepared_room
+from onceflow.sinks.postgres.server import check_prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.session import Endpoint, NameTaken, Session, SqlError, refusal
 from onceflow.sinks.sql.transactions import PreparedTransactions
@@ -80,7 +80,7 @@ class PostgresTwoPhase(TwoPhase):
         return PostgresTransactions(endpoint, context)
 
     @override
-    def listed(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+    def list_prepared(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
         rows = session.query(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
         )
@@ -94,11 +94,11 @@ class PostgresTwoPhase(TwoPhase):
 
     @override
     def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
-        found = session.query(
+        rows = session.query(
             "SELECT prepared FROM pg_catalog.pg_prepared_xacts "
             f"WHERE gid = {literal(str(transaction))} AND database = pg_catalog.current_database()"
         )
-        return cast("datetime", found[0][0]) if found else None
+        return cast("datetime", rows[0][0]) if rows else None
 
     @override
     def commit(self, session: Session, transaction: TransactionId) -> None:
@@ -121,11 +121,11 @@ class PostgresTwoPhase(TwoPhase):
 
 def _require_room(session: Session, context: WriterContext) -> None:
     ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
-    found = prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
-    if found.level is Level.PROBLEM:
+    finding = check_prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
+    if finding.level is Level.PROBLEM:
         raise PreparedLimitReached(
-            f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {found}; "
-            "or write with a lower parallelism; or pass commit_mode='ledger'",
+            f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {finding};"
+            " or write with a lower parallelism; or pass commit_mode='ledger'",
             room=maximum,
         )
 

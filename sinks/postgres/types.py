@@ -102,11 +102,11 @@ def _bytes_wire(given: pa.DataType, name: str) -> pa.DataType | None:
 
 
 def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
-    found = decimal_digits(given, target.precision, target.scale)
-    if found is None:
+    digits = decimal_digits(given, target.precision, target.scale)
+    if digits is None:
         return None
-    precision = sum(found)
-    return pa.decimal128(precision, found[1]) if 0 < precision <= DECIMAL_PRECISION_MAX else None
+    precision = sum(digits)
+    return pa.decimal128(precision, digits[1]) if 0 < precision <= DECIMAL_PRECISION_MAX else None
 
 
 def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
@@ -137,7 +137,7 @@ class PostgresFit(ColumnFit):
     @override
     def cast(self, given: pa.Array) -> pa.Array:
         if self.type.name == "uuid" and is_text(given.type):
-            return self._parsed_uuids(given)
+            return self._parse_uuids(given)
         return super(PostgresFit, self).cast(given)
 
     @override
@@ -175,7 +175,7 @@ class PostgresFit(ColumnFit):
         if end is not None and span["max"] is not None and span["max"] >= end:
             self.refuse(values, pc.greater_equal(numbers, end), "after 5874897-12-31")
 
-    def _parsed_uuids(self, given: pa.Array) -> pa.Array:
+    def _parse_uuids(self, given: pa.Array) -> pa.Array:
         digits = pc.replace_substring(given, "-", "")
         self.refuse(given, pc.invert(pc.match_substring_regex(digits, f"^{_UUID_DIGITS}$")), "")
         filled = pc.fill_null(digits, "0" * 32)

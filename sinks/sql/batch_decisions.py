@@ -380,7 +380,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     def _delete_rows(self, session: Session, name: TableName) -> None:
         """Delete all rows of a table. Not by TRUNCATE: that shows readers an empty table."""
-        table = self._dialect.found(session, name)
+        table = self._dialect.find_table(session, name)
         if table is None:
             raise SinkError(f"table {name} is gone from {self._settings.endpoint}")
         if cascades := self._dialect.cascades_of(session, table.name):
@@ -450,7 +450,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     def _ensure_table(self, session: Session) -> None:
         name = TableName(self._ledger.schema, BATCHES)
-        if self._dialect.found(session, name) is not None:
+        if self._dialect.find_table(session, name) is not None:
             return
         from onceflow.sinks.sql.ddl import batches_creation
 

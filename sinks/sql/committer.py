@@ -293,10 +293,10 @@ class SqlCommitter(Committer):
         if self._two_phase is None:
             return ()
         try:
-            return self._two_phase.listed(self._connected(), self._context.sink_id)
+            return self._two_phase.list_prepared(self._connected(), self._context.sink_id)
         except ConnectionLost:
             # The server may have restarted while nothing was asked of it.
-            return self._two_phase.listed(self._connected(), self._context.sink_id)
+            return self._two_phase.list_prepared(self._connected(), self._context.sink_id)
 
     def _only_stages(self) -> bool:
         """Return whether the sink's attempt, which was checked, works in ledger mode."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.spi.connector import Area, Finding, Level, Questions, ServerAccess
-from onceflow.sinks.sql.dialect import DATABASE, Server
+from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
 from onceflow.sinks.sql.session import AccessDenied, Session, SqlError
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings
@@ -72,7 +72,7 @@ class SqlDiagnosis:
 
 
 class _Examination:
-    def __init__(self, settings: SqlSettings, server: Server, session: Session) -> None:
+    def __init__(self, settings: SqlSettings, server: ServerDiagnosis, session: Session) -> None:
         self._settings = settings
         self._server = server
         self._session = session
@@ -89,7 +89,7 @@ class _Examination:
             ("bookkeeping", lambda: [server.bookkeeping(session, schema, (LEDGER, SINKS))]),
             ("tables", lambda: [self._table(name) for name in tables]),
             ("clock", self._clock),
-            ("prepared transactions", lambda: server.left_behind(session, schema)),
+            ("prepared transactions", lambda: server.list_left_over(session, schema)),
         )
         found: list[Finding] = []
         for name, ask in questions:
@@ -119,7 +119,7 @@ class _Examination:
     def _table(self, given: str) -> Finding:
         area, name = Area(f"table {given}"), TableName.parse(given)
         try:
-            table = self._settings.dialect.found(self._session, name)
+            table = self._settings.dialect.find_table(self._session, name)
         except AccessDenied:  # to look into its schema
             table = None
         if table is None:

@@ -145,7 +145,7 @@ class Dialect(ABC):
     # -- text --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def quoted(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return `name` as an identifier."""
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Dialect(ABC):
 
     def identifier(self, name: TableName) -> str:
         """Return a table's name, quoted."""
-        return ".".join(map(self.quoted, ([name.schema] if name.schema else []) + [name.name]))
+        return ".".join(map(self.quote, ([name.schema] if name.schema else []) + [name.name]))
 
     @abstractmethod
     def compiler(self) -> Compiler:
@@ -163,7 +163,7 @@ class Dialect(ABC):
     # -- tables ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def found(self, session: Session, name: TableName) -> Table | None:
+    def find_table(self, session: Session, name: TableName) -> Table | None:
         """Return the table called `name` as the session finds it, or None."""
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Dialect(ABC):
     no_type_advice: ClassVar[str] = "nested data to JSON text"
     """What can be made of columns for which there is no type."""
 
-    def assigned(
+    def columns_to_assign(
         self, table: Table, others: Sequence[TableColumn], rules: ChangeRules
     ) -> Sequence[TableColumn]:
         """Return the columns to which changes by key assign; `others` are those outside the key."""
@@ -239,7 +239,7 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
-    def look_at_server(self, session: Session) -> Server:
+    def look_at_server(self, session: Session) -> ServerDiagnosis:
         """Return what the server is, as of now."""
 
     def end_older_writers(  # noqa: B027 - where nothing is open between statements
@@ -262,7 +262,7 @@ class Dialect(ABC):
         """
 
 
-class Server(ABC):
+class ServerDiagnosis(ABC):
     """What a server said of itself, judged: once, for a job's start and for `onceflow doctor`."""
 
     user: str
@@ -298,7 +298,7 @@ class Server(ABC):
         del session
         return None
 
-    def left_behind(self, session: Session, schema: str) -> Sequence[Finding]:
+    def list_left_over(self, session: Session, schema: str) -> Sequence[Finding]:
         """Return what is prepared: ours under the ledger in `schema`, and that of others."""
         del session, schema
         return ()
@@ -353,7 +353,7 @@ class TwoPhase(ABC):
         """
 
     @abstractmethod
-    def listed(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
+    def list_prepared(self, session: Session, sink_id: str) -> tuple[TransactionId, ...]:
         """Return what is prepared under exactly this sink id with this ledger, by anybody."""
 
     def may_list(self, session: Session) -> bool:
@@ -363,7 +363,7 @@ class TwoPhase(ABC):
 
     def is_prepared(self, session: Session, transaction: TransactionId) -> bool:
         """Return whether the server knows the name."""
-        return transaction in self.listed(session, transaction.sink_id)
+        return transaction in self.list_prepared(session, transaction.sink_id)
 
     @abstractmethod
     def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:

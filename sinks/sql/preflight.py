@@ -14,7 +14,7 @@ from onceflow.core.protocol.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
-from onceflow.sinks.sql.dialect import DATABASE, Server, TwoPhaseSupport
+from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import COMMIT_MODE_LENGTH_MAX, LEDGER, SINKS
 from onceflow.sinks.sql.session import (
     AccessDenied,
@@ -118,7 +118,7 @@ class _Preflight:
     def validate(self, schema: pa.Schema) -> None:
         settings, session = self._settings, self._session
         self._fit_server()
-        table = self._dialect.found(session, settings.table)
+        table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
                 raise missing(settings, settings.table, schema)
@@ -140,7 +140,7 @@ class _Preflight:
         ledger, session, context = self._settings.ledger, self._session, self._context
         try:
             for name in (LEDGER, SINKS):
-                if self._dialect.found(session, TableName(ledger.schema, name)) is None:
+                if self._dialect.find_table(session, TableName(ledger.schema, name)) is None:
                     return TargetRecord(context.sink_id)
             # The claim first: who claims and commits in between has a higher attempt.
             owner = ledger.owner(session, context.sink_id)
@@ -155,19 +155,19 @@ class _Preflight:
         )
         return to_record(context.sink_id, owner.attempt if owner else 0, committed)
 
-    def _fit_server(self) -> Server:
+    def _fit_server(self) -> ServerDiagnosis:
         """Return the server, which can be written to and forgets nothing when it is killed."""
         where, server = self._settings.endpoint, self._dialect.look_at_server(self._session)
         about = f"sink {self._context.sink_id}: {where}"
         require(server.fitness(where), about, self._dialect.log)
         return server
 
-    def _support(self, server: Server) -> TwoPhaseSupport:
+    def _support(self, server: ServerDiagnosis) -> TwoPhaseSupport:
         if self._settings.two_phase is None:
             return _NO_TWO_PHASE
         return server.two_phase_support(self._session, parallelism=1)
 
-    def _ensure_bookkeeping(self, server: Server) -> None:
+    def _ensure_bookkeeping(self, server: ServerDiagnosis) -> None:
         """Return when ledger and fence exist; creates what is missing, whoever else does the same.
 
         Raises:
@@ -175,7 +175,8 @@ class _Preflight:
         """
         ledger, session = self._settings.ledger, self._session
         tables = [
-            self._dialect.found(session, TableName(ledger.schema, name)) for name in (LEDGER, SINKS)
+            self._dialect.find_table(session, TableName(ledger.schema, name))
+            for name in (LEDGER, SINKS)
         ]
         if all(table is not None and table.unique_keys for table in tables):
             self._ensure_commit_mode(tables[1])
@@ -183,7 +184,7 @@ class _Preflight:
         try:
             with self._dialect.one_at_a_time(session):
                 if not self._dialect.has_schema(session, ledger.schema):
-                    session.execute(f"CREATE SCHEMA {self._dialect.quoted(ledger.schema)}")
+                    session.execute(f"CREATE SCHEMA {self._dialect.quote(ledger.schema)}")
                 from onceflow.sinks.sql.ddl import ledger_creation
 
                 for statement in ledger_creation(self._dialect, ledger.schema):
@@ -213,7 +214,7 @@ class _Preflight:
         statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
         try:
             with self._dialect.one_at_a_time(self._session):
-                now = self._dialect.found(self._session, sinks.name)
+                now = self._dialect.find_table(self._session, sinks.name)
                 if now is None or now.column("commit_mode") is None:
                     self._session.execute(statement)
         except (AccessDenied, LockTimeout) as error:
@@ -251,7 +252,7 @@ class _Preflight:
             ConfigError: There is none, or it does not take the rows.
         """
         settings, session = self._settings, self._session
-        table = self._dialect.found(session, settings.table)
+        table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
                 raise missing(settings, settings.table, schema)
@@ -285,7 +286,7 @@ class _Preflight:
         two_phase = self._settings.two_phase
         if two_phase is None or not two_phase.may_list(self._session):
             return ()
-        return two_phase.listed(self._session, self._context.sink_id)
+        return two_phase.list_prepared(self._session, self._context.sink_id)
 
 
 def _known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:

@@ -112,7 +112,7 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
             f"it has no unique index over exactly ({', '.join(rules.primary_key)}), by which "
             f"write_mode={rules.mode.value!r} finds rows. Run: ALTER TABLE "
             f"{dialect.identifier(table.name)} ADD PRIMARY KEY "
-            f"({', '.join(map(dialect.quoted, rules.primary_key))})"
+            f"({', '.join(map(dialect.quote, rules.primary_key))})"
         )
     keys = [table.column(name) for name in rules.primary_key]
     return faults + [one.key_fault for one in keys if one is not None and one.key_fault]
@@ -125,7 +125,7 @@ def _missing_privileges(
     written: list[TableColumn] = [fit.column for fit in fits]
     others = [column for column in written if column.name not in rules.primary_key]
     needed: list[str] = []
-    if not all(column.updatable for column in dialect.assigned(table, others, rules)):
+    if not all(column.updatable for column in dialect.columns_to_assign(table, others, rules)):
         needed.append("UPDATE")
     if not all(column.readable for column in written):
         needed.append("SELECT")
@@ -178,19 +178,19 @@ class TableResolver:
             ConfigError: There is none, or it does not have the columns.
         """
         dialect = self._settings.dialect
-        table = dialect.found(self._connected(), name)
+        table = dialect.find_table(self._connected(), name)
         if table is None:
             raise missing(self._settings, name, self._schema)
         return Target(table, key_matched(dialect, table, self._schema))
 
     def _found(self, name: TableName) -> Target:
         settings, dialect = self._settings, self._settings.dialect
-        table = dialect.found(self._connected(), name)
+        table = dialect.find_table(self._connected(), name)
         if table is None:
             with settings.endpoint.connect("onceflow looks for a table") as own:
                 # As it is while nobody alters it: MariaDB hides one that is altered.
                 with dialect.one_at_a_time(own):
-                    table = dialect.found(own, name)
+                    table = dialect.find_table(own, name)
                 if table is None and settings.create:
                     table = created(settings, own, name, self._schema, self._rules)
         elif settings.evolve and self._lacks_columns(table):
@@ -252,11 +252,11 @@ def created(
     statement = creation(dialect, name, rules.written(schema), rules.primary_key)
     cannot = f"table {name} cannot be created in {settings.endpoint}"
     with dialect.one_at_a_time(session):
-        if dialect.found(session, name) is None:
+        if dialect.find_table(session, name) is None:
             with _told_who_may(cannot, statement, "Run as a user who may"):
                 session.execute(statement)
             dialect.log.info("created table %s", name)
-    table = dialect.found(session, name)
+    table = dialect.find_table(session, name)
     if table is None:
         raise ConfigError(
             f"table {name} was created in {settings.endpoint} and is not found there: "
@@ -281,7 +281,7 @@ def evolved(
     dialect = settings.dialect
     cannot = f"table {table.name} in {settings.endpoint} cannot be given the columns that it lacks"
     with dialect.one_at_a_time(session):
-        now = dialect.found(session, table.name) or table
+        now = dialect.find_table(session, table.name) or table
         lacking = [one for one in rules.written(schema) if now.column(one.name) is None]
         if lacking:
             for statement in additions(dialect, table.name, lacking):
@@ -289,7 +289,7 @@ def evolved(
                     session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
-    return dialect.found(session, table.name) or table
+    return dialect.find_table(session, table.name) or table
 
 
 def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules) -> None:

@@ -157,7 +157,7 @@ class SqlWriter(SinkWriter):
         try:
             with settings.endpoint.connect("onceflow looks for locks") as session:
                 two_phase = settings.two_phase
-                found = two_phase.listed(session, self._context.sink_id) if two_phase else ()
+                found = two_phase.list_prepared(session, self._context.sink_id) if two_phase else ()
                 holders = settings.dialect.lock_holders(
                     session, settings.table, self._context, _HOLDERS_MAX
                 )

@@ -45,7 +45,7 @@ class SQLiteType:
     affinity: Affinity
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return `name` as an identifier."""
     return '"' + name.replace('"', '""') + '"'
 
@@ -55,7 +55,7 @@ def literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def declared(words: str) -> SQLiteType:
+def parse_declaration(words: str) -> SQLiteType:
     """Return the type that `words` declare, by SQLite's rules in their order."""
     upper = words.strip().upper()
     if not upper or upper == "ANY":
@@ -75,7 +75,7 @@ def declared(words: str) -> SQLiteType:
     return SQLiteType(words or "no declared type", affinity)
 
 
-def found(session: Session, name: TableName) -> Table | None:
+def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name` in the file itself, or None."""
     if name.schema not in (None, "", "main"):
         return None
@@ -128,7 +128,11 @@ def _unique_keys(
         ]
         if all(number >= 0 for number, _, _ in parts):
             keys.append((str(index), frozenset(str(column) for _, column, _ in parts)))
-            collations |= {column: found for _, column, found in parts if found != "BINARY"}
+            collations |= {
+                column: collation_name
+                for _, column, collation_name in parts
+                if collation_name != "BINARY"
+            }
     return keys, collations
 
 
@@ -141,7 +145,7 @@ def _column(row: Sequence[Any], *, is_number: bool, collation: str) -> TableColu
     )
     return TableColumn(
         name=name,
-        type=declared(words),
+        type=parse_declaration(words),
         # A null for the row's own number would become a number.
         nullable=not (not_null or primary),
         has_default=default is not None or is_number,

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.types import TypeEngine
 
 from onceflow.sinks.sql.values import plain
-from onceflow.sinks.sqlite.types import stored
+from onceflow.sinks.sqlite.types import find_storage
 
 _TYPES: dict[pa.DataType, TypeEngine[Any]] = {
     pa.int64(): sa.Integer(),
@@ -23,7 +23,7 @@ _TYPES: dict[pa.DataType, TypeEngine[Any]] = {
 
 def column_type(field: pa.Field) -> TypeEngine[Any] | None:
     """Return the type of a column that is created for `field`; None when there is none."""
-    kept = stored(plain(field.type))
+    kept = find_storage(plain(field.type))
     return _TYPES[kept.wire] if kept else None
 
 

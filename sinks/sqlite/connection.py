@@ -65,17 +65,17 @@ class SQLiteSession(Session):
 
     @override
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        with self._translated() as connection:
+        with self._translate_errors() as connection:
             return connection.execute(statement).fetchall()
 
     @override
     def execute(self, statement: str) -> int:
-        with self._translated() as connection:
+        with self._translate_errors() as connection:
             return max(0, connection.execute(statement).rowcount)
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> int:
         """Carry out `statement` once for each of `rows`, its values; return how many it changed."""
-        with self._translated() as connection:
+        with self._translate_errors() as connection:
             return max(0, connection.executemany(statement, rows).rowcount)
 
     @override
@@ -111,7 +111,7 @@ class SQLiteSession(Session):
                 connection.close()
 
     @contextmanager
-    def _translated(self) -> Generator[sqlite3.Connection, None, None]:
+    def _translate_errors(self) -> Generator[sqlite3.Connection, None, None]:
         if self._connection is None:
             raise ConnectionLost("the session is closed")
         try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.spi.connector import Finding
-from onceflow.sinks.sql.dialect import DATABASE, Dialect, Server, TwoPhaseSupport
+from onceflow.sinks.sql.dialect import DATABASE, Dialect, ServerDiagnosis, TwoPhaseSupport
 from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
@@ -45,16 +45,16 @@ class SQLiteDialect(Dialect):
     no_type_advice: ClassVar[str] = "nested data to JSON text, durations to whole numbers"
 
     @override
-    def quoted(self, name: str) -> str:
-        return catalog.quoted(name)
+    def quote(self, name: str) -> str:
+        return catalog.quote(name)
 
     @override
     def literal(self, value: str) -> str:
         return catalog.literal(value)
 
     @override
-    def found(self, session: Session, name: TableName) -> Table | None:
-        return catalog.found(session, name)
+    def find_table(self, session: Session, name: TableName) -> Table | None:
+        return catalog.find_table(session, name)
 
     @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> SQLiteFit | None:
@@ -95,16 +95,16 @@ class SQLiteDialect(Dialect):
         return SQLiteServer()
 
 
-class SQLiteServer(Server):
+class SQLiteServer(ServerDiagnosis):
     """The library, which is in every process that opens the file."""
 
     user = "of this process"
 
     @override
     def fitness(self, where: Endpoint) -> Sequence[Finding]:
-        shown = f"SQLite {_shown(LIBRARY_VERSION)}"
+        shown = f"SQLite {_show(LIBRARY_VERSION)}"
         if LIBRARY_VERSION < _VERSION_MIN:
-            needed = f"SQLite {_shown(_VERSION_MIN)} or newer"
+            needed = f"SQLite {_show(_VERSION_MIN)} or newer"
             return [DATABASE.problem(shown, needed, "run a newer Python")]
         return [DATABASE.ok(f"{shown}, {where}")]
 
@@ -124,5 +124,5 @@ class SQLiteServer(Server):
 SQLITE = SQLiteDialect()
 
 
-def _shown(version: Sequence[int]) -> str:
+def _show(version: Sequence[int]) -> str:
     return ".".join(map(str, version))

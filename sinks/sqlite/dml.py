@@ -11,7 +11,7 @@ from onceflow.sinks.sql.dialect import DmlExecutor, InsertStream
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
-from onceflow.sinks.sqlite.catalog import quoted
+from onceflow.sinks.sqlite.catalog import quote
 from onceflow.sinks.sqlite.connection import own
 
 
@@ -28,27 +28,27 @@ class SQLiteDmlExecutor(DmlExecutor):
         others = [name for name in names if name not in self.key]
         if self.mode is WriteMode.UPDATE:
             if others:
-                assigned = ", ".join(f"{quoted(name)} = ?" for name in others)
+                assigned = ", ".join(f"{quote(name)} = ?" for name in others)
                 statement = (
-                    f"UPDATE {quoted(target.name.name)} SET {assigned} WHERE {self._found()}"
+                    f"UPDATE {quote(target.name.name)} SET {assigned} WHERE {self._match_key()}"
                 )
                 own(session).execute_many(statement, _values(rows, [*others, *self.key]))
             return
         put = "DO NOTHING"
         if self.mode is WriteMode.UPSERT and others:
             put = "DO UPDATE SET " + ", ".join(
-                f"{quoted(name)} = excluded.{quoted(name)}" for name in others
+                f"{quote(name)} = excluded.{quote(name)}" for name in others
             )
-        conflict = f"ON CONFLICT ({', '.join(map(quoted, self.key))}) {put}"
+        conflict = f"ON CONFLICT ({', '.join(map(quote, self.key))}) {put}"
         own(session).execute_many(f"{_insert(target)} {conflict}", _values(rows, names))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
-        statement = f"DELETE FROM {quoted(target.name.name)} WHERE {self._found()}"
+        statement = f"DELETE FROM {quote(target.name.name)} WHERE {self._match_key()}"
         own(session).execute_many(statement, _values(rows, self.key))
 
-    def _found(self) -> str:
-        return " AND ".join(f"{quoted(name)} = ?" for name in self.key)
+    def _match_key(self) -> str:
+        return " AND ".join(f"{quote(name)} = ?" for name in self.key)
 
 
 class _Inserts(InsertStream):
@@ -69,9 +69,9 @@ class _Inserts(InsertStream):
 
 
 def _insert(target: Target) -> str:
-    names = ", ".join(quoted(fit.name) for fit in target.fits)
+    names = ", ".join(quote(fit.name) for fit in target.fits)
     marks = ", ".join("?" * len(target.fits))
-    return f"INSERT INTO {quoted(target.name.name)} ({names}) VALUES ({marks})"
+    return f"INSERT INTO {quote(target.name.name)} ({names}) VALUES ({marks})"
 
 
 def _values(rows: pa.RecordBatch, names: Sequence[str]) -> Iterable[Sequence[object]]:

@@ -87,7 +87,7 @@ def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:
         return given
     if target.affinity is Affinity.REAL and arrow.is_integer(given):
         return float_type(given, mantissa_bits=_MANTISSA_BITS)
-    kept = stored(given)
+    kept = find_storage(given)
     return kept.wire if kept and target.affinity in kept.affinities else None
 
 
@@ -100,7 +100,7 @@ class Stored:
     """Of the columns that keep them unchanged."""
 
 
-def stored(given: pa.DataType) -> Stored | None:
+def find_storage(given: pa.DataType) -> Stored | None:
     """Return how values of `given` are stored; None when they cannot be kept unchanged."""
     if arrow.is_integer(given) or arrow.is_boolean(given):
         return _NUMBERS
@@ -115,12 +115,12 @@ def stored(given: pa.DataType) -> Stored | None:
     return _TEXTS if temporal or is_text(given) else None
 
 
-def _stored_as(wire: pa.DataType, *kept_by: Affinity) -> Stored:
+def _store_as(wire: pa.DataType, *kept_by: Affinity) -> Stored:
     return Stored(wire, frozenset((*kept_by, Affinity.NONE)))
 
 
-_NUMBERS = _stored_as(pa.int64(), Affinity.INTEGER, Affinity.NUMERIC)
-_FLOATS = _stored_as(pa.float64(), Affinity.REAL)
-_BYTES = _stored_as(pa.large_binary(), Affinity.BLOB)
-_TEXTS = _stored_as(pa.large_string(), Affinity.TEXT, Affinity.TEMPORAL)
-_DECIMALS = _stored_as(pa.large_string(), Affinity.TEXT)
+_NUMBERS = _store_as(pa.int64(), Affinity.INTEGER, Affinity.NUMERIC)
+_FLOATS = _store_as(pa.float64(), Affinity.REAL)
+_BYTES = _store_as(pa.large_binary(), Affinity.BLOB)
+_TEXTS = _store_as(pa.large_string(), Affinity.TEXT, Affinity.TEMPORAL)
+_DECIMALS = _store_as(pa.large_string(), Affinity.TEXT)

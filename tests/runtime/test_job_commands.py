@@ -269,11 +269,11 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
     (tmp_path / "checkpoints").mkdir()
     released = threading.Event()
 
-    def hang(place: client.Place) -> None:
+    def hang(place: client.DriverLocation) -> None:
         del place
         released.wait(60)
 
-    monkeypatch.setattr(client.Place, "open", hang)
+    monkeypatch.setattr(client.DriverLocation, "open", hang)
     try:
         for one in ("checkpoint", "savepoint", "stop", "cancel"):
             began = time.monotonic()

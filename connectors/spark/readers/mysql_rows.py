@@ -26,11 +26,11 @@ from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.catalog import (
     TEXTS,
     MySQLType,
-    found,
+    find_table,
     grantee,
     identifier,
     literal,
-    quoted,
+    quote,
 )
 from onceflow.sinks.mysql.connection import ResultColumn, own
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint
@@ -93,7 +93,7 @@ class MySQLRows:
 
     def quoted(self, name: str) -> str:
         """Return `name` as an identifier."""
-        return quoted(name)
+        return quote(name)
 
     def columns(self) -> Sequence[ReadColumn]:
         """Return all columns, as the server says them.
@@ -106,7 +106,7 @@ class MySQLRows:
             if self.table is not None:
                 return [_column(one) for one in self._described(session, self.table).columns]
             try:
-                found = own(session).described(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
+                found = own(session).describe(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
             return [_read(one.name, _type_of(one)) for one in found]
@@ -147,7 +147,7 @@ class MySQLRows:
 
     def _described(self, session: Session, name: TableName) -> Table:
         try:
-            table = found(session, name)
+            table = find_table(session, name)
         except SqlError as error:
             raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
         if table is None:
@@ -181,7 +181,7 @@ class MySQLRows:
                     f"numPartitions={tasks}: {self.table} has no unique key of one whole number;"
                     " give partitionColumn, lowerBound and upperBound"
                 )
-            ends = f"SELECT MIN({quoted(key)}), MAX({quoted(key)}) FROM {self.relation}"  # noqa: S608
+            ends = f"SELECT MIN({quote(key)}), MAX({quote(key)}) FROM {self.relation}"  # noqa: S608
             ((low, high),) = session.query(ends)
         return None if low is None else Bounds(key, str(low), str(int(high) + 1))
 
@@ -205,7 +205,7 @@ def _type_of(column: ResultColumn) -> MySQLType:
 
 
 def _read(column: str, kind: MySQLType) -> ReadColumn:
-    name = quoted(column)
+    name = quote(column)
     expression, compared = name, None
     arrow: pa.DataType = pa.string()
     if kind.shown.lower().startswith("tinyint(1)"):
@@ -234,7 +234,7 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
 
 
 def _spelled(column: ReadColumn) -> str:
-    name = quoted(column.name)
+    name = quote(column.name)
     if pa.types.is_binary(column.type):
         # In quotes: nothing in them is no bytes, and nothing without them is null.
         return f"IFNULL(CONCAT('\"', HEX({name}), '\"'), '')"

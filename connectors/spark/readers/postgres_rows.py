@@ -27,7 +27,7 @@ from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, TaskPlan
 from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.sinks.postgres.catalog import identifier, literal, quoted
+from onceflow.sinks.postgres.catalog import identifier, literal, quote
 from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession
 from onceflow.sinks.sql.tables import TableName
 
@@ -96,7 +96,7 @@ class PostgresRows:
 
     def quoted(self, name: str) -> str:
         """Return `name` as an identifier."""
-        return quoted(name)
+        return quote(name)
 
     def columns(self) -> Sequence[ReadColumn]:
         """Return all columns, as the server says them.
@@ -204,13 +204,13 @@ class PostgresRows:
         if denied["kind"] == "schema":
             right = f"USAGE ON SCHEMA {denied['name']}"
         role = dict(self.endpoint.parameters).get("user")
-        return f". Run as the owner: GRANT {right} TO {quoted(role) if role else 'this role'}"
+        return f". Run as the owner: GRANT {right} TO {quote(role) if role else 'this role'}"
 
 
 def _column(field: pa.Field) -> ReadColumn:
     told = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
     name = told.get("ADBC:postgresql:typname") or told.get("POSTGRESQL:type", "")
-    expression = quoted(field.name)
+    expression = quote(field.name)
     if name == "numeric":
         kind = _numeric(told.get("POSTGRESQL:typmod", ""))
         return ReadColumn(field.name, expression, kind, Comparable.NUMBER)

@@ -17,7 +17,7 @@ from onceflow.cli.demo.report import DemoResult
 from onceflow.cli.demo.run import DemoError, DemoRun
 from onceflow.cli.demo.settings import (
     Backend,
-    CommitMode,
+    DemoCommitMode,
     DemoSettings,
     KillKind,
     SinkKind,
@@ -175,7 +175,7 @@ def test_flags_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [
         DemoSettings(
             sink=SinkKind.MARIADB,
-            commit_mode=CommitMode.LEDGER,
+            commit_mode=DemoCommitMode.LEDGER,
             records=5,
             accounts=4,
             partitions=3,

@@ -15,7 +15,7 @@ from onceflow.cli.demo.driver import DriverStatus, SlotProcess
 from onceflow.cli.demo.kills import Killer, PlannedKill, Progress, Victims, plan_kills
 from onceflow.cli.demo.settings import (
     DEFAULT_KILLS,
-    CommitMode,
+    DemoCommitMode,
     DemoSettings,
     KillKind,
     SinkKind,
@@ -205,7 +205,7 @@ def test_commit_mode_that_would_be_ignored_is_refused(
     reason: str, settings: Callable[..., DemoSettings]
 ) -> None:
     with pytest.raises(ConfigError, match=f"leave it out with {reason}"):
-        settings(commit_mode=CommitMode.LEDGER)
+        settings(commit_mode=DemoCommitMode.LEDGER)
 
 
 def test_nothing_is_killed_before_its_moment_or_before_the_driver_has_spoken() -> None:
