@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what only a look-up needs is imported by the first one
 T = TypeVar("T")
 
 
-def _installed(group: str) -> Iterable[EntryPoint]:
+def _list_installed(group: str) -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
@@ -42,7 +42,7 @@ class ConnectorCatalog(Generic[T]):
     """Of the entry points."""
     accepts: Callable[[object], bool]
     """Whether something is a description of this kind."""
-    entry_points: Callable[[str], Iterable[EntryPoint]] = _installed
+    entry_points: Callable[[str], Iterable[EntryPoint]] = _list_installed
     _registered: dict[str, T] = field(default_factory=dict[str, T])
 
     def names(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class ConnectorCatalog(Generic[T]):
                 f"{self.kind} {name!r} is brought by {both} (entry points of group {self.group}):"
                 " uninstall all but one"
             )
-        return self._loaded(*points.values())
+        return self._load(*points.values())
 
     def find_by_url(self, url: str) -> T:
         """Return what the scheme of `url` names; that of jdbc:x+driver://… is x.
@@ -83,7 +83,7 @@ class ConnectorCatalog(Generic[T]):
         scheme, separator, _ = url.partition("://")
         if not separator:
             raise ConfigError(
-                f"this URL has no scheme; it must begin with one of {self._listed('://')}"
+                f"this URL has no scheme; it must begin with one of {self._list_names('://')}"
             )
         return self.find(scheme.removeprefix("jdbc:").partition("+")[0])
 
@@ -104,31 +104,31 @@ class ConnectorCatalog(Generic[T]):
             )
         self._registered[name] = described
 
-    def _loaded(self, point: EntryPoint) -> T:
+    def _load(self, point: EntryPoint) -> T:
         text = f"{self.kind} {point.name!r} ({point.value} of {_origin(point)})"
         try:
-            found: object = point.load()
+            value: object = point.load()
         except Exception as error:  # another package's module may raise anything
             raise ConfigError(
                 f"{text} cannot be loaded: {type(error).__name__}: {error}; mend or uninstall that"
                 " distribution"
             ) from error
-        if not self.accepts(found):
-            raise ConfigError(f"{text} {self._unfit(found)}")
-        return cast("T", found)
+        if not self.accepts(value):
+            raise ConfigError(f"{text} {self._unfit(value)}")
+        return cast("T", value)
 
-    def _unfit(self, found: object) -> str:
-        return f"is of type {type(found).__name__}, by which no {self.kind} is described"
+    def _unfit(self, value: object) -> str:
+        return f"is of type {type(value).__name__}, by which no {self.kind} is described"
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self.names(), n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         return (
-            f"there is no {self.kind} {name!r}: {meant}there are {self._listed('') or 'none'};"
+            f"there is no {self.kind} {name!r}: {meant}there are {self._list_names('') or 'none'};"
             f" packages bring theirs by entry points of group {self.group}"
         )
 
-    def _listed(self, suffix: str) -> str:
+    def _list_names(self, suffix: str) -> str:
         return ", ".join(f"{name}{suffix}" for name in self.names())
 
 
@@ -139,17 +139,17 @@ def _origin(point: EntryPoint) -> str:
     return f"distribution {point.dist.name} {point.dist.version}"
 
 
-def _is_backend(found: object) -> bool:
+def _is_backend(value: object) -> bool:
     from onceflow.core.state import StateBackend
 
-    return isinstance(found, type) and issubclass(found, StateBackend)
+    return isinstance(value, type) and issubclass(value, StateBackend)
 
 
 SINKS: ConnectorCatalog[SinkConnector] = ConnectorCatalog(
-    "sink connector", "onceflow.sinks", lambda found: isinstance(found, SinkConnector)
+    "sink connector", "onceflow.sinks", lambda value: isinstance(value, SinkConnector)
 )
 SOURCES: ConnectorCatalog[SourceConnector] = ConnectorCatalog(
-    "source connector", "onceflow.sources", lambda found: isinstance(found, SourceConnector)
+    "source connector", "onceflow.sources", lambda value: isinstance(value, SourceConnector)
 )
 STATE_BACKENDS: ConnectorCatalog[type[StateBackend]] = ConnectorCatalog(
     "state backend", "onceflow.state_backends", _is_backend

@@ -19,7 +19,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
     Raises:
         ConfigError: Spark has no type for one; names it.
     """
-    found = StructType()
+    struct = StructType()
     for column in columns:
         try:
             kind = spark_types.from_arrow_type(_plain(column.type), True)
@@ -28,8 +28,8 @@ def spark_schema(columns: pa.Schema) -> StructType:
                 f"column {column.name!r} is {column.type}, for which Spark has no type: {error}"
             ) from error
         # Spark trusts what is said of nulls, and nothing is gained by it.
-        found.add(column.name, kind, True)
-    return found
+        struct.add(column.name, kind, True)
+    return struct
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -39,19 +39,19 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return spark_types.to_arrow_schema(schema, **given)
 
 
-def fitted(batches: Iterable[pa.RecordBatch], schema: StructType) -> Iterator[pa.RecordBatch]:
+def fit(batches: Iterable[pa.RecordBatch], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield `batches` with the columns of `schema`, by name, in Spark's own types.
 
     Raises:
         ConfigError: A column is not there, or a value does not fit the type that `schema` says.
     """
-    wanted = arrow_schema(schema)
+    target = arrow_schema(schema)
     for batch in batches:
-        if batch.schema == wanted:
+        if batch.schema == target:
             yield batch
             continue
-        columns = [_column(batch, field) for field in wanted]
-        yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+        columns = [_column(batch, field) for field in target]
+        yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

@@ -45,7 +45,7 @@ def archive_options() -> str:
     Cheap: makes nothing. For `spark.driver.extraJavaOptions`, or SPARK_SUBMIT_OPTS.
     """
     try:
-        return _option(_place() / _FILE)
+        return _option(_archive_path() / _FILE)
     except NoArchive:
         return ""
 
@@ -59,24 +59,24 @@ def archive_classes() -> str:
     Raises:
         NoArchive: It cannot be made.
     """
-    place = _place()
-    if not place.is_dir():
+    archive = _archive_path()
+    if not archive.is_dir():
         try:
-            with exclusive(place.with_name(f"{place.name}.lock"), 2 * _TIMEOUT_S):
-                if not place.is_dir():
-                    _make(place)
+            with exclusive(archive.with_name(f"{archive.name}.lock"), 2 * _TIMEOUT_S):
+                if not archive.is_dir():
+                    _make(archive)
         except TimeoutError as error:
             raise NoArchive(str(error)) from error
-    if option := _option(place / _FILE):
+    if option := _option(archive / _FILE):
         return option
-    raise NoArchive(f"it could not be made; delete the empty {place} to try again")
+    raise NoArchive(f"it could not be made; delete the empty {archive} to try again")
 
 
 def _option(archive: Path) -> str:
     return shlex.quote(f"-XX:SharedArchiveFile={archive}") if archive.is_file() else ""
 
 
-def _place() -> Path:
+def _archive_path() -> Path:
     """Return the directory of the archive for this Java and these jars, whether it is there or not.
 
     Raises:
@@ -103,13 +103,13 @@ def _spark_home() -> Path:
     return Path(cast("Any", find_spark_home)._find_spark_home()).resolve()
 
 
-def _make(place: Path) -> None:
+def _make(archive: Path) -> None:
     """Leave `place` with a whole archive in it, or empty.
 
     A JVM that maps half an archive dies: it appears under its name only once it is proven. The
     directory is of this user alone: whoever writes there decides what later JVMs run.
     """
-    with publish(place) as fresh:
+    with publish(archive) as fresh:
         written = fresh / "written.jsa"
         try:
             _record_and_check(written)
@@ -142,8 +142,8 @@ def _record_and_check(written: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise NoArchive(f"Spark did not end within {_TIMEOUT_S:.0f} s") from error
     if done.returncode != 0 or not written.is_file():
-        said = "\n".join(done.stdout.splitlines()[-_SAID_LINES:])
-        raise NoArchive(f"Spark ended with status {done.returncode}:\n{said}")
+        last_lines = "\n".join(done.stdout.splitlines()[-_SAID_LINES:])
+        raise NoArchive(f"Spark ended with status {done.returncode}:\n{last_lines}")
 
 
 def main() -> int:

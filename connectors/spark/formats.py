@@ -69,11 +69,14 @@ class SinkFormat(DataSource):
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from onceflow.connectors.spark.streaming.writer import committing_writer, planned_writer
+        from onceflow.connectors.spark.streaming.writer import (
+            committing_writer,
+            make_planned_writer,
+        )
 
-        make = planned_writer if self._plans else committing_writer
+        make = make_planned_writer if self._plans else committing_writer
         words = self.write_words()
-        with words.told():
+        with words.translate_errors():
             made = make(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
         spare_imports()
         return made.speaking(words)
@@ -83,7 +86,7 @@ class SinkFormat(DataSource):
         from onceflow.connectors.spark.batch.writer import batch_writer
 
         words = self.write_words()
-        with words.told():
+        with words.translate_errors():
             made = batch_writer(self.make_sink, _lower(self.options), schema, overwrite=overwrite)
         spare_imports()
         return made.speaking(words)
@@ -94,18 +97,18 @@ class _OwnFormat(SinkFormat):
 
     @staticmethod
     @abstractmethod
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         """Return the options that it is written with."""
 
     @classmethod
     @override
     def make_sink(cls, options: Mapping[str, str]) -> Sink:
-        return cls.written().made(options)
+        return cls.write_options().make(options)
 
     @classmethod
     @override
     def write_words(cls) -> OptionWords:
-        return cls.written().words
+        return cls.write_options().words
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
@@ -125,16 +128,16 @@ class _SqlFormat(_OwnFormat):
         from onceflow.connectors.spark.readers.sql import sql_schema
 
         table = self.read_options()
-        with table.words.told():
-            return sql_schema(table.made(self.options).source)
+        with table.words.translate_errors():
+            return sql_schema(table.make(self.options).source)
 
     @override
     def reader(self, schema: StructType) -> SqlReader:
         from onceflow.connectors.spark.readers.sql import sql_reader
 
         table = self.read_options()
-        read = table.made(self.options)
-        with table.words.told():
+        read = table.make(self.options)
+        with table.words.translate_errors():
             reader = sql_reader(read.source, schema, bounds=read.bounds, tasks=read.tasks)
         return reader.speaking(table.words)
 
@@ -146,7 +149,7 @@ class PostgresFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         from onceflow.connectors.spark.options.sql import POSTGRES_WRITE
 
         return POSTGRES_WRITE
@@ -166,7 +169,7 @@ class MySQLFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         from onceflow.connectors.spark.options.sql import MYSQL_WRITE
 
         return MYSQL_WRITE
@@ -186,7 +189,7 @@ class SQLiteFormat(_OwnFormat):
 
     @staticmethod
     @override
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         from onceflow.connectors.spark.options.sql import SQLITE_WRITE
 
         return SQLITE_WRITE
@@ -199,7 +202,7 @@ class KafkaFormat(_OwnFormat):
 
     @staticmethod
     @override
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         from onceflow.connectors.spark.options.kafka import KAFKA_WRITE
 
         return KAFKA_WRITE
@@ -216,8 +219,8 @@ class KafkaFormat(_OwnFormat):
         from onceflow.connectors.spark.options.kafka import KAFKA_READ_STREAM
         from onceflow.connectors.spark.readers.kafka_stream import KafkaStreamReader
 
-        reading, words = KAFKA_READ_STREAM.made(self.options), KAFKA_READ_STREAM.words
-        with words.told():
+        reading, words = KAFKA_READ_STREAM.make(self.options), KAFKA_READ_STREAM.words
+        with words.translate_errors():
             return KafkaStreamReader(reading.settings, schema, reading.limits).speaking(words)
 
     @override
@@ -225,8 +228,8 @@ class KafkaFormat(_OwnFormat):
         from onceflow.connectors.spark.options.kafka import KAFKA_READ
         from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
 
-        reading, words = KAFKA_READ.made(self.options), KAFKA_READ.words
-        with words.told():
+        reading, words = KAFKA_READ.make(self.options), KAFKA_READ.words
+        with words.translate_errors():
             return KafkaBatchReader(reading.settings, schema, reading.limits).speaking(words)
 
 
@@ -237,7 +240,7 @@ class FilesFormat(_OwnFormat):
 
     @staticmethod
     @override
-    def written() -> OptionTable[Sink]:
+    def write_options() -> OptionTable[Sink]:
         from onceflow.connectors.spark.options.files import FILES_WRITE
 
         return FILES_WRITE
@@ -275,7 +278,7 @@ FORMATS: tuple[type[DataSource], ...] = (
 
 
 def register(spark: SparkSession) -> None:
-    """Return when `spark` knows every format of onceflow. Repeated it changes nothing.
+    """Make every format of onceflow known to `spark`. A second call changes nothing.
 
     Spark looks formats up in the session of the thread that writes or reads, and a thread of a
     pool has none: call it in each thread, as `ThreadPoolExecutor(8, initializer=register,
@@ -333,7 +336,7 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
             value where it is of the program that Spark runs.
     """
 
-    def made(options: Mapping[str, str]) -> Sink:
+    def make(options: Mapping[str, str]) -> Sink:
         from onceflow.connectors.spark.options.tables import own_sink
 
         return own_sink(name, make_sink, options)
@@ -347,7 +350,7 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
         "__doc__": f"Format {name!r} of the program that made it.",
         "__module__": "__main__",
         "format_name": name,
-        "make_sink": staticmethod(made),
+        "make_sink": staticmethod(make),
         "write_words": staticmethod(words),
     }
     return type(f"SinkFormat_{name}", (SinkFormat,), members)

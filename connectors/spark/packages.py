@@ -24,9 +24,9 @@ class Shipped:
     """
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _packed(partial(_made, type(self), self.shipped()))
+        return _pack(partial(_unpack, type(self), self.attributes_to_ship()))
 
-    def shipped(self) -> dict[str, object]:
+    def attributes_to_ship(self) -> dict[str, object]:
         """Return the attributes that travel: all, unless overridden."""
         return self.__dict__
 
@@ -45,16 +45,16 @@ class ShippedFormat:
         return self._kind.name()
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _packed(partial(_itself, self._kind))
+        return _pack(partial(_itself, self._kind))
 
 
-def _packed(make: Callable[[], object]) -> tuple[Callable[..., object], tuple[object, ...]]:
+def _pack(make: Callable[[], object]) -> tuple[Callable[..., object], tuple[object, ...]]:
     import cloudpickle
 
     return _unpacker(), (VERSION, sys.executable, cloudpickle.dumps(make))
 
 
-def _made(kind: type[Shipped], attributes: dict[str, object]) -> Shipped:
+def _unpack(kind: type[Shipped], attributes: dict[str, object]) -> Shipped:
     made: Shipped = kind.__new__(kind)
     made.__dict__.update(attributes)
     return made
@@ -72,7 +72,7 @@ def _unpacker() -> Callable[[str, str, bytes], object]:
         import sys
         from importlib import import_module
 
-        here = f"on {platform.node()} ({sys.executable})"
+        process = f"on {platform.node()} ({sys.executable})"
         advice = (
             f"the driver runs {driver_python}. Where that Python is, too, let Spark's workers run"
             " it: os.environ['PYSPARK_PYTHON'] = sys.executable before the session is made;"
@@ -83,11 +83,11 @@ def _unpacker() -> Callable[[str, str, bytes], object]:
             version: str = import_module("onceflow.core.version").VERSION
         except ImportError as error:
             raise RuntimeError(
-                f"onceflow {driver_version} of the driver is missing {here}: {error}; {advice}"
+                f"onceflow {driver_version} of the driver is missing {process}: {error}; {advice}"
             ) from None
         if version != driver_version:
             raise RuntimeError(
-                f"onceflow is {version} {here}, and {driver_version} on the driver;"
+                f"onceflow is {version} {process}, and {driver_version} on the driver;"
                 f" both must be one version: {advice}"
             )
         pickle: Any = import_module("pickle")

@@ -53,7 +53,7 @@ def has(interface: SparkInterface) -> bool:
 
 
 def require(interface: SparkInterface, needed_by: str) -> None:
-    """Return when this process's pyspark has what `needed_by` needs.
+    """Raise ConfigError unless this process's pyspark has what `needed_by` needs.
 
     Raises:
         ConfigError: It has not; names both versions.

@@ -129,7 +129,7 @@ def savepoint_writer(
             "mode('overwrite') would delete a savepoint from which a job may start right now: write"
             " to a new directory with mode('append'), or delete the old one first"
         )
-    write, columns = SAVEPOINT_WRITE.made(options), arrow_schema(schema)
+    write, columns = SAVEPOINT_WRITE.make(options), arrow_schema(schema)
     match write.table:
         case StateOfTable() as table:
             return KeyedStateWriter(write, table, columns)

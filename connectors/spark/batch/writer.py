@@ -19,7 +19,7 @@ from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan
 from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.connectors.spark.streaming.writer import ReportMessage, reports_of, task_place
+from onceflow.connectors.spark.streaming.writer import ReportMessage, reports_of, this_task
 from onceflow.core.errors import (
     BadRow,
     CheckpointError,
@@ -47,7 +47,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
     @in_option_words
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Pre-commit the rows of one task. Runs on an executor."""
-        return ReportMessage(write_task(self._plan, task_place(), iterator))
+        return ReportMessage(write_task(self._plan, this_task(), iterator))
 
     @in_option_words
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

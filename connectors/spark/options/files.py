@@ -10,9 +10,9 @@ from onceflow.connectors.spark.options.tables import (
     COUNT,
     JSON_VALUE,
     NAMES,
-    Kind,
-    Option,
     OptionTable,
+    SparkKind,
+    SparkOption,
     choice,
 )
 from onceflow.core.storage.file_location import Publish
@@ -24,26 +24,28 @@ FILES_WRITE = OptionTable(
     direction="write",
     target=FileSink,
     options=(
-        Option(
+        SparkOption(
             "path",
             "url",
             "The directory: a path, or `s3://…` and whatever else fsspec knows",
             secret=True,
         ),
-        Option("fileFormat", "format", "What the files are", choice("parquet", "json")),
-        Option(
+        SparkOption("fileFormat", "format", "What the files are", choice("parquet", "json")),
+        SparkOption(
             "compression",
             "compression",
             "Of Parquet zstd unless given, of JSON none",
             choice("zstd", "snappy", "gzip", "lz4", "none"),
         ),
-        Option("partitionBy", "partition_by", "Columns that name directories", NAMES),
-        Option("maxRecordsPerFile", "max_rows_per_file", "How many rows a file has at most", COUNT),
-        Option("rollBytes", "roll_bytes", "After how many bytes a file is ended", COUNT),
-        Option(
+        SparkOption("partitionBy", "partition_by", "Columns that name directories", NAMES),
+        SparkOption(
+            "maxRecordsPerFile", "max_rows_per_file", "How many rows a file has at most", COUNT
+        ),
+        SparkOption("rollBytes", "roll_bytes", "After how many bytes a file is ended", COUNT),
+        SparkOption(
             "maxOpenFiles", "max_open_files", "How many directories a task writes at a time", COUNT
         ),
-        Option(
+        SparkOption(
             "publish",
             "publish",
             "How a file becomes visible",
@@ -86,15 +88,15 @@ FILES_READ = OptionTable(
     direction="read",
     target=_files_read,
     options=(
-        Option("path", "url", "The directory that a sink writes to", secret=True),
-        Option(
+        SparkOption("path", "url", "The directory that a sink writes to", secret=True),
+        SparkOption(
             "asOfCheckpoint",
             "as_of_checkpoint",
             "`read` only: the files up to this checkpoint, or to the `latest` that all subtasks"
             " have published; without it all that is committed",
-            Kind("the number of a checkpoint, or latest", _checkpoint),
+            SparkKind("the number of a checkpoint, or latest", _checkpoint),
         ),
-        Option(
+        SparkOption(
             "publish",
             "publish",
             "How the sink makes files visible",

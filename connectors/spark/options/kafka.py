@@ -16,8 +16,8 @@ from onceflow.connectors.spark.options.tables import (
     DURATION,
     NAMES,
     WHOLE,
-    Option,
     OptionTable,
+    SparkOption,
     choice,
 )
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits
@@ -39,16 +39,16 @@ _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     _OF_REGISTRY,
 )
 
-_KEY_IN_REGISTRY = Option(
+_KEY_IN_REGISTRY = SparkOption(
     "keySubject", "key_subject", "Of the key's schema in the registry; `<topic>-key` unless given"
 )
 _SCHEMA_IN_REGISTRY = (
-    Option(
+    SparkOption(
         "valueSubject",
         "subject",
         "Of the value's schema in the registry; `<topic>-value` unless given",
     ),
-    Option(
+    SparkOption(
         "valueMessage",
         "message",
         "With protobuf, the message in the subject's latest version; the first unless given",
@@ -61,11 +61,13 @@ KAFKA_WRITE = OptionTable(
     # As Spark's own format: the columns are the record.
     target=partial(KafkaSink, format="raw"),
     options=(
-        Option("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
-        Option("topic", "topic", "The topic; with topicColumn all that it may name", NAMES),
-        Option("topicColumn", "topic_column", "The column that says which topic a row goes to"),
-        Option("keyColumns", "key", "Unless raw, the columns of the key", NAMES),
-        Option(
+        SparkOption("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
+        SparkOption("topic", "topic", "The topic; with topicColumn all that it may name", NAMES),
+        SparkOption(
+            "topicColumn", "topic_column", "The column that says which topic a row goes to"
+        ),
+        SparkOption("keyColumns", "key", "Unless raw, the columns of the key", NAMES),
+        SparkOption(
             "keyFormat",
             "key_format",
             "`string`, `raw` (bytes), or by the schema registry `avro`, `protobuf`, `json-schema`;"
@@ -73,7 +75,7 @@ KAFKA_WRITE = OptionTable(
             choice(KeyFormat),
         ),
         _KEY_IN_REGISTRY,
-        Option(
+        SparkOption(
             "valueFormat",
             "format",
             "`json`: the value is an object of all columns; `avro`, `protobuf`, `json-schema`: by"
@@ -82,26 +84,26 @@ KAFKA_WRITE = OptionTable(
             choice(RecordFormat),
         ),
         *_SCHEMA_IN_REGISTRY,
-        Option(
+        SparkOption(
             "autoRegister",
             "auto_register",
             "Whether the columns' own schema is registered, or the subject's latest version holds",
             BOOLEAN,
             ("auto.register.schemas",),
         ),
-        Option("partitionColumn", "partition_column", "The column that says which partition"),
-        Option("headersColumn", "headers", "The column of headers"),
-        Option("createTopic", "create", "Whether to create topics that are missing", BOOLEAN),
-        Option("partitions", "partitions", "Of a topic that is created", COUNT),
-        Option("replicationFactor", "replication_factor", "Of a topic that is created", COUNT),
-        Option(
+        SparkOption("partitionColumn", "partition_column", "The column that says which partition"),
+        SparkOption("headersColumn", "headers", "The column of headers"),
+        SparkOption("createTopic", "create", "Whether to create topics that are missing", BOOLEAN),
+        SparkOption("partitions", "partitions", "Of a topic that is created", COUNT),
+        SparkOption("replicationFactor", "replication_factor", "Of a topic that is created", COUNT),
+        SparkOption(
             "transactionTimeout",
             "transaction_timeout_s",
             "How long producing one batch's rows of one partition may take",
             DURATION,
         ),
-        Option("deadline", "deadline_s", "How long a broker may not answer", DURATION),
-        Option(
+        SparkOption("deadline", "deadline_s", "How long a broker may not answer", DURATION),
+        SparkOption(
             "staleRows",
             "stale_rows",
             "Decided rows that waited for longer than the broker keeps proofs: `fail`,"
@@ -200,29 +202,33 @@ def kafka_reading(
 
 
 _READ = (
-    Option("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
-    Option("subscribe", "topic", "The topics; or subscribePattern", NAMES),
-    Option("subscribePattern", "topic_pattern", "A regular expression for whole names of topics"),
-    Option(
+    SparkOption("kafka.bootstrap.servers", "bootstrap_servers", "`host:port[,host:port]`"),
+    SparkOption("subscribe", "topic", "The topics; or subscribePattern", NAMES),
+    SparkOption(
+        "subscribePattern", "topic_pattern", "A regular expression for whole names of topics"
+    ),
+    SparkOption(
         "startingOffsets",
         "starting_offsets",
         "`earliest`, `latest`, or Spark's JSON of offsets; a query that has a checkpoint goes on."
         " The default is Spark's; `KafkaSource` begins at `earliest`",
     ),
-    Option(
+    SparkOption(
         "startingTimestamp",
         "starting_timestamp_ms",
         "Over startingOffsets: from the first record at or after it, in milliseconds",
         WHOLE,
     ),
-    Option(
+    SparkOption(
         "failOnDataLoss",
         "fail_on_data_loss",
         "Whether records that are gone end the query, or are passed over with a warning",
         BOOLEAN,
     ),
-    Option("includeHeaders", "include_headers", "Whether there is a column of headers", BOOLEAN),
-    Option(
+    SparkOption(
+        "includeHeaders", "include_headers", "Whether there is a column of headers", BOOLEAN
+    ),
+    SparkOption(
         "valueFormat",
         "value_format",
         "`raw`: Spark's columns; otherwise the value's fields are the columns, decoded as they are"
@@ -230,14 +236,14 @@ _READ = (
         " registry of `schema.registry.url` `avro`, `protobuf`, `json-schema`, `debezium-avro`",
         choice(ValueFormat),
     ),
-    Option(
+    SparkOption(
         "valueSchema",
         "schema",
         "Unless raw, the value's columns as DDL: `id BIGINT, name STRING`; by a registry those of"
         " the subject's latest version unless given",
     ),
     *_SCHEMA_IN_REGISTRY,
-    Option(
+    SparkOption(
         "keyFormat",
         "key_format",
         "Unless raw, adds the record's key as the column _key: `string`, `raw` (bytes), or by the"
@@ -245,29 +251,35 @@ _READ = (
         choice(KeyFormat),
     ),
     _KEY_IN_REGISTRY,
-    Option(
+    SparkOption(
         "onBadRecord",
         "on_bad_record",
         "Unless raw, a record that cannot be decoded ends the query, or is dropped",
         choice("fail", "drop"),
     ),
-    Option(
+    SparkOption(
         "includeMetadata",
         "include_metadata",
         "Unless raw, adds _topic, _partition, _offset and _timestamp",
         BOOLEAN,
     ),
-    Option("minPartitions", "tasks_least", "Into how many tasks a batch is cut at least", COUNT),
-    Option(
+    SparkOption(
+        "minPartitions", "tasks_least", "Into how many tasks a batch is cut at least", COUNT
+    ),
+    SparkOption(
         "maxRecordsPerPartition", "task_rows_most", "How many records a task reads at most", COUNT
     ),
-    Option("deadline", "deadline_s", "How long the brokers may be silent", DURATION),
+    SparkOption("deadline", "deadline_s", "How long the brokers may be silent", DURATION),
 )
 _LIMITS = (
-    Option("maxOffsetsPerTrigger", "offsets_most", "How many records a batch has at most", COUNT),
-    Option("minOffsetsPerTrigger", "offsets_least", "A batch waits for so many records …", COUNT),
-    Option("maxTriggerDelay", "delay_most_s", "… but no longer than this", DURATION),
-    Option("kafka.group.id", "group_id", "The group in which offsets are published, for lag"),
+    SparkOption(
+        "maxOffsetsPerTrigger", "offsets_most", "How many records a batch has at most", COUNT
+    ),
+    SparkOption(
+        "minOffsetsPerTrigger", "offsets_least", "A batch waits for so many records …", COUNT
+    ),
+    SparkOption("maxTriggerDelay", "delay_most_s", "… but no longer than this", DURATION),
+    SparkOption("kafka.group.id", "group_id", "The group in which offsets are published, for lag"),
 )
 _WRITING = "it is an option of `writeStream` and `write`"
 _NOT_READ = {
@@ -307,7 +319,7 @@ KAFKA_READ = OptionTable(
     target=partial(kafka_reading, starting_offsets="earliest"),
     options=(
         *_READ,
-        Option(
+        SparkOption(
             "endingOffsets",
             "ending_offsets",
             "`latest`, which holds unless given, or Spark's JSON of offsets",
@@ -330,6 +342,6 @@ def schema_of_reading(given: Mapping[str, str]) -> pa.Schema:
     names = {name.lower() for name in given}
     of_stream = names & {one.name.lower() for one in _LIMITS}
     table = KAFKA_READ_STREAM if of_stream else KAFKA_READ
-    settings = table.made(given).settings
-    with table.words.told():
+    settings = table.make(given).settings
+    with table.words.translate_errors():
         return schema_of_rows(settings)

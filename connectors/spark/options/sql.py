@@ -8,8 +8,8 @@ from onceflow.connectors.spark.options.tables import (
     BOOLEAN,
     DURATION,
     NAMES,
-    Option,
     OptionTable,
+    SparkOption,
     choice,
 )
 from onceflow.sinks.mysql import MySQLSink
@@ -20,12 +20,14 @@ from onceflow.sinks.sql.write_mode import WriteMode
 from onceflow.sinks.sqlite import SQLiteSink
 
 _TABLE = (
-    Option("url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True),
-    Option("dbtable", "table", "The table, `schema.table` or `table`", aliases=("table",)),
+    SparkOption(
+        "url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True
+    ),
+    SparkOption("dbtable", "table", "The table, `schema.table` or `table`", aliases=("table",)),
 )
 _LOGIN = (
-    Option("user", "user", "Over what the url says"),
-    Option(
+    SparkOption("user", "user", "Over what the url says"),
+    SparkOption(
         "password",
         "password",
         "Over what the url says; `${env:NAME}` or `${file:/path}` refers to it",
@@ -33,26 +35,26 @@ _LOGIN = (
     ),
 )
 _ROWS = (
-    Option(
+    SparkOption(
         "writeMode",
         "write_mode",
         "`insert`; `upsert`, `ignore` and `update` find rows by primaryKey",
         choice(WriteMode),
     ),
-    Option("primaryKey", "primary_key", "Columns with commas between them", NAMES),
-    Option("createTable", "create", "Whether to create a table that is missing", BOOLEAN),
-    Option("evolveTable", "evolve", "Whether to add columns that the table lacks", BOOLEAN),
-    Option(
+    SparkOption("primaryKey", "primary_key", "Columns with commas between them", NAMES),
+    SparkOption("createTable", "create", "Whether to create a table that is missing", BOOLEAN),
+    SparkOption("evolveTable", "evolve", "Whether to add columns that the table lacks", BOOLEAN),
+    SparkOption(
         "tombstones",
         "tombstones",
         "Whether a row whose columns outside the key are all null deletes its key",
         BOOLEAN,
     ),
-    Option(
+    SparkOption(
         "operationColumn", "operation_column", "A text column that says whether a row is a delete"
     ),
-    Option("tableColumn", "table_column", "A text column that names the row's table"),
-    Option(
+    SparkOption("tableColumn", "table_column", "A text column that names the row's table"),
+    SparkOption(
         "overflow",
         "overflow",
         "A value that does not fit its column is an error, or null",
@@ -60,14 +62,14 @@ _ROWS = (
     ),
 )
 _SERVER = (
-    Option(
+    SparkOption(
         "commitMode",
         "commit_mode",
         "How rows wait for the decision: prepared in the database, or staged",
         choice("auto", CommitMode),
     ),
-    Option("ledgerSchema", "ledger_schema", "Where onceflow's own tables are"),
-    Option(
+    SparkOption("ledgerSchema", "ledger_schema", "Where onceflow's own tables are"),
+    SparkOption(
         "statementTimeout",
         "statement_timeout_s",
         "How long the server may be silent",
@@ -76,8 +78,10 @@ _SERVER = (
     ),
 )
 _WAITING = (
-    Option("connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION),
-    Option("lockTimeout", "lock_timeout_s", "How long to wait for others' locks", DURATION),
+    SparkOption(
+        "connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION
+    ),
+    SparkOption("lockTimeout", "lock_timeout_s", "How long to wait for others' locks", DURATION),
 )
 
 _NO_DRIVER = "no JDBC driver is used"
@@ -101,7 +105,9 @@ _REFUSED = {
 }
 
 
-def _write_table(name: str, sink: Callable[..., SqlSink], *options: Option) -> OptionTable[SqlSink]:
+def _write_table(
+    name: str, sink: Callable[..., SqlSink], *options: SparkOption
+) -> OptionTable[SqlSink]:
     return OptionTable(
         format=name,
         direction="write",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from onceflow.connectors.spark.options.tables import COUNT, DURATION, Option, OptionTable
+from onceflow.connectors.spark.options.tables import COUNT, DURATION, OptionTable, SparkOption
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
 from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource
@@ -115,17 +115,19 @@ def _bounds(column: str | None, lower: str | None, upper: str | None) -> Bounds 
     return Bounds(column, lower, upper)
 
 
-_TABLE = Option(
+_TABLE = SparkOption(
     "dbtable",
     "table",
     "The table, `schema.table` or `table`; or `(SELECT …) t`, as JDBC has it",
     aliases=("table",),
 )
-_QUERY = Option("query", "query", "Instead of dbtable, a SELECT")
+_QUERY = SparkOption("query", "query", "Instead of dbtable, a SELECT")
 _PLACE = (
-    Option("url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True),
-    Option("user", "user", "Over what the url says"),
-    Option(
+    SparkOption(
+        "url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True
+    ),
+    SparkOption("user", "user", "Over what the url says"),
+    SparkOption(
         "password",
         "password",
         "Over what the url says; `${env:NAME}` or `${file:/path}` refers to it",
@@ -133,19 +135,23 @@ _PLACE = (
     ),
 )
 _SHARES = (
-    Option("numPartitions", "tasks", "How many tasks share the rows; each is a connection", COUNT),
-    Option(
+    SparkOption(
+        "numPartitions", "tasks", "How many tasks share the rows; each is a connection", COUNT
+    ),
+    SparkOption(
         "partitionColumn",
         "column",
         "A number, date or timestamp whose values cut the rows into"
         " strides; unless given, Postgres is cut by pages, MySQL by a whole-number key",
     ),
-    Option("lowerBound", "lower", "Where the strides begin; rows below are in the first task"),
-    Option("upperBound", "upper", "Where the strides end; rows above are in the last task"),
+    SparkOption("lowerBound", "lower", "Where the strides begin; rows below are in the first task"),
+    SparkOption("upperBound", "upper", "Where the strides end; rows above are in the last task"),
 )
 _WAITING = (
-    Option("connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION),
-    Option(
+    SparkOption(
+        "connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION
+    ),
+    SparkOption(
         "statementTimeout",
         "statement_timeout_s",
         "How long the server may be silent",

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from onceflow.connectors.spark.options.tables import COUNT, NAMES, Kind, Option, OptionTable, choice
+from onceflow.connectors.spark.options.tables import (
+    COUNT,
+    NAMES,
+    OptionTable,
+    SparkKind,
+    SparkOption,
+    choice,
+)
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.bootstrap import StateOfTable, UnkeyedStateOfTable
 from onceflow.core.state.canonical import StateKind
@@ -34,7 +41,7 @@ StateKindName = Literal["keyed", "list", "union", "broadcast", "raw-keyed"]
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlace:
+class JobLocation:
     """A checkpoint storage, and maybe which job of it. Pickles to tasks; holds no secret."""
 
     storage: CheckpointStorage
@@ -46,7 +53,7 @@ class StateRead:
     """Which state is read."""
 
     path: str
-    place: JobPlace
+    location: JobLocation
     uid: str
     state: str | None
     kind: StateKindName | None
@@ -54,24 +61,26 @@ class StateRead:
     """None: the last one."""
     form: ValueForm
 
-    def found(self) -> StoredCheckpoint:
+    def find(self) -> StoredCheckpoint:
         """Return the checkpoint or savepoint that is meant.
 
         Raises:
             ConfigError: There is none such; names those that are there.
             CheckpointCorrupt: The log or the savepoint's metadata is damaged.
         """
-        storage = self.place.storage
+        storage = self.location.storage
         if not savepoint_directory(storage, self.path).is_there():
-            return checkpoint_at(open_job(storage, self.place.job), self.checkpoint)
+            return checkpoint_at(open_job(storage, self.location.job), self.checkpoint)
         if self.checkpoint is not None:
             raise ConfigError(
                 f"{self.path} is a savepoint, which holds one checkpoint: leave checkpoint= out"
             )
-        found = savepoint_at(storage, self.path)
-        if self.place.job not in (None, found.job):
-            raise ConfigError(f"{found} is no savepoint of job {self.place.job!r}: leave job= out")
-        return found
+        savepoint = savepoint_at(storage, self.path)
+        if self.location.job not in (None, savepoint.job):
+            raise ConfigError(
+                f"{savepoint} is no savepoint of job {self.location.job!r}: leave job= out"
+            )
+        return savepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +105,20 @@ def storage_of(path: str, storage_options: Mapping[str, object] | None) -> Check
     Raises:
         ConfigError: It is none; or options are given for a directory.
     """
-    found = checkpoint_storage(path)
+    storage = checkpoint_storage(path)
     if not storage_options:
-        return found
-    if not isinstance(found, ObjectStorage):
+        return storage
+    if not isinstance(storage, ObjectStorage):
         raise ConfigError(f"storage.* options are for a bucket, and path={path!r} is none")
     options = {name: str(value) for name, value in storage_options.items()}
     endpoint = options.pop("endpoint", None)
     return ObjectStorage(path, endpoint=endpoint, options=options)
 
 
-def _place(
+def _find_location(
     path: str, *, job: str | None = None, storage_options: Mapping[str, object] | None = None
-) -> JobPlace:
-    return JobPlace(storage_of(path, storage_options), job)
+) -> JobLocation:
+    return JobLocation(storage_of(path, storage_options), job)
 
 
 def _state_read(
@@ -125,7 +134,7 @@ def _state_read(
 ) -> StateRead:
     return StateRead(
         path=path,
-        place=_place(path, job=job, storage_options=storage_options),
+        location=_find_location(path, job=job, storage_options=storage_options),
         uid=uid,
         state=state,
         kind=cast("StateKindName | None", state_type),
@@ -182,26 +191,26 @@ def _savepoint_write(
 
 
 def _aggregates(text: str) -> dict[str, str]:
-    found = dict(one.strip().split("=") for one in text.split(","))
-    if not set(found.values()) <= {"sum", "count", "min", "max"}:
+    pairs = dict(one.strip().split("=") for one in text.split(","))
+    if not set(pairs.values()) <= {"sum", "count", "min", "max"}:
         raise ValueError
-    return found
+    return pairs
 
 
 def _checkpoint(text: str) -> int | str:
     return LATEST if text.strip().lower() == LATEST else int(text)
 
 
-_JOB = Option("job", "job", "The job's name; needed where the storage holds several")
+_JOB = SparkOption("job", "job", "The job's name; needed where the storage holds several")
 _PATH_SAYS = "The job's checkpoint storage: a directory or a bucket's URL"
 
 CHECKPOINTS_READ = OptionTable(
     format="onceflow-checkpoints",
     direction="read",
-    target=cast("Callable[..., JobPlace]", _place),
+    target=cast("Callable[..., JobLocation]", _find_location),
     options=(
-        Option("path", "path", _PATH_SAYS, aliases=("storage",)),
-        Option("job", "job", "The job's name; all jobs of the storage unless given"),
+        SparkOption("path", "path", _PATH_SAYS, aliases=("storage",)),
+        SparkOption("job", "job", "The job's name; all jobs of the storage unless given"),
     ),
     clients={"storage.": "storage_options"},
 )
@@ -211,30 +220,32 @@ STATE_READ = OptionTable(
     direction="read",
     target=_state_read,
     options=(
-        Option("path", "path", f"{_PATH_SAYS}; or a savepoint's directory", aliases=("storage",)),
+        SparkOption(
+            "path", "path", f"{_PATH_SAYS}; or a savepoint's directory", aliases=("storage",)
+        ),
         _JOB,
-        Option(
+        SparkOption(
             "checkpoint",
             "checkpoint",
             "The number of a checkpoint that the storage holds, or `latest`",
-            Kind("the number of a checkpoint, or latest", _checkpoint),
+            SparkKind("the number of a checkpoint, or latest", _checkpoint),
             aliases=("batchId",),
         ),
-        Option("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
-        Option(
+        SparkOption("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
+        SparkOption(
             "state",
             "state",
             "The state's name; needed where the operator has several",
             aliases=("stateName", "stateVarName"),
         ),
-        Option(
+        SparkOption(
             "stateType",
             "state_type",
             "`keyed`, or of the states without a key `list`, `union`, `broadcast` and `raw-keyed`;"
             " needed where one name is several of them",
             choice("keyed", "list", "union", "broadcast", "raw-keyed"),
         ),
-        Option(
+        SparkOption(
             "valueFormat",
             "value_format",
             "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
@@ -250,43 +261,45 @@ SAVEPOINT_WRITE = OptionTable(
     direction="write",
     target=_savepoint_write,
     options=(
-        Option("path", "path", "The savepoint's directory: new, or made by another DataFrame"),
-        Option("job", "job", "The name of the job that is to start from it"),
-        Option("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
-        Option(
+        SparkOption("path", "path", "The savepoint's directory: new, or made by another DataFrame"),
+        SparkOption("job", "job", "The name of the job that is to start from it"),
+        SparkOption("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
+        SparkOption(
             "state",
             "state",
             "The state's name, as in its descriptor; `running` for those of `running`",
             aliases=("stateName",),
         ),
-        Option(
+        SparkOption(
             "stateType",
             "state_type",
             "What the state is: of each key `value`, `list`, `map` or `running`; without a key"
             " `operator-list`, `union` or `broadcast`",
             choice("value", "list", "map", "running", *_WITHOUT_KEY),
         ),
-        Option("key", "key", "The columns of the key, as in `key_by`", NAMES),
-        Option(
+        SparkOption("key", "key", "The columns of the key, as in `key_by`", NAMES),
+        SparkOption(
             "value",
             "value",
             "The column of the value; of a list state an array, of one without a key an element",
         ),
-        Option("mapKey", "map_key", "Of a map or broadcast state: the column of the map's key"),
-        Option(
+        SparkOption(
+            "mapKey", "map_key", "Of a map or broadcast state: the column of the map's key"
+        ),
+        SparkOption(
             "valueType",
             "value_type",
             "The type's name where the column's own is another: `int`, `list[int]`, the name of a"
             " dataclass for a struct, `any`",
         ),
-        Option("mapKeyType", "map_key_type", "The same of the map's key"),
-        Option(
+        SparkOption("mapKeyType", "map_key_type", "The same of the map's key"),
+        SparkOption(
             "aggregates",
             "aggregates",
             "Of `running`: the aggregate of each column, `balance=sum,n=count`",
-            Kind("column=sum|count|min|max, with commas between them", _aggregates),
+            SparkKind("column=sum|count|min|max, with commas between them", _aggregates),
         ),
-        Option(
+        SparkOption(
             "maxParallelism",
             "max_parallelism",
             "The number of key groups, which the job keeps for ever",

@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SparkKind:
     """What the text of an option may be."""
 
     words: str
@@ -60,16 +60,16 @@ def _value_of_json(text: str) -> object:
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
-TEXT = Kind("text", str)
-BOOLEAN = Kind("true or false", _boolean)
-COUNT = Kind("a whole number, 1 or more", _count)
-WHOLE = Kind("a whole number", int)
-NAMES = Kind("names with commas between them", _columns)
-DURATION = Kind(
+TEXT = SparkKind("text", str)
+BOOLEAN = SparkKind("true or false", _boolean)
+COUNT = SparkKind("a whole number, 1 or more", _count)
+WHOLE = SparkKind("a whole number", int)
+NAMES = SparkKind("names with commas between them", _columns)
+DURATION = SparkKind(
     "a duration: seconds, or a number with a unit, as in 500 ms, 5 s, 10 min",
     lambda text: seconds_of(_number_or(text), setting="it"),
 )
-JSON_VALUE = Kind("text, or a JSON object", _value_of_json)
+JSON_VALUE = SparkKind("text, or a JSON object", _value_of_json)
 
 
 def _number_or(text: str) -> float | str:
@@ -79,7 +79,7 @@ def _number_or(text: str) -> float | str:
         return text
 
 
-def choice(*words: str | type[Enum]) -> Kind:
+def choice(*words: str | type[Enum]) -> SparkKind:
     """Return the kind of which each value is one of `words`, or of the values of an enumeration."""
     known = [
         str(word)
@@ -92,11 +92,11 @@ def choice(*words: str | type[Enum]) -> Kind:
             raise ValueError
         return text.strip().lower()
 
-    return Kind(f"one of {', '.join(known)}", parse)
+    return SparkKind(f"one of {', '.join(known)}", parse)
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class SparkOption:
     """One option of a format."""
 
     name: str
@@ -105,7 +105,7 @@ class Option:
     """What it becomes: an argument of the table's target."""
     says: str
     """What it means, for the documents."""
-    kind: Kind = TEXT
+    kind: SparkKind = TEXT
     aliases: tuple[str, ...] = ()
     secret: bool = False
     """Whether the value is never repeated."""
@@ -120,11 +120,11 @@ class OptionTable(Generic[T_co]):
     """`write`, `read` or `readStream`, for errors."""
     target: Callable[..., T_co]
     """Takes the arguments; its signature has their defaults."""
-    options: tuple[Option, ...]
+    options: tuple[SparkOption, ...]
     clients: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options that begin with a key are a client's; its value is the argument that takes them, as
     a mapping without what they begin with."""
-    clients_kind: Kind = TEXT
+    clients_kind: SparkKind = TEXT
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     """What else the target's errors call an option, and how it is called here."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -134,14 +134,14 @@ class OptionTable(Generic[T_co]):
     ignored: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options of other formats that change nothing here, and why."""
 
-    def made(self, given: Mapping[str, str]) -> T_co:
+    def make(self, given: Mapping[str, str]) -> T_co:
         """Return what the target makes of `given`.
 
         Raises:
             ConfigError: As `arguments` says; or the target refuses them, in the options' words.
         """
         arguments = self.arguments(given)
-        with self.words.told():
+        with self.words.translate_errors():
             return self.target(**arguments)
 
     @property
@@ -163,7 +163,7 @@ class OptionTable(Generic[T_co]):
             for option in self.options
             for name in (option.name, *option.aliases)
         }
-        found: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         given_as: dict[str, str] = {}
         for name, text in given.items():
             option = known.get(name.lower())
@@ -174,23 +174,26 @@ class OptionTable(Generic[T_co]):
                         f" {name!r} say the same; give one of the two"
                     )
                 given_as[option.argument] = name
-                found[option.argument] = self._value(option.name, option.kind, text, option.secret)
+                arguments[option.argument] = self._value(
+                    option.name, option.kind, text, option.secret
+                )
             elif (prefix := self._prefix_of(name)) is not None:
                 client = cast(
-                    "dict[str, object]", found.setdefault(self.clients[prefix], dict[str, object]())
+                    "dict[str, object]",
+                    arguments.setdefault(self.clients[prefix], dict[str, object]()),
                 )
                 short = name[len(prefix) :]
                 client[short] = self._value(name, self.clients_kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
                 raise ConfigError(self._unknown(name))
-        self._require_needed(found)
-        return found
+        self._require_needed(arguments)
+        return arguments
 
-    def default_of(self, option: Option) -> object:
+    def default_of(self, option: SparkOption) -> object:
         """Return what holds where `option` is not given; `inspect.Parameter.empty` for nothing."""
         return inspect.signature(self.target).parameters[option.argument].default
 
-    def _value(self, name: str, kind: Kind, text: str, secret: bool) -> object:
+    def _value(self, name: str, kind: SparkKind, text: str, secret: bool) -> object:
         try:
             return kind.parse(text)
         except (ValueError, ConfigError):
@@ -206,9 +209,9 @@ class OptionTable(Generic[T_co]):
     def _is_known_elsewhere(self, name: str) -> bool:
         return name.lower() in {*_RESERVED, *(other.lower() for other in self.ignored)}
 
-    def _require_needed(self, found: Mapping[str, object]) -> None:
+    def _require_needed(self, arguments: Mapping[str, object]) -> None:
         for option in self.options:
-            if option.argument in found:
+            if option.argument in arguments:
                 continue
             if self.default_of(option) is inspect.Parameter.empty:
                 raise ConfigError(
@@ -226,11 +229,11 @@ class OptionTable(Generic[T_co]):
         prefixed = "".join(f", {one}*" for one in self.clients)
         return (
             f"format {self.format} has no option {name!r} for {self.direction}:"
-            f" {_meant(name, known)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"
+            f" {_suggest(name, known)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"
         )
 
 
-def _meant(name: str, names: Iterable[str]) -> str:
+def _suggest(name: str, names: Iterable[str]) -> str:
     by_lower = {one.lower(): one for one in names}
     near = get_close_matches(name.lower(), by_lower, n=1)
     return f"did you mean {by_lower[near[0]]!r}? " if near else ""
@@ -314,7 +317,7 @@ class SinkOptions(Mapping[str, str]):
         return len(self._values)
 
     def require_all_asked(self, format_name: str) -> None:
-        """Return when every option that was given was asked for.
+        """Raise ConfigError unless every given option was asked for.
 
         Raises:
             ConfigError: One was not; names the nearest that was.
@@ -323,7 +326,7 @@ class SinkOptions(Mapping[str, str]):
             if name not in self._asked:
                 raise ConfigError(
                     f"format {format_name} has no option {name!r}:"
-                    f" {_meant(name, (*self._asked.values(), *_PROTOCOL_NAMES))}it asks for"
+                    f" {_suggest(name, (*self._asked.values(), *_PROTOCOL_NAMES))}it asks for"
                     f" {', '.join(sorted(self._asked.values())) or 'none'}"
                 )
 

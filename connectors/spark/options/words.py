@@ -47,18 +47,18 @@ class OptionWords:
         """
         if not self.names:
             return text
-        for said, told in self.instead.items():
-            text = text.replace(said, told)
+        for named, replacement in self.instead.items():
+            text = text.replace(named, replacement)
         by_length = sorted(self.names, key=len, reverse=True)
         given = rf"(?<![\w'\".])(?P<name>{'|'.join(by_length)})=(?!=){_VALUE}"
         bare = "|".join(name for name in by_length if "_" in name)
-        text = re.sub(given, self._given, _CALL.sub(r"option \1", text))
+        text = re.sub(given, self._to_option, _CALL.sub(r"option \1", text))
         if not bare:
             return text
         alone = rf"(?<![\w'\"`.])(?<!COLUMN )({bare})(?![\w'\"`.=]| =)"
         return re.sub(alone, lambda match: self.names[match[1]], text)
 
-    def _given(self, match: re.Match[str]) -> str:
+    def _to_option(self, match: re.Match[str]) -> str:
         value = match["text"] or ""
         if match["flag"]:
             value = match["flag"].lower()
@@ -70,21 +70,21 @@ class OptionWords:
         return f"{name}={value}"
 
     @contextmanager
-    def told(self) -> Generator[None]:
+    def translate_errors(self) -> Generator[None]:
         """Tell errors that pass out in these words, and what they come from, too."""
         try:
             yield
         except OnceflowError as error:
-            told: BaseException | None = error
-            while told is not None:
-                if isinstance(told, OnceflowError) and told.args:
-                    told.args = (self.spoken(str(told.args[0])), *told.args[1:])
-                told = told.__cause__ or told.__context__
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, OnceflowError) and cause.args:
+                    cause.args = (self.spoken(str(cause.args[0])), *cause.args[1:])
+                cause = cause.__cause__ or cause.__context__
             raise
 
     def over(self, made: Iterator[_T]) -> Iterator[_T]:
         """Yield what `made` does, its errors told in these words."""
-        with self.told():
+        with self.translate_errors():
             yield from made
 
 
@@ -108,11 +108,11 @@ def in_option_words(
     """Return `method`, which Spark calls, with its errors told in the `words` of its object."""
 
     @wraps(method)
-    def told(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self.words.told():
+    def call_translated(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.words.translate_errors():
             made = method(self, *args, **kwargs)
         if isinstance(made, Iterator):
             return cast("_R", self.words.over(cast("Iterator[object]", made)))
         return made
 
-    return told
+    return call_translated

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
-from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobPlace
+from onceflow.connectors.spark.arrow_rows import fit, spark_schema
+from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobLocation
 from onceflow.core.errors import CheckpointError, StateError, StorageError
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import OperatorSnapshot, handles_of
@@ -64,7 +64,7 @@ class CheckpointsReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Describe it; asks nothing yet."""
-        self._place = CHECKPOINTS_READ.made(options)
+        self._place = CHECKPOINTS_READ.make(options)
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -80,10 +80,10 @@ class CheckpointsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one job. Task."""
         if partition.value is not None:
-            rows = list(_rows(JobPlace(self._place.storage, partition.value)))
+            rows = list(_rows(JobLocation(self._place.storage, partition.value)))
             if rows:
                 batch = pa.RecordBatch.from_pylist(rows, schema=CHECKPOINTS)
-                yield from fitted([batch], self._schema)
+                yield from fit([batch], self._schema)
 
 
 def checkpoints_schema() -> StructType:
@@ -91,15 +91,15 @@ def checkpoints_schema() -> StructType:
     return spark_schema(CHECKPOINTS)
 
 
-def _rows(place: JobPlace) -> Iterator[dict[str, Any]]:
-    job = open_job(place.storage, place.job)
+def _rows(location: JobLocation) -> Iterator[dict[str, Any]]:
+    job = open_job(location.storage, location.job)
     for one in checkpoints_of(job):
         yield _row(one)
-    for found in savepoints_of(place.storage, job):
-        if isinstance(found, StoredCheckpoint):
-            yield _row(found)
+    for savepoint in savepoints_of(location.storage, job):
+        if isinstance(savepoint, StoredCheckpoint):
+            yield _row(savepoint)
         else:
-            yield {"job": job.job, "kind": "savepoint", "problem": str(found)}
+            yield {"job": job.job, "kind": "savepoint", "problem": str(savepoint)}
 
 
 def _row(stored: StoredCheckpoint) -> dict[str, Any]:
@@ -143,23 +143,23 @@ def _operator(stored: StoredCheckpoint, uid: str, problems: list[str]) -> dict[s
 def _states(
     stored: StoredCheckpoint, parts: Sequence[tuple[int, OperatorSnapshot]], problems: list[str]
 ) -> list[Mapping[str, str | None]]:
-    found: list[Mapping[str, str | None]] = []
+    states: list[Mapping[str, str | None]] = []
     try:
         pieces = pieces_of(parts, stored.completed.max_parallelism)
         metas = metas_by_name(pieces, stored.reader).values()
-        found += [{"name": m.name, "kind": m.kind, "type": m.signature} for m in metas]
+        states += [{"name": m.name, "kind": m.kind, "type": m.signature} for m in metas]
     except (CheckpointError, StateError, StorageError) as error:
         problems.append(str(error))
     try:
-        found += [
+        states += [
             {"name": one.name, "kind": _KINDS[one.mode], "type": one.type}
             for one in operator_states(parts, stored.reader)
         ]
     except (CheckpointError, StateError, StorageError) as error:
         problems.append(str(error))
     lists = sorted({name for _, part in parts for name in part.lists})
-    found += [{"name": name, "kind": _KINDS["split"], "type": None} for name in lists]
-    return found
+    states += [{"name": name, "kind": _KINDS["split"], "type": None} for name in lists]
+    return states
 
 
 _KINDS: Mapping[Mode, str] = {

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import arrow_schema, fitted, spark_schema
+from onceflow.connectors.spark.arrow_rows import arrow_schema, fit, spark_schema
 from onceflow.connectors.spark.options.files import FILES_READ, LATEST, FilesRead
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.core.errors import ConfigError
@@ -27,14 +27,14 @@ def files_read(options: Mapping[str, str]) -> FilesRead:
     Raises:
         ConfigError: One is unknown, missing or cannot be read.
     """
-    said = FILES_READ.made(options)
+    source = FILES_READ.make(options)
     sink_id = next((value for name, value in options.items() if name.lower() == "sinkid"), None)
-    return replace(said, table=replace(said.table, sink_id=sink_id))
+    return replace(source, table=replace(source.table, sink_id=sink_id))
 
 
 def files_schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of what is published."""
-    with FILES_READ.words.told():
+    with FILES_READ.words.translate_errors():
         return spark_schema(files_read(options).table.schema())
 
 
@@ -127,4 +127,4 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, FileTask)
     if partition.path:
-        yield from fitted(table.read(partition.path, arrow_schema(schema)), schema)
+        yield from fit(table.read(partition.path, arrow_schema(schema)), schema)

@@ -37,9 +37,9 @@ class StreamOffsets:
 
     def document(self) -> Document:
         """Return this as Spark keeps it; equal offsets are equal texts."""
-        found: Document = {}
+        document: Document = {}
         for (topic, partition), position in sorted(self.positions.items()):
-            one = found.setdefault(
+            one = document.setdefault(
                 topic,
                 {
                     "topic_id": position.topic_id,
@@ -50,7 +50,7 @@ class StreamOffsets:
             one["offsets"][str(partition)] = position.next
             if (topic, partition) in self.began:
                 one.setdefault("began", {})[str(partition)] = self.began[topic, partition]
-        return found
+        return document
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> StreamOffsets:
@@ -64,8 +64,8 @@ class StreamOffsets:
         try:
             for topic, one in document.items():
                 for partition, offset in cast("Mapping[str, int]", one["offsets"]).items():
-                    place = (topic, int(partition))
-                    positions[place] = PartitionPosition(
+                    partition_id = (topic, int(partition))
+                    positions[partition_id] = PartitionPosition(
                         topic,
                         int(partition),
                         int(offset),
@@ -88,11 +88,11 @@ class StreamOffsets:
 
 def lag_of(at: Mapping[str, Any], latest: Mapping[str, Any]) -> int:
     """Return how many offsets lie between two documents of one query: what is not read yet."""
-    here, there = StreamOffsets.of(at).positions, StreamOffsets.of(latest)
+    start, there = StreamOffsets.of(at).positions, StreamOffsets.of(latest)
     lag = 0
-    for place, position in there.positions.items():
-        begins = there.began.get(place, 0)
-        lag += max(0, position.next - (here[place].next if place in here else begins))
+    for partition, position in there.positions.items():
+        begins = there.began.get(partition, 0)
+        lag += max(0, position.next - (start[partition].next if partition in start else begins))
     return lag
 
 
@@ -107,13 +107,13 @@ def ranges_between(
     Raises:
         OffsetOutOfRange: A topic is another one than at `start`, or ends before it.
     """
-    found: list[OffsetRange] = []
-    for place, position in sorted(end.positions.items()):
-        before = start.positions.get(place)
-        if place in end.began:
-            first = end.began[place]
+    ranges: list[OffsetRange] = []
+    for partition, position in sorted(end.positions.items()):
+        before = start.positions.get(partition)
+        if partition in end.began:
+            first = end.began[partition]
         elif before is None:
-            first = first_left[place]
+            first = first_left[partition]
         else:
             first = before.next
             if not _same_topic(before, position):
@@ -126,10 +126,10 @@ def ranges_between(
                 )
         if position.next < first:
             raise OffsetOutOfRange(
-                gap_message(*place, wanted=first, low=position.next, high=position.next)
+                gap_message(*partition, wanted=first, low=position.next, high=position.next)
             )
-        found.append(OffsetRange(*place, first, position.next, position.topic_id))
-    return [one for one in found if len(one)]
+        ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
+    return [one for one in ranges if len(one)]
 
 
 def _same_topic(one: PartitionPosition, other: PartitionPosition) -> bool:
@@ -137,25 +137,25 @@ def _same_topic(one: PartitionPosition, other: PartitionPosition) -> bool:
     return all(not old or not new or old == new for old, new in pairs)
 
 
-def limited(
+def limit_ends(
     starts: Mapping[_Place, int], ends: Mapping[_Place, int], most: int
 ) -> dict[_Place, int]:
     """Return an end for each partition, so that at most `most` offsets, at least one, are read.
 
     Each partition gets its share of what there is, so that none starves.
     """
-    sizes = {place: max(0, end - starts[place]) for place, end in ends.items()}
+    sizes = {partition: max(0, end - starts[partition]) for partition, end in ends.items()}
     total = sum(sizes.values())
     if total <= most:
         return dict(ends)
-    shares = {place: most * size // total for place, size in sizes.items()}
+    shares = {partition: most * size // total for partition, size in sizes.items()}
     left = max(1, most) - sum(shares.values())
     # What rounding left over goes to the longest first; an offset each.
-    for place in sorted(sizes, key=lambda one: (-sizes[one], one)):
-        if left > 0 and shares[place] < sizes[place]:
-            shares[place] += 1
+    for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
+        if left > 0 and shares[partition] < sizes[partition]:
+            shares[partition] += 1
             left -= 1
-    return {place: starts[place] + share for place, share in shares.items()}
+    return {partition: starts[partition] + share for partition, share in shares.items()}
 
 
 PACKED_ROWS = 2_000
@@ -182,7 +182,7 @@ def tasks_of(
         pieces += _cut(one, min(count, len(one)))
     if least or rows_most:
         return [(piece,) for piece in pieces]
-    return _packed(pieces)
+    return _pack_tasks(pieces)
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
@@ -193,7 +193,7 @@ def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
     ]
 
 
-def _packed(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+def _pack_tasks(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
     tasks: list[list[OffsetRange]] = []
     room = 0
     for one in ranges:

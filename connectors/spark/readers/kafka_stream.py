@@ -21,12 +21,12 @@ from confluent_kafka import Consumer
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import fitted
+from onceflow.connectors.spark.arrow_rows import fit
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.readers.kafka_offsets import (
     Document,
     StreamOffsets,
-    limited,
+    limit_ends,
     ranges_between,
     tasks_of,
 )
@@ -106,7 +106,7 @@ class KafkaTask(InputPartition):
 
 
 def check_for_spark(settings: KafkaSettings) -> None:
-    """Return when a Spark source can do what `settings` ask for.
+    """Raise ConfigError unless a Spark source can do what `settings` ask for.
 
     Raises:
         ConfigError: It cannot.
@@ -164,7 +164,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     @in_option_words
     def initialOffset(self) -> Document:  # noqa: N802 - Spark's name
         """Return where a new query starts, resolved by the brokers. Driver, once in its life."""
-        catalog = self._asked()
+        catalog = self._fresh_catalog()
         positions = [one for facts in catalog.topics().values() for one in catalog.positions(facts)]
         if not positions:
             _logger.warning(
@@ -194,7 +194,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
             self._known = self._all_ends()
             return self._known.document()
         ends = self._new_ends(at)
-        bounded = None if ends is None else self._bounded(at, ends, limit)
+        bounded = None if ends is None else self._bound(at, ends, limit)
         if bounded is None:
             return at.document() if start is None else start
         self._batch_at = time.monotonic()
@@ -217,13 +217,13 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     @in_option_words
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix what Trigger.AvailableNow reads: to the ends as of now, of the partitions of now."""
-        catalog = self._asked()
-        places = [
+        catalog = self._fresh_catalog()
+        partitions = [
             (facts.name, partition)
             for facts in catalog.topics().values()
             for partition in facts.partitions
         ]
-        self._target = catalog.ends(places)
+        self._target = catalog.ends(partitions)
 
     @in_option_words
     def partitions(self, start: Document, end: Document) -> Sequence[InputPartition]:
@@ -234,11 +234,13 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         """
         before, after = StreamOffsets.of(start), StreamOffsets.of(end)
         unsaid = [
-            place
-            for place in after.positions
-            if place not in before.positions and place not in after.began
+            partition
+            for partition in after.positions
+            if partition not in before.positions and partition not in after.began
         ]
-        first_left = {place: self._asked().watermarks(*place)[0] for place in unsaid}
+        first_left = {
+            partition: self._fresh_catalog().watermarks(*partition)[0] for partition in unsaid
+        }
         ranges = ranges_between(before, after, first_left=first_left)
         self._known = after
         limits = self._limits
@@ -287,7 +289,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         if catalog is not None:
             catalog.__exit__(None, None, None)
 
-    def _asked(self) -> Catalog:
+    def _fresh_catalog(self) -> Catalog:
         """Return the catalog, with the whole deadline before it."""
         if self._catalog is None:
             self._catalog = Catalog(self._settings)
@@ -296,7 +298,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def _all_ends(self) -> StreamOffsets:
         """Return the ends of all partitions, when Spark does not tell where the batch starts."""
-        catalog = self._asked()
+        catalog = self._fresh_catalog()
         facts = catalog.topics().values()
         ends = catalog.ends(
             [(one.name, partition) for one in facts for partition in one.partitions]
@@ -317,23 +319,23 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def _new_ends(self, at: StreamOffsets) -> StreamOffsets | None:
         """Return the ends of all partitions, and where new ones begin; None: nothing is new."""
-        catalog = self._asked()
+        catalog = self._fresh_catalog()
         ends = catalog.ends(list(at.positions))
-        idle = all(ends.get(place) == one.next for place, one in at.positions.items())
+        idle = all(ends.get(partition) == one.next for partition, one in at.positions.items())
         now = time.monotonic()
         if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
             return None
         self._looked_at = now
-        found = positions_now(self._settings, catalog, list(at.positions.values()))
-        began = {(one.topic, one.partition): one.next for one in found if not _is_known(one, at)}
+        current = positions_now(self._settings, catalog, list(at.positions.values()))
+        began = {(one.topic, one.partition): one.next for one in current if not _is_known(one, at)}
         ends.update(catalog.ends(list(began)))
         positions: dict[_Place, PartitionPosition] = {}
-        for one in found:
-            place = (one.topic, one.partition)
-            end = ends.get(place, one.next)
+        for one in current:
+            partition = (one.topic, one.partition)
+            end = ends.get(partition, one.next)
             if end < one.next:
-                began[place] = self._cut_off(one, end)
-            positions[place] = replace(one, next=end)
+                began[partition] = self._cut_off(one, end)
+            positions[partition] = replace(one, next=end)
         self._ends = StreamOffsets(positions, began)
         if idle and not began and positions.keys() == at.positions.keys():
             return None
@@ -341,7 +343,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def _cut_off(self, position: PartitionPosition, end: int) -> int:
         """Return where to go on in a partition that ends before what was to be read."""
-        low, high = self._asked().watermarks(position.topic, position.partition)
+        low, high = self._fresh_catalog().watermarks(position.topic, position.partition)
         text = gap_message(
             position.topic, position.partition, wanted=position.next, low=low, high=high
         )
@@ -350,32 +352,37 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         _logger.warning("going on at %d: %s", low, text)
         return min(low, end)
 
-    def _bounded(
-        self, at: StreamOffsets, ends: StreamOffsets, limit: object
-    ) -> StreamOffsets | None:
+    def _bound(self, at: StreamOffsets, ends: StreamOffsets, limit: object) -> StreamOffsets | None:
         """Return where a batch from `at` ends that may go to `ends`; None: it is too small yet."""
         starts = {
-            place: ends.began[place] if place in ends.began else at.positions[place].next
-            for place in ends.positions
+            partition: ends.began[partition]
+            if partition in ends.began
+            else at.positions[partition].next
+            for partition in ends.positions
         }
-        upto = {place: one.next for place, one in ends.positions.items()}
+        upto = {partition: one.next for partition, one in ends.positions.items()}
         if self._target is not None:
             upto = {
-                place: max(starts[place], min(end, self._target.get(place, starts[place])))
-                for place, end in upto.items()
+                partition: max(
+                    starts[partition], min(end, self._target.get(partition, starts[partition]))
+                )
+                for partition, end in upto.items()
             }
         most, least = self._limit(limit)
         if least is not None and self._target is None:
-            count = sum(end - starts[place] for place, end in upto.items())
+            count = sum(end - starts[partition] for partition, end in upto.items())
             waited_s = time.monotonic() - self._batch_at
             if count < least and waited_s < self._limits.delay_most_s and not ends.began:
                 return None
         if most is not None:
-            upto = limited(starts, upto, most)
-        if all(upto[place] == starts[place] for place in upto) and not ends.began:
+            upto = limit_ends(starts, upto, most)
+        if all(upto[partition] == starts[partition] for partition in upto) and not ends.began:
             return None
         return StreamOffsets(
-            {place: replace(one, next=upto[place]) for place, one in ends.positions.items()},
+            {
+                partition: replace(one, next=upto[partition])
+                for partition, one in ends.positions.items()
+            },
             ends.began,
         )
 
@@ -401,4 +408,4 @@ def read_task(
     if not isinstance(partition, KafkaTask):
         return iter(())
     batches = read_ranges(settings, partition.ranges, client_id="onceflow-spark")
-    return fitted(batches, schema)
+    return fit(batches, schema)

@@ -91,7 +91,7 @@ class MySQLRows:
             return identifier(self.table)
         return f"({self.query}) AS onceflow_rows"
 
-    def quoted(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return `name` as an identifier."""
         return quote(name)
 
@@ -104,12 +104,12 @@ class MySQLRows:
         """
         with self.endpoint.connect("onceflow read") as session:
             if self.table is not None:
-                return [_column(one) for one in self._described(session, self.table).columns]
+                return [_column(one) for one in self._describe(session, self.table).columns]
             try:
-                found = own(session).describe(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
+                columns = own(session).describe(f"SELECT * FROM {self.relation} LIMIT 0")  # noqa: S608
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
-            return [_read(one.name, _type_of(one)) for one in found]
+            return [_read(one.name, _type_of(one)) for one in columns]
 
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
         """Return how the tasks share the rows: by a column's strides, else by a whole-number key.
@@ -136,16 +136,16 @@ class MySQLRows:
             SinkError: The server refused or broke off.
         """
         del snapshot
-        names = ", ".join(_spelled(column) for column in columns)
+        names = ", ".join(_select_text(column) for column in columns)
         rows = f"SELECT CONCAT_WS(',', {names}) FROM ({statement}) AS onceflow_rows"  # noqa: S608
         with self.endpoint.connect("onceflow read") as session:
             try:
                 for chunk in own(session).single_texts(rows, _CHUNK_BYTES):
-                    yield _parsed(chunk, columns)
+                    yield _parse_lines(chunk, columns)
             except SqlError as error:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
 
-    def _described(self, session: Session, name: TableName) -> Table:
+    def _describe(self, session: Session, name: TableName) -> Table:
         try:
             table = find_table(session, name)
         except SqlError as error:
@@ -173,7 +173,7 @@ class MySQLRows:
         }
         with self.endpoint.connect("onceflow read") as session:
             keys = [
-                key for _, key in self._described(session, self.table).unique_keys if len(key) == 1
+                key for _, key in self._describe(session, self.table).unique_keys if len(key) == 1
             ]
             key = next((name for one in keys for name in one if name in whole), None)
             if key is None:
@@ -233,7 +233,7 @@ def _read(column: str, kind: MySQLType) -> ReadColumn:
     return ReadColumn(column, expression, arrow, compared)
 
 
-def _spelled(column: ReadColumn) -> str:
+def _select_text(column: ReadColumn) -> str:
     name = quote(column.name)
     if pa.types.is_binary(column.type):
         # In quotes: nothing in them is no bytes, and nothing without them is null.
@@ -243,8 +243,8 @@ def _spelled(column: ReadColumn) -> str:
     return f"IFNULL({name}, '')"
 
 
-def _parsed(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
-    read = {one.name: _parsed_as(one.type) for one in columns}
+def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
+    read = {one.name: _type_to_parse(one.type) for one in columns}
     try:
         table = csv.read_csv(
             pa.BufferReader(lines),
@@ -272,7 +272,7 @@ def _parsed(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=[one.name for one in columns])
 
 
-def _parsed_as(kind: pa.DataType) -> pa.DataType:
+def _type_to_parse(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us")
     if pa.types.is_float32(kind):
@@ -282,11 +282,11 @@ def _parsed_as(kind: pa.DataType) -> pa.DataType:
 
 def _array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind):
-        return _unhexed(array)
+        return _decode_hex(array)
     return array if array.type == kind else array.cast(kind)
 
 
-def _unhexed(digits: pa.Array) -> pa.Array:
+def _decode_hex(digits: pa.Array) -> pa.Array:
     """Return the bytes that hexadecimal digits stand for, all at once."""
     validity, offsets, data = digits.buffers()
     if offsets is None or data is None:

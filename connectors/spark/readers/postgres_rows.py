@@ -94,7 +94,7 @@ class PostgresRows:
             return identifier(self.table)
         return f"({self.query}) AS onceflow_rows"
 
-    def quoted(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return `name` as an identifier."""
         return quote(name)
 
@@ -105,7 +105,7 @@ class PostgresRows:
             ConfigError: There is no such table, or the query is none.
             SinkError: The server cannot be asked now.
         """
-        with self._connected() as connection, connection.cursor() as cursor:
+        with self._connect() as connection, connection.cursor() as cursor:
             # Asks without reading; a name that is wrong is an error here already.
             schema = cursor.adbc_execute_schema(f"SELECT * FROM {self.relation}")  # noqa: S608
         return [_column(field) for field in schema]
@@ -122,7 +122,7 @@ class PostgresRows:
         if bounds is not None:
             conditions = stride_conditions(columns, bounds, tasks, self.words)
         elif self.table is not None:
-            conditions = self._by_place(tasks)
+            conditions = self._by_ctid(tasks)
         else:
             raise ConfigError(
                 f"numPartitions={tasks} of a query needs partitionColumn, lowerBound and upperBound"
@@ -139,7 +139,7 @@ class PostgresRows:
             ConfigError: A value has no form in its column's Arrow type; names the column.
             SinkError: The server refused, broke off, or forgot the snapshot.
         """
-        with self._connected() as connection, connection.cursor() as cursor:
+        with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot:
                 cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
@@ -149,9 +149,9 @@ class PostgresRows:
             cursor.execute(statement)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
-                    yield _converted(batch, columns)
+                    yield _convert(batch, columns)
 
-    def _by_place(self, tasks: int) -> tuple[str, ...]:
+    def _by_ctid(self, tasks: int) -> tuple[str, ...]:
         """Return ranges of the table's pages: under one snapshot each row is in one of them."""
         assert self.table is not None
         name = literal(identifier(self.table))
@@ -167,22 +167,22 @@ class PostgresRows:
         cuts = [int(pages) * index // count for index in range(1, count)]
         if not cuts:
             return ("",)
-        places = [f"'({cut},0)'::tid" for cut in cuts]
+        bounds = [f"'({cut},0)'::tid" for cut in cuts]
         return (
-            f"ctid < {places[0]}",
-            *(f"ctid >= {low} AND ctid < {high}" for low, high in pairwise(places)),
-            f"ctid >= {places[-1]}",
+            f"ctid < {bounds[0]}",
+            *(f"ctid >= {low} AND ctid < {high}" for low, high in pairwise(bounds)),
+            f"ctid >= {bounds[-1]}",
         )
 
     @contextmanager
-    def _connected(self) -> Generator[adbc.Connection, None, None]:
+    def _connect(self) -> Generator[adbc.Connection, None, None]:
         try:
             with adbc.connect(self.endpoint.conninfo("onceflow read"), autocommit=True) as one:
                 yield one
         except manager.Error as error:
-            raise self._explained(error) from None
+            raise self._explain(error) from None
 
-    def _explained(self, error: manager.Error) -> Exception:
+    def _explain(self, error: manager.Error) -> Exception:
         text = self.endpoint.without_secrets(" ".join(str(error).split()))
         if "snapshot" in text and ("invalid" in text or "does not exist" in text):
             return SinkError(
@@ -208,11 +208,11 @@ class PostgresRows:
 
 
 def _column(field: pa.Field) -> ReadColumn:
-    told = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-    name = told.get("ADBC:postgresql:typname") or told.get("POSTGRESQL:type", "")
+    metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    name = metadata.get("ADBC:postgresql:typname") or metadata.get("POSTGRESQL:type", "")
     expression = quote(field.name)
     if name == "numeric":
-        kind = _numeric(told.get("POSTGRESQL:typmod", ""))
+        kind = _numeric(metadata.get("POSTGRESQL:typmod", ""))
         return ReadColumn(field.name, expression, kind, Comparable.NUMBER)
     if pa.types.is_list(field.type):
         element = _element(field.type.value_type)
@@ -244,7 +244,7 @@ def _numeric(modifier: str) -> pa.DataType:
     return pa.decimal128(min(precision, _PRECISION_MAX), min(scale, _PRECISION_MAX))
 
 
-def _converted(batch: pa.RecordBatch, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
+def _convert(batch: pa.RecordBatch, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
     arrays = [_array(array, column) for array, column in zip(batch.columns, columns, strict=True)]
     names = [column.name for column in columns]
     return pa.RecordBatch.from_arrays(arrays, names=names)

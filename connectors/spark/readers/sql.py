@@ -17,9 +17,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
+from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
-from onceflow.connectors.spark.readers.sql_filters import Comparable, FilterColumn, SqlWords, pushed
+from onceflow.connectors.spark.readers.sql_filters import (
+    Comparable,
+    FilterColumn,
+    SqlWords,
+    push_down,
+)
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +77,7 @@ class RowSource(Protocol):
         """What stands behind FROM."""
         ...
 
-    def quoted(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return `name` as an identifier."""
         ...
 
@@ -156,7 +161,7 @@ class SqlReader(Speaker, DataSourceReader):
         """Return the tasks. Driver, once a plan."""
         columns = self._read_columns()
         plan = self._source.plan(self._all_columns(), self._bounds, self._tasks)
-        selected = ", ".join(f"{one.expression} AS {self._quoted(one.name)}" for one in columns)
+        selected = ", ".join(f"{one.expression} AS {self._quote(one.name)}" for one in columns)
         tasks: list[InputPartition] = []
         for condition in plan.conditions:
             conditions = [f"({one})" for one in (*self._conditions, condition) if one]
@@ -172,7 +177,7 @@ class SqlReader(Speaker, DataSourceReader):
             return iter(())
         columns = self._read_columns()
         batches = self._source.batches(partition.statement, columns, partition.snapshot)
-        return fitted(batches, self._schema)
+        return fit(batches, self._schema)
 
     def _all_columns(self) -> tuple[ReadColumn, ...]:
         if self._columns is None:
@@ -188,8 +193,8 @@ class SqlReader(Speaker, DataSourceReader):
             )
         return [known[name] for name in self._schema.names]
 
-    def _quoted(self, name: str) -> str:
-        return self._source.quoted(name)
+    def _quote(self, name: str) -> str:
+        return self._source.quote(name)
 
 
 class FilteringSqlReader(SqlReader):
@@ -203,10 +208,10 @@ class FilteringSqlReader(SqlReader):
         }
         left: list[Filter] = []
         for one in filters:
-            found = pushed(one, columns, self._source.words)
-            if found is not None:
-                self._conditions.append(found.sql)
-            if found is None or not found.exact:
+            sql_filter = push_down(one, columns, self._source.words)
+            if sql_filter is not None:
+                self._conditions.append(sql_filter.sql)
+            if sql_filter is None or not sql_filter.exact:
                 left.append(one)
         return left
 

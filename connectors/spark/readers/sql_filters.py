@@ -72,11 +72,13 @@ _NULLS = {"IsNull": "IS NULL", "IsNotNull": "IS NOT NULL"}
 _INT64_BITS = 63
 
 
-def pushed(one: Any, columns: Mapping[str, FilterColumn], words: SqlWords) -> PushedFilter | None:
+def push_down(
+    one: Any, columns: Mapping[str, FilterColumn], words: SqlWords
+) -> PushedFilter | None:
     """Return `one`, a filter of `pyspark.sql.datasource`, as SQL; None: Spark must filter."""
     name = type(one).__name__
     if name == "Not":
-        inner = pushed(one.child, columns, words)
+        inner = push_down(one.child, columns, words)
         # The opposite of one that holds for more holds for fewer.
         return PushedFilter(f"NOT ({inner.sql})", True) if inner and inner.exact else None
     column = columns.get(one.attribute[0]) if len(one.attribute) == 1 else None
@@ -94,10 +96,10 @@ def _by_value(
         return _in(value, column, kind, words)
     if name in _PATTERNS:
         return _like(name, value, column, words)
-    return _compared(name, value, column, kind, words)
+    return _push_comparison(name, value, column, kind, words)
 
 
-def _compared(
+def _push_comparison(
     name: str, value: Any, column: FilterColumn, kind: Comparable, words: SqlWords
 ) -> PushedFilter | None:
     operator = _OPERATORS.get(name)

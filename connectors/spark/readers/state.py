@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from onceflow.connectors.spark.arrow_rows import fitted, spark_schema
+from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.state import STATE_READ, StateKindName, StateRead
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle
@@ -121,7 +121,7 @@ def chosen(read: StateRead) -> _Chosen:
         ConfigError: No such checkpoint, operator or state; names those that come nearest.
         CheckpointCorrupt: A file is damaged or missing; names it.
     """
-    stored = read.found()
+    stored = read.find()
     parts = stored.completed.operator(read.uid)
     if not parts:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
@@ -134,27 +134,27 @@ def chosen(read: StateRead) -> _Chosen:
         there["keyed", name] = meta
     for state in operator_states(parts, stored.reader):
         there[_KINDS[state.mode], state.name] = state
-    found: list[tuple[StateKindName, str]] = [
+    kinds: list[tuple[StateKindName, str]] = [
         (kind, name)
         for kind, name in there
         if read.state in (None, name) and read.kind in (None, kind)
     ]
     label = f"operator {read.uid!r} in {stored}"
-    if not found:
+    if not kinds:
         what = f"state {read.state!r}" if read.state else "state"
         what = f"{read.kind} {what}" if read.kind else what
         names = [name for _, name in there]
         raise ConfigError(f"{label} holds no {what}: {nearest(read.state or '', names)}")
-    if len(found) > 1:
-        names = [f"{name} ({kind})" for kind, name in found]
+    if len(kinds) > 1:
+        names = [f"{name} ({kind})" for kind, name in kinds]
         raise ConfigError(f"{label} holds {', '.join(names)}: say which by state= or stateType=")
-    (one,) = found
+    (one,) = kinds
     return _Chosen(stored, parts, one[1], there[one], pieces)
 
 
 def state_schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of the state that `options` mean. Driver."""
-    read = STATE_READ.made(options)
+    read = STATE_READ.make(options)
     return spark_schema(_arrow_columns(chosen(read), read))
 
 
@@ -163,7 +163,7 @@ class StateFrameReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Describe it; asks nothing yet."""
-        self._read = STATE_READ.made(options)
+        self._read = STATE_READ.make(options)
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -173,9 +173,9 @@ class StateFrameReader(DataSourceReader):
             ConfigError: As `chosen`.
             CheckpointCorrupt: As `chosen`.
         """
-        found = chosen(self._read)
+        chosen_state = chosen(self._read)
         # Spark takes no source without tasks.
-        return [InputPartition(task) for task in _tasks(found)] or [InputPartition(None)]
+        return [InputPartition(task) for task in _tasks(chosen_state)] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. Task.
@@ -187,45 +187,48 @@ class StateFrameReader(DataSourceReader):
         task: Task = partition.value
         if task is None:
             return
-        reader = task.origin.reader(self._read.place.storage)
+        reader = task.origin.reader(self._read.location.storage)
         match task:
             case KeyedTask():
                 columns = columns_of(task.meta, task.sample, self._read.form)
                 rows = task.piece.rows(task.meta.name, reader)
-                yield from fitted(map(columns.batch, rows), self._schema)
+                yield from fit(map(columns.batch, rows), self._schema)
             case OperatorTask():
-                yield from fitted(_operator_batches(task, reader, self._read), self._schema)
+                yield from fit(_operator_batches(task, reader, self._read), self._schema)
             case ListTask():
-                yield from fitted([_list_batch(task, self._read)], self._schema)
+                yield from fit([_list_batch(task, self._read)], self._schema)
 
 
-def _arrow_columns(found: _Chosen, read: StateRead) -> pa.Schema:
-    match found.what:
+def _arrow_columns(chosen_state: _Chosen, read: StateRead) -> pa.Schema:
+    match chosen_state.what:
         case StateMeta() as meta:
-            return columns_of(meta, found.sample(meta), read.form).schema
+            return columns_of(meta, chosen_state.sample(meta), read.form).schema
         case OperatorState() as state:
             return state.schema(read.form)
         case None:
-            return _list_columns(_is_json(found.name, read))
+            return _list_columns(_is_json(chosen_state.name, read))
 
 
-def _tasks(found: _Chosen) -> Sequence[Task]:
-    origin = found.origin
-    match found.what:
+def _tasks(chosen_state: _Chosen) -> Sequence[Task]:
+    origin = chosen_state.origin
+    match chosen_state.what:
         case StateMeta() as meta:
-            sample = found.sample(meta)
-            return [KeyedTask(origin, piece, meta, sample) for piece in found.pieces]
+            sample = chosen_state.sample(meta)
+            return [KeyedTask(origin, piece, meta, sample) for piece in chosen_state.pieces]
         case OperatorState() as state:
             tasks = [
                 OperatorTask(origin, subtask, handle, state)
-                for subtask, part in found.parts
+                for subtask, part in chosen_state.parts
                 for handle in part.raw
                 if mode_of(handle) == state.mode
             ]
             # What is broadcast is the same on all.
             return tasks[:1] if state.mode == "broadcast" else tasks
         case None:
-            lists = [(subtask, part.lists.get(found.name, ())) for subtask, part in found.parts]
+            lists = [
+                (subtask, part.lists.get(chosen_state.name, ()))
+                for subtask, part in chosen_state.parts
+            ]
             return [ListTask(origin, subtask, elements) for subtask, elements in lists]
 
 

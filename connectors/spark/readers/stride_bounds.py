@@ -35,7 +35,7 @@ def stride_conditions(
     # Of whole numbers there are no more strides than numbers.
     count = min(tasks, high - low)
     cuts = [low + (high - low) * index // count for index in range(1, count)]
-    return strides(column.expression, [_written(cut, column, words) for cut in cuts])
+    return strides(column.expression, [_to_sql(cut, column, words) for cut in cuts])
 
 
 def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
@@ -64,7 +64,7 @@ def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
         ) from error
 
 
-def _written(position: int, column: ReadColumn, words: SqlWords) -> str:
+def _to_sql(position: int, column: ReadColumn, words: SqlWords) -> str:
     match column.kind:
         case Comparable.DATE:
             return f"DATE '{(_DAY + dt.timedelta(days=position)).isoformat()}'"

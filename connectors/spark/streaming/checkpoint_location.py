@@ -85,7 +85,7 @@ class CheckpointLocation:
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise self._unreadable("metadata") from error
 
-    def planned(self) -> PlannedBatch:
+    def read_planned_batch(self) -> PlannedBatch:
         """Return which batch of which query is being planned.
 
         Raises:

@@ -26,7 +26,7 @@ class FirstSink:
     name: str
 
     def require(self, decisions: BatchDecisions) -> None:
-        """Return while the first sink is the one that was, in the place where it was.
+        """Raise ConfigError unless the first sink is the same as before, in the same location.
 
         `decisions` are those that would be used. Changes nothing.
 
@@ -34,7 +34,7 @@ class FirstSink:
             ConfigError: Another sink is first, or its database knows of no decision.
             SinkError, StorageError: The target or the checkpoint cannot be read now.
         """
-        noted = self._place.open(CHECKPOINT_STORAGE).read(_FILE)
+        noted = self._record_location.open(CHECKPOINT_STORAGE).read(_FILE)
         if noted is None:
             return
         first = noted.decode()
@@ -44,17 +44,17 @@ class FirstSink:
                 f" kept with sink {first!r}: name {first!r} first, with the sink that it was. With"
                 f" another one batches would be written twice ({self._where})"
             )
-        found, reason = "none", ""
+        written, reason = "none", ""
         try:
             if decisions.seen().attempt > 0:
                 return
         except ConfigError as error:
-            found, reason = "others", f" ({error})"
+            written, reason = "others", f" ({error})"
         raise ConfigError(
             f"the decisions of this query are kept with sink {first!r}, its first, and where that"
-            f" one writes now there are {found}{reason}: it is another database, or its own tables"
-            " (onceflow_sinks, onceflow_batches) are gone. Name the one in which they are; or begin"
-            f" with a new checkpoint where the rows end ({self._where})"
+            f" one writes now there are {written}{reason}: it is another database, or its own"
+            " tables (onceflow_sinks, onceflow_batches) are gone. Name the one in which"
+            f" they are; or begin with a new checkpoint where the rows end ({self._where})"
         )
 
     def note(self) -> None:
@@ -63,15 +63,15 @@ class FirstSink:
         Raises:
             StorageError: The checkpoint cannot be written.
         """
-        files = self._place.open(CHECKPOINT_STORAGE)
+        files = self._record_location.open(CHECKPOINT_STORAGE)
         if files.read(_FILE) is None:
             files.make_directory("")
             files.write(_FILE, [self.name.encode()])
 
     @property
-    def _place(self) -> FileLocation:
+    def _record_location(self) -> FileLocation:
         return FileLocation.parse(self.directory, publish="auto", options={})
 
     @property
     def _where(self) -> str:
-        return f"noted in {self._place}/{_FILE}"
+        return f"noted in {self._record_location}/{_FILE}"

@@ -31,7 +31,7 @@ from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.streaming.first_sink import FirstSink
-from onceflow.connectors.spark.streaming.writer import task_place
+from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.cluster.spark import use_own_interpreter
 from onceflow.core.spi import GlobalSink, OnBadRow, Sink
@@ -125,22 +125,22 @@ def _frame(made: object, batch_id: int, where: str) -> DataFrame:
 
     if isinstance(made, DataFrame):
         return made
-    found = "None" if made is None else f"a {type(made).__name__}"
+    kind = "None" if made is None else f"a {type(made).__name__}"
     raise ConfigError(
-        f"batch {batch_id}: rows= returned {found}{where}, and must return"
+        f"batch {batch_id}: rows= returned {kind}{where}, and must return"
         " the DataFrame that is to be written: `return batch.select(…)`, without `.write`. What"
         " the function has written by itself is not under the batch's decision"
     )
 
 
 def _under_one_name(rows: Rows | None) -> Rows:
-    def named(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
+    def name_sink(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = batch if rows is None else rows(batch, batch_id)
         if isinstance(made, Mapping):
             raise ConfigError("rows= returns a mapping, and foreach_batch has one sink: name it")
         return {_ROWS: made}
 
-    return named
+    return name_sink
 
 
 @dataclass
@@ -163,7 +163,7 @@ class _ForeachBatch:
         return {**self.__dict__, "_commits": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        planned = self.location.planned()
+        planned = self.location.read_planned_batch()
         if planned.number != batch_id:
             raise ConfigError(
                 f"batch {batch_id} is written, and {self.location} is planning batch"
@@ -191,9 +191,9 @@ class _ForeachBatch:
     def _frames(self, batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = self.rows(batch, batch_id)
         if not isinstance(made, Mapping) or made.keys() != self.sinks.keys():
-            found = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
+            names = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
             raise ConfigError(
-                f"rows= returned {found}, and must return a DataFrame for each of"
+                f"rows= returned {names}, and must return a DataFrame for each of"
                 f" {', '.join(self.sinks)}"
             )
         several = len(self.sinks) > 1
@@ -211,8 +211,8 @@ class _ForeachBatch:
         try:
             reports = [
                 report
-                for place, (name, frame) in enumerate(frames.items())
-                for report in _written(frame, _Task(self._part(plan, name), place, len(frames)))
+                for number, (name, frame) in enumerate(frames.items())
+                for report in _write(frame, _Task(self._part(plan, name), number, len(frames)))
             ]
             commits.commit(reports)
         except Exception:
@@ -283,16 +283,16 @@ class _Task(Shipped):
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; the one row that comes out is the report."""
-        place = task_place()
+        task = this_task()
         # No other write of the batch has the same numbers.
-        number = place.partition * self._writes + self._write
+        number = task.partition * self._writes + self._write
         # With Spark Connect tasks are not told their batch; the function was, and has looked.
-        batch = self.plan.batch.number if place.batch is None else place.batch
-        report = write_task(self.plan, replace(place, partition=number, batch=batch), batches)
+        batch = self.plan.batch.number if task.batch is None else task.batch
+        report = write_task(self.plan, replace(task, partition=number, batch=batch), batches)
         yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
 
-def _written(frame: DataFrame, task: _Task) -> list[TaskReport]:
+def _write(frame: DataFrame, task: _Task) -> list[TaskReport]:
     """Return the reports of all tasks, whose rows are then pre-committed."""
     key = task.plan.target.sink.routing_key()
     if key:

@@ -83,7 +83,7 @@ class QueryEvents(StreamingQueryListener):
         with self._lock:
             query = self._queries.get(str(progress.id))
         # A listener that was added to a query that runs has not seen it start.
-        (query or self._begin(str(progress.id), progress.name)).progressed(progress)
+        (query or self._begin(str(progress.id), progress.name)).on_progress(progress)
 
     @override
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
@@ -95,7 +95,7 @@ class QueryEvents(StreamingQueryListener):
         with self._lock:
             query = self._queries.get(str(event.id))
         if query is not None:
-            query.ended(event.exception)
+            query.on_end(event.exception)
 
     def _begin(self, query_id: str, name: str | None) -> _Query:
         query = _Query(name or query_id, self._listeners)
@@ -113,7 +113,7 @@ class _Query:
         self._running = False
         self.tracker.publish(JobStarted())
 
-    def progressed(self, progress: StreamingQueryProgress) -> None:
+    def on_progress(self, progress: StreamingQueryProgress) -> None:
         """Publish what a job would have told of the batch."""
         rows = _rows_by_source(progress)
         number = CheckpointId(progress.batchId + 1)
@@ -133,7 +133,7 @@ class _Query:
         publish(CheckpointCompleted(number, _commit_ms(milliseconds), at=now))
         publish(SubtaskCommitted(_WHOLE, number, at=now))
 
-    def ended(self, error: str | None) -> None:
+    def on_end(self, error: str | None) -> None:
         """Publish the end."""
         text = error or ""
         if self._running:
@@ -159,13 +159,13 @@ class _Query:
 
 
 def _rows_by_source(progress: StreamingQueryProgress) -> dict[str, int]:
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for number, source in enumerate(progress.sources):
         name = (
             source.description if len(progress.sources) == 1 else f"{number}: {source.description}"
         )
-        found[name] = max(0, source.numInputRows)
-    return found
+        rows[name] = max(0, source.numInputRows)
+    return rows
 
 
 def _commit_ms(milliseconds: Mapping[str, Any]) -> float:

@@ -135,12 +135,12 @@ class BatchTransactions(TransactionSettler):
             SinkError, StorageError: Target or storage cannot be asked now.
         """
         seen = self._decisions.seen()
-        found = {
-            (one.transaction, is_staged(one)): self._described(one, seen, held=True)
+        transactions = {
+            (one.transaction, is_staged(one)): self._describe(one, seen, held=True)
             for sink_id in self._sink_ids(seen)
-            for one in self._held(sink_id)
+            for one in self._list_held(sink_id)
         }
-        return tuple(sorted(found.values(), key=lambda one: commit_order(one.committable)))
+        return tuple(sorted(transactions.values(), key=lambda one: commit_order(one.committable)))
 
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
         """Return `transaction` if it is in doubt, or if a decision that is remembered lists it.
@@ -152,8 +152,8 @@ class BatchTransactions(TransactionSettler):
             if one.transaction == transaction:
                 return one
         seen = self._decisions.seen()
-        decided = _listed(seen).get(transaction)
-        return None if decided is None else self._described(decided, seen, held=False)
+        decided = _committables_of(seen).get(transaction)
+        return None if decided is None else self._describe(decided, seen, held=False)
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
         """Return why the decisions, as they are now, forbid `resolution`, or None."""
@@ -210,19 +210,19 @@ class BatchTransactions(TransactionSettler):
             for one in self._manager.sink_ids(None)
             if self._manager.claimed_by(one) == self._owner
         )
-        listed = (transaction.sink_id for transaction in _listed(seen))
+        listed = (transaction.sink_id for transaction in _committables_of(seen))
         return sorted({self._sink_id, *claimed, *listed})
 
-    def _held(self, sink_id: str) -> Sequence[Committable]:
+    def _list_held(self, sink_id: str) -> Sequence[Committable]:
         staging = self._staging(sink_id)
         staged = map(staged_committable, staging.transactions() if staging else ())
         return (*self._committer(sink_id).in_doubt(), *staged)
 
-    def _described(
+    def _describe(
         self, committable: Committable, seen: BatchClaim, *, held: bool
     ) -> InDoubtTransaction:
         transaction = committable.transaction
-        committable = _listed(seen).get(transaction, committable)
+        committable = _committables_of(seen).get(transaction, committable)
         staged = is_staged(committable)
         prepared_at = None
         if held and staged:
@@ -316,5 +316,5 @@ class SeveralBatchTransactions(TransactionSettler):
         return self._by_sink_id[one.transaction.sink_id]
 
 
-def _listed(seen: BatchClaim) -> Mapping[TransactionId, Committable]:
+def _committables_of(seen: BatchClaim) -> Mapping[TransactionId, Committable]:
     return {c.transaction: c for one in seen.decisions for c in one.committables}

@@ -56,7 +56,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         self._schema = schema
         self._plan = plan
 
-    def shipped(self) -> dict[str, object]:
+    def attributes_to_ship(self) -> dict[str, object]:
         """Give tasks the plan, and no connection."""
         return {"_plan": self._plan, "words": self.words}
 
@@ -64,7 +64,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Pre-commit the rows of one task. Runs on an executor."""
         assert self._plan is not None
-        return ReportMessage(write_task(self._plan, task_place(), iterator))
+        return ReportMessage(write_task(self._plan, this_task(), iterator))
 
     @in_option_words
     def commit(  # type: ignore[override]
@@ -87,7 +87,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         self._commits.abort(self._schema)
 
 
-def planned_writer(
+def make_planned_writer(
     make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> BatchStreamWriter:
     """Return the writer of the batch that Spark is about to run. Runs where Spark plans.
@@ -98,7 +98,7 @@ def planned_writer(
     """
     commits, location = _stream_commits(make_sink, options, overwrite=overwrite)
     rows = arrow_schema(schema)
-    planned = location.planned()
+    planned = location.read_planned_batch()
     plan = commits.plan(rows, planned.number, planned.fingerprint)
     return BatchStreamWriter(commits, rows, plan)
 
@@ -120,7 +120,7 @@ def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRepor
     return reports
 
 
-def task_place() -> TaskPlace:
+def this_task() -> TaskPlace:
     """Return which task this process runs now."""
     context = TaskContext.get()
     assert context is not None, "not in a task"

@@ -61,7 +61,7 @@ def test_a_user_who_reads_is_told_the_grant(database: Database) -> None:
 
     with database.user("SELECT ON other") as user:
         table = POSTGRES_READ if user.url.startswith("postgres") else MYSQL_READ
-        source = table.made({"url": user.url, "dbtable": "ledger"}).source
+        source = table.make({"url": user.url, "dbtable": "ledger"}).source
         with pytest.raises(ConfigError, match=": GRANT SELECT ON") as told:
             read(source)
         database.query(f"GRANT {str(told.value).rpartition(': GRANT ')[2]}")

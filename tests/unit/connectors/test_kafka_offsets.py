@@ -11,7 +11,7 @@ from onceflow.connectors.spark.readers.kafka_offsets import (
     PACKED_ROWS,
     StreamOffsets,
     lag_of,
-    limited,
+    limit_ends,
     ranges_between,
     tasks_of,
 )
@@ -74,7 +74,7 @@ def test_a_limit_is_kept_shared_out_and_always_leaves_something_to_read() -> Non
         ends = {place: first + draw.choice([0, 1, 7, 1000]) for place, first in starts.items()}
         there = sum(ends.values()) - sum(starts.values())
         most = draw.randrange(1, 1500)
-        upto = limited(starts, ends, most)
+        upto = limit_ends(starts, ends, most)
         assert all(starts[place] <= upto[place] <= ends[place] for place in starts), seed
         assert sum(upto.values()) - sum(starts.values()) == min(most, there), seed
 

@@ -86,7 +86,7 @@ def test_no_mistake_in_options_is_told_in_the_words_of_python(
     told: set[str] = set()
     for given in mistakes(table, base):
         try:
-            table.made(given)
+            table.make(given)
         except ConfigError as error:
             told.add(str(error))
     assert len(told) > len(table.options)
@@ -155,7 +155,7 @@ def test_what_spark_calls_tells_errors_and_their_causes_so_in_every_process() ->
 
 
 def test_a_sink_of_ones_own_speaks_as_it_does() -> None:
-    with pytest.raises(OnceflowError, match="primary_key=1"), OptionWords().told():
+    with pytest.raises(OnceflowError, match="primary_key=1"), OptionWords().translate_errors():
         raise SinkError("primary_key=1")
 
 

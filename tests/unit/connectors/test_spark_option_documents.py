@@ -15,13 +15,13 @@ from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
 from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
-from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, Option, OptionTable
+from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, SparkOption
 from onceflow.connectors.spark.versions import SparkInterface
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
 
 
-def _default(table: OptionTable[object], option: Option) -> str:
+def _default(table: OptionTable[object], option: SparkOption) -> str:
     default = table.default_of(option)
     if default is inspect.Parameter.empty:
         return "needed"

@@ -40,12 +40,12 @@ JDBC = {"url": "jdbc:postgresql://db/shop", "user": "u", "dbtable": "shop.orders
 
 def refusal(table: OptionTable[object], options: dict[str, str]) -> str:
     with pytest.raises(ConfigError) as caught:
-        table.made(options)
+        table.make(options)
     return str(caught.value)
 
 
 def test_options_of_sparks_jdbc_writer_make_a_sink() -> None:
-    sink = POSTGRES_WRITE.made(
+    sink = POSTGRES_WRITE.make(
         {
             **JDBC,
             "password": "${env:SHOP_PASSWORD}",
@@ -72,7 +72,7 @@ def test_names_are_read_in_any_case_as_spark_hands_them_over() -> None:
         "createtable": "True",
         "user": "u",
     }
-    assert MYSQL_WRITE.made(options) == MySQLSink(
+    assert MYSQL_WRITE.make(options) == MySQLSink(
         "jdbc:mariadb://db/shop",
         table="t",
         write_mode="upsert",
@@ -83,13 +83,13 @@ def test_names_are_read_in_any_case_as_spark_hands_them_over() -> None:
 
 
 def test_every_other_format_makes_its_sink(tmp_path: object) -> None:
-    kafka = KAFKA_WRITE.made(
+    kafka = KAFKA_WRITE.make(
         {"kafka.bootstrap.servers": "b:9092", "topic": "t", "kafka.sasl.password": "${env:P}"}
     )
     assert repr(kafka) == repr(
         KafkaSink("b:9092", topic="t", format="raw", options={"sasl.password": "${env:P}"})
     )
-    files = FILES_WRITE.made(
+    files = FILES_WRITE.make(
         {
             "path": f"{tmp_path}/out",
             "partitionby": "day",
@@ -103,7 +103,7 @@ def test_every_other_format_makes_its_sink(tmp_path: object) -> None:
         storage_options={"key": "${env:K}", "client_kwargs": {"endpoint_url": "http://s3"}},
     )
     path = f"{tmp_path}/out.db"
-    assert SQLITE_WRITE.made({"url": path, "dbtable": "t"}) == SQLiteSink(path, table="t")
+    assert SQLITE_WRITE.make({"url": path, "dbtable": "t"}) == SQLiteSink(path, table="t")
 
 
 def test_a_mistyped_option_is_refused_with_the_nearest_name() -> None:
@@ -160,7 +160,7 @@ def test_no_error_repeats_a_secret() -> None:
 
 
 def test_options_of_sparks_kafka_source_make_a_reader() -> None:
-    reading = KAFKA_READ_STREAM.made(
+    reading = KAFKA_READ_STREAM.make(
         {
             "kafka.bootstrap.servers": "b:9092",
             "subscribe": "a,b",
@@ -188,7 +188,7 @@ def test_options_of_a_schema_registry_are_its_clients_behind_a_prefix() -> None:
         "schema.registry.basic.auth.user.info": "${env:REGISTRY_USER}",
     }
     servers = {"kafka.bootstrap.servers": "b:9092", **registry}
-    written = KAFKA_WRITE.made(
+    written = KAFKA_WRITE.make(
         {**servers, "topic": "t", "valueformat": "protobuf", "auto.register.schemas": "false"}
     )
     settings = written.settings
@@ -197,7 +197,7 @@ def test_options_of_a_schema_registry_are_its_clients_behind_a_prefix() -> None:
         "http://r:8081", {"basic.auth.user.info": "${env:REGISTRY_USER}"}
     )
     options = {**servers, "subscribe": "a", "valueFormat": "avro", "valueSchema": "id BIGINT"}
-    read = KAFKA_READ.made({**options, "valueSubject": "s"}).settings
+    read = KAFKA_READ.make({**options, "valueSubject": "s"}).settings
     assert (read.registry, read.subject) == (settings.registry, "s")
     assert "did you mean 'valueMessage'" in refusal(KAFKA_READ, {**options, "valueMesage": "M"})
     for name in ("schemaRegistryUrl", "basic.auth.user.info"):
@@ -214,7 +214,7 @@ def test_options_of_keys_make_a_column_of_a_reading_and_records_of_a_writing() -
     assert columns.names[:3] == ["id", "_key", "_topic"]
     assert columns.field("_key").type == pa.string()
     registry = {"schema.registry.url": "http://r:8081", "keySubject": "s"}
-    written = KAFKA_WRITE.made(
+    written = KAFKA_WRITE.make(
         {**servers, **registry, "topic": "t", "valueFormat": "json", "keyColumns": "a,b"}
         | {"keyFormat": "avro"}
     )
@@ -228,8 +228,8 @@ def test_options_of_keys_make_a_column_of_a_reading_and_records_of_a_writing() -
 
 def test_options_of_streams_are_refused_where_there_are_no_triggers() -> None:
     options = {"kafka.bootstrap.servers": "b:9092", "subscribe": "a"}
-    assert KAFKA_READ.made(options).settings.starting == Earliest()
-    assert KAFKA_READ_STREAM.made(options).settings.starting == Latest()
+    assert KAFKA_READ.make(options).settings.starting == Earliest()
+    assert KAFKA_READ_STREAM.make(options).settings.starting == Latest()
     for name in ("maxOffsetsPerTrigger", "kafka.group.id"):
         assert f"{name!r} is not taken by read: `read` has no triggers" in refusal(
             KAFKA_READ, {**options, name: "5"}

@@ -26,10 +26,10 @@ def test_jdbcs_options_are_taken_as_they_are() -> None:
         "fetchsize": "5000",
         "driver": "org.postgresql.Driver",
     }
-    reading = POSTGRES_READ.made(given)
+    reading = POSTGRES_READ.make(given)
     assert reading.source.relation == '"public"."orders"'
     assert (reading.bounds, reading.tasks) == (Bounds("id", "0", "1000"), 8)
-    assert MYSQL_READ.made({"url": _MYSQL, "dbtable": "orders"}).source.relation == "`orders`"
+    assert MYSQL_READ.make({"url": _MYSQL, "dbtable": "orders"}).source.relation == "`orders`"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_options_that_contradict_or_are_unknown_are_refused(
     options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        POSTGRES_READ.made({"url": _POSTGRES, **options})
+        POSTGRES_READ.make({"url": _POSTGRES, **options})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_options_that_contradict_or_are_unknown_are_refused(
 )
 def test_a_query_is_read_by_either_option_as_jdbc_has_it(given: dict[str, str]) -> None:
     for table, url in ((POSTGRES_READ, _POSTGRES), (MYSQL_READ, _MYSQL)):
-        source = table.made({"url": url, **given}).source
+        source = table.make({"url": url, **given}).source
         assert source.relation == "(SELECT (1) AS id) AS onceflow_rows"
 
 
@@ -69,6 +69,6 @@ def test_a_password_by_reference_is_in_no_pickle(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("READER_PASSWORD", _SECRET)
     for table, url in ((POSTGRES_READ, _POSTGRES), (MYSQL_READ, _MYSQL)):
         given = {"url": url, "dbtable": "orders", "password": "${env:READER_PASSWORD}"}
-        reading = table.made(given)
+        reading = table.make(given)
         assert _SECRET.encode() not in pickle.dumps(reading)
         assert _SECRET not in repr(reading)
