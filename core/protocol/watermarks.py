@@ -2,11 +2,16 @@
 
 A watermark w says that all records up to event time w have come. It is told below in the order of
 the rows, so what a subtask knows is the least of what its channels have told. An input that is idle
-tells nothing and is left out; one that has ended has told the end of time.
+or has ended is left out: the others need not wait for it. When none is left because the last ones
+are idle, time comes to where the latest input is, whichever of them became idle first. Where all
+have ended it stands: what goes on from there may still bring what the slowest was at.
 
 Invariants:
     what is told of one input never goes back, nor does what is told below
-    current = min(inputs that are not idle), or as before when all are
+    current = min(inputs that are neither idle nor ended), and never less
+    current = max(all inputs) where there is no such input and one is idle
+    the end of time is told  <=>  all inputs have ended
+    that all are idle is told after the time up to which they have come
 """
 
 from __future__ import annotations
@@ -26,40 +31,69 @@ IDLE = NO_WATERMARK + 1
 
 
 class WatermarkMerge:
-    """The least of several inputs' watermarks. Used by one thread."""
+    """How far event time has come by several inputs' watermarks. Used by one thread."""
 
     def __init__(self, inputs: Iterable[Hashable]) -> None:
         self._watermarks: dict[Hashable, int] = dict.fromkeys(inputs, NO_WATERMARK)
+        """Of an input that has ended the last before its end."""
         self._idle: set[Hashable] = set()
+        self._ended: set[Hashable] = set()
+        self._told_end: set[Hashable] = set()
+        """Those among them that have told the end of time."""
         self.current = NO_WATERMARK
         self._told = NO_WATERMARK
+        self._told_idle = False
 
     def add(self, one: Hashable) -> None:
         """Take in another input, of which nothing is known; nothing happens to a known one."""
         self._watermarks.setdefault(one, NO_WATERMARK)
 
     def on_watermark(self, one: Hashable, watermark: int) -> None:
-        """Take in what input `one` has told: a watermark, or that it is idle."""
+        """Take in what input `one` has told: a watermark, its end, or that it is idle."""
         if watermark == IDLE:
-            self._idle.add(one)
+            if one not in self._ended:
+                self._idle.add(one)
             return
-        before = self._watermarks[one]
+        if watermark == MAX_WATERMARK:
+            self._told_end.add(one)
+            self.on_ended(one)
+            return
+        before = MAX_WATERMARK if one in self._told_end else self._watermarks[one]
         require(watermark >= before, f"the watermark of {one} goes back: {before} to {watermark}")
         self._watermarks[one] = watermark
         self._idle.discard(one)
+        self._ended.discard(one)
+
+    def on_ended(self, one: Hashable) -> None:
+        """Take in that input `one` has no more records, which is not the end of time."""
+        self._ended.add(one)
+        self._idle.discard(one)
 
     def next(self) -> int | None:
-        """Return what is to be told below now, once: the watermark, or that all are idle."""
-        awake = [w for one, w in self._watermarks.items() if one not in self._idle]
-        if not awake:
-            news = IDLE
+        """Return what is to be told below next, once: a watermark, or that all are idle.
+
+        Call it until it returns None.
+        """
+        left_out = self._idle | self._ended
+        awake = [w for one, w in self._watermarks.items() if one not in left_out]
+        if self._told_end and len(self._told_end) == len(self._watermarks):
+            latest = MAX_WATERMARK
+        elif awake:
+            latest = min(awake)
+        elif self._idle:
+            latest = max(self._watermarks.values())
         else:
-            # One that wakes up may be behind; time does not go back for it.
-            self.current = news = max(self.current, min(awake))
-        if news in (self._told, NO_WATERMARK):
-            return None
-        self._told = news
-        return news
+            latest = NO_WATERMARK
+        # One that wakes up may be behind; time does not go back for it.
+        self.current = max(self.current, latest)
+        is_idle = not awake and self.current != MAX_WATERMARK
+        if self.current > self._told or (self._told_idle and not is_idle):
+            self._told, self._told_idle = self.current, False
+            return None if self.current == NO_WATERMARK else self.current
+        if is_idle and not self._told_idle:
+            self._told_idle = True
+            return IDLE
+        return None
 
 
 class SplitWatermarks:
@@ -90,7 +124,7 @@ class SplitWatermarks:
     def on_ended(self, split_id: str) -> None:
         """Take in that no more rows of a split come: nobody waits for it."""
         self._seen_at_s.pop(split_id, None)
-        self._merge.on_watermark(split_id, IDLE)
+        self._merge.on_ended(split_id)
 
     def next(self, now_s: float) -> int | None:
         """Return what is to be told below now, once."""

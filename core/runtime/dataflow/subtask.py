@@ -245,17 +245,16 @@ class Subtask(ABC):
             self.ref, barrier.checkpoint, pending, timings, overtaken=tuple(overtaken)
         )
 
-    def _advance(self, watermark: int | None) -> None:
-        """Tell the operators and all below what event time is, if there is news."""
-        if watermark is None:
-            return
-        if watermark != IDLE:
-            for operator in self._operators:
-                operator.on_watermark(watermark)
-        # The end of the input says the same as its watermark.
-        if watermark != MAX_WATERMARK:
-            for edge in self._edges:
-                edge.partitioner.tell(watermark)
+    def _advance(self, next_watermark: Callable[[], int | None]) -> None:
+        """Tell the operators and all below what event time is, as long as there is news."""
+        while (watermark := next_watermark()) is not None:
+            if watermark != IDLE:
+                for operator in self._operators:
+                    operator.on_watermark(watermark)
+            # The end of the input says the same as its watermark.
+            if watermark != MAX_WATERMARK:
+                for edge in self._edges:
+                    edge.partitioner.tell(watermark)
 
     def _end_of_stream(self) -> None:
         for operator in self._operators:
@@ -305,7 +304,7 @@ class SourceSubtask(Subtask):
                 return
         if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
-            self._advance(self._source.next_watermark())
+            self._advance(self._source.next_watermark)
         polled = self._source.reader.poll(self._poll_timeout_s)
         self._source.reject(self._source.reader.rejected())
         match polled:
@@ -423,7 +422,7 @@ class ReceivingSubtask(Subtask):
         # Among what is replayed, one is of the attempt before; the channels bring it again.
         if watermark is not None and channel in self._timed_channels:
             self._watermarks.on_watermark(channel, watermark)
-            self._timed(lambda: self._advance(self._watermarks.next()))
+            self._timed(lambda: self._advance(self._watermarks.next))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._carry_out(self._alignment.on_abort(checkpoint))

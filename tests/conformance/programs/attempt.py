@@ -234,7 +234,7 @@ class Attempt:
             if isinstance(subtask, SourceSubtask):
                 # What was read is told before the barrier, so that the same records are late
                 # whether there is a restore behind it or not.
-                subtask._advance(subtask._source.next_watermark())
+                subtask._advance(subtask._source.next_watermark)
         trigger = TriggerCheckpoint(CheckpointId(number), kind, 0, None, form)
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):

@@ -48,6 +48,45 @@ def test_when_all_are_idle_that_is_told_and_time_stands() -> None:
     assert (merge.next(), merge.next(), merge.current) == (IDLE, None, 10)
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_when_all_are_idle_time_is_where_the_latest_is_whichever_became_idle_first(
+    order: str,
+) -> None:
+    merge = WatermarkMerge("ab")
+    merge.on_watermark("a", 10)
+    merge.on_watermark("b", 3)
+    assert merge.next() == 3
+    for one in order:
+        merge.on_watermark(one, IDLE)
+    assert (merge.next(), merge.next(), merge.next()) == (10, IDLE, None)
+    merge.on_watermark("b", 4)
+    assert (merge.next(), merge.next()) == (10, None)
+
+
+def test_the_end_of_one_input_is_not_the_end_of_time_while_the_others_are_idle() -> None:
+    merge = WatermarkMerge("abc")
+    merge.on_watermark("a", 10)
+    merge.on_watermark("b", 3)
+    merge.on_watermark("a", MAX_WATERMARK)
+    merge.on_watermark("b", IDLE)
+    assert merge.next() is None
+    merge.on_watermark("c", IDLE)
+    assert (merge.next(), merge.next(), merge.next()) == (10, IDLE, None)
+    merge.on_watermark("b", 12)
+    assert (merge.next(), merge.next()) == (12, None)
+    merge.on_watermark("b", MAX_WATERMARK)
+    assert (merge.next(), merge.next()) == (IDLE, None)
+    merge.on_watermark("c", MAX_WATERMARK)
+    assert (merge.next(), merge.next()) == (MAX_WATERMARK, None)
+
+
+def test_nothing_comes_after_the_end_of_an_input() -> None:
+    merge = WatermarkMerge("a")
+    merge.on_watermark("a", MAX_WATERMARK)
+    with pytest.raises(InvariantViolation, match="watermark of a goes back"):
+        merge.on_watermark("a", 5)
+
+
 def test_the_end_of_all_inputs_is_the_end_of_time() -> None:
     merge = WatermarkMerge("ab")
     merge.on_watermark("a", MAX_WATERMARK)
@@ -107,3 +146,14 @@ def test_a_split_that_has_ended_holds_up_none_of_the_others() -> None:
     # A restore goes on from what was seen.
     held = watermarks.held([Split("a", b""), Split("b", b"")])
     assert [split.event_time_ms for split in held] == [100, 10]
+
+
+def test_where_all_splits_have_ended_time_stands_for_a_job_that_goes_on() -> None:
+    """The slowest may have more records then, and they are late for nothing."""
+    watermarks = SplitWatermarks(splits(a=None, b=None), 0, idle_after_s=10.0)
+    watermarks.on_rows("a", 100, 1.0)
+    watermarks.on_rows("b", 10, 1.0)
+    assert watermarks.next(1.0) == 9
+    watermarks.on_ended("a")
+    watermarks.on_ended("b")
+    assert [watermarks.next(now_s) for now_s in (1.0, 1.0, 99.0)] == [IDLE, None, None]
