@@ -24,14 +24,31 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
 from onceflow.core.api.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm, TriggerCheckpoint
+from onceflow.core.protocol.decisions import (
+    CheckpointKind,
+    NotifyAbort,
+    StateForm,
+    TriggerCheckpoint,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.protocol.snapshots import (
+    CompletedCheckpoint,
+    InFlight,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow import subtask as subtask_module
-from onceflow.core.runtime.dataflow.channels import Batch, LocalChannel, OutputChannel
+from onceflow.core.runtime.dataflow.channels import (
+    Batch,
+    LocalChannel,
+    OutputChannel,
+    encode_batches,
+)
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.subtask import (
+    ReceivingSubtask,
     SnapshotTaken,
     SourceSubtask,
     Subtask,
@@ -57,7 +74,9 @@ class _Plan:
     job: str = "program"
     max_parallelism: int = MAX_PARALLELISM
     delivery: Delivery = Delivery.EXACTLY_ONCE
-    settings: RuntimeSettings = field(default_factory=lambda: RuntimeSettings(poll_timeout_s=0.001))
+    settings: RuntimeSettings = field(
+        default_factory=lambda: RuntimeSettings(poll_timeout_s=0.001, channel_batches=2)
+    )
     allow_non_restored_state: bool = False
 
 
@@ -161,6 +180,7 @@ class Attempt:
         number: int,
         restored: CompletedCheckpoint | None,
         splits: Mapping[str, tuple[bytes, ...]],
+        allow_non_restored_state: bool = False,
     ) -> None:
         self._rng = rng
         self._files = files
@@ -170,7 +190,11 @@ class Attempt:
         self._reports: list[SubtaskReport] = []
         begin = restored or _beginning(parallelism, splits)
         slots = restored_slots(graph, begin, parallelism)
-        plan = _Plan(parallelism, AttemptId(number))
+        plan = _Plan(
+            parallelism,
+            AttemptId(number),
+            allow_non_restored_state=allow_non_restored_state,
+        )
         self._builders: list[_Builder] = []
         for index in range(parallelism):
             where = scratch / f"{number}-{index}"
@@ -195,10 +219,13 @@ class Attempt:
             if isinstance(subtask, SourceSubtask) and subtask._source.reader.snapshot():
                 subtask._step()
                 subtask._flush()
-        for subtask in self._subtasks:
-            if not isinstance(subtask, SourceSubtask):
-                while subtask.gate.waiting():
-                    subtask._step()
+        receiving = [one for one in self._subtasks if not isinstance(one, SourceSubtask)]
+        for _ in range(STEPS_MAX):
+            waiting = [one for one in receiving if one.gate.waiting() or not one._flush()]
+            if not waiting:
+                break
+            for subtask in receiving:
+                subtask._step()
         self._raise_failures()
 
     def tell_idle(self) -> None:
@@ -212,7 +239,7 @@ class Attempt:
             if isinstance(one, SourceSubtask) and not one._source.reader.snapshot()
         ]
         receiving = [one for one in self._subtasks if not isinstance(one, SourceSubtask)]
-        for _ in range(4 + 4 * self.parallelism):
+        for _ in range(8 + 8 * self.parallelism):
             for subtask in (*idle, *receiving):
                 subtask._step()
         self._raise_failures()
@@ -224,21 +251,18 @@ class Attempt:
         self._raise_failures()
 
     def checkpoint(
-        self, number: int, kind: CheckpointKind, form: StateForm = StateForm.NATIVE
+        self,
+        number: int,
+        kind: CheckpointKind,
+        form: StateForm = StateForm.NATIVE,
+        *,
+        overtakes: bool = False,
     ) -> tuple[CompletedCheckpoint, dict[str, list[Row]]]:
         """Return a checkpoint that every subtask has taken, and by sink the rows that it decides.
 
         The stream goes on meanwhile.
         """
-        for subtask in self._subtasks:
-            if isinstance(subtask, SourceSubtask):
-                # What was read is told before the barrier, so that the same records are late
-                # whether there is a restore behind it or not.
-                subtask._advance(subtask._source.next_watermark)
-        trigger = TriggerCheckpoint(CheckpointId(number), kind, 0, None, form)
-        for subtask in self._subtasks:
-            if isinstance(subtask, SourceSubtask):
-                subtask.gate.post(trigger)
+        self._trigger(number, kind, form, overtakes=overtakes)
         taken: dict[SubtaskRef, SnapshotTaken] = {}
         for _ in range(STEPS_MAX):
             self.step()
@@ -250,7 +274,11 @@ class Attempt:
         else:
             raise AssertionError(f"checkpoint {number} is never taken by all subtasks")
         snapshots = tuple(
-            SubtaskSnapshot(ref, tuple(one.upload(self._files) for one in report.pending))
+            SubtaskSnapshot(
+                ref,
+                tuple(one.upload(self._files) for one in report.pending),
+                in_flight=self._persist_overtaken(report),
+            )
             for ref, report in sorted(taken.items(), key=lambda item: str(item[0]))
         )
         completed = CompletedCheckpoint(
@@ -263,6 +291,50 @@ class Attempt:
                 for one in sorted(sink.taken):
                     rows.setdefault(uid, []).extend(sink.taken.pop(one))
         return completed, rows
+
+    def give_up_checkpoint(self, number: int, steps: int, *, overtakes: bool) -> None:
+        """Take a part of a periodic checkpoint that is aborted then."""
+        self._trigger(number, CheckpointKind.PERIODIC, StateForm.NATIVE, overtakes=overtakes)
+        for _ in range(steps):
+            self.step()
+        for report in self._take_reports():
+            if isinstance(report, SnapshotTaken):
+                self._abandon(report)
+        for subtask in self._subtasks:
+            subtask.gate.post(NotifyAbort(CheckpointId(number), "given up"))
+        self._settle_mail()
+
+    def _abandon(self, report: SnapshotTaken) -> None:
+        """Give up what a subtask has taken, uploaded already or not."""
+        for pending in report.pending:
+            if self._rng.random() < 0.5:
+                pending.upload(self._files)
+            else:
+                pending.discard()
+
+    def _trigger(
+        self, number: int, kind: CheckpointKind, form: StateForm, *, overtakes: bool
+    ) -> None:
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask) and subtask._reading:
+                # What was read is told before the barrier, so that the same records are late
+                # whether there is a restore behind it or not.
+                subtask._advance(subtask._source.next_watermark)
+        after_s = 0.0 if overtakes else None
+        trigger = TriggerCheckpoint(CheckpointId(number), kind, 0, after_s, form)
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.gate.post(trigger)
+
+    def _persist_overtaken(self, report: SnapshotTaken) -> tuple[InFlight, ...]:
+        own = key_group_range(MAX_PARALLELISM, self.parallelism, report.subtask.index)
+        persisted: list[InFlight] = []
+        for one in report.overtaken:
+            groups = own if one.sent else range(MAX_PARALLELISM)
+            data = encode_batches(one.batches)
+            handle = self._files.write(f"in-flight-{one.chain}", data, key_groups=groups)
+            persisted.append(InFlight(one.chain, one.sent, handle, one.input))
+        return tuple(persisted)
 
     def complete(self, checkpoint: CompletedCheckpoint) -> None:
         """Tell every subtask that the checkpoint is decided."""
@@ -309,7 +381,9 @@ class Attempt:
 
 def _is_busy(subtask: Subtask) -> bool:
     due_in_s = subtask._operators[0].due_in_s
-    is_due = due_in_s is not None and due_in_s <= 0
+    # What waits for the clock where all input has ended does not fire.
+    ends = isinstance(subtask, ReceivingSubtask) and not subtask._alignment.may_emit
+    is_due = due_in_s is not None and due_in_s <= 0 and not ends
     return is_due or bool(subtask.gate.waiting()) or not subtask._flush()
 
 

@@ -10,13 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.conformance.programs.attempt import Attempt, Row, graph_of, without_waiting
-from tests.conformance.programs.generator import (
-    CLOCK_BEGIN_MS,
-    CLOCK_END_MS,
-    Program,
-    check,
-    program_of,
-)
+from tests.conformance.programs.functions import CLOCK_BEGIN_MS, CLOCK_END_MS
+from tests.conformance.programs.generator import IDLE_AFTER_S, Phase, Program, program_of
+from tests.conformance.programs.model import check, check_progress
+from tests.conformance.programs.version import History, Version, later_version
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import HeapBackend, RocksDBBackend
@@ -24,8 +21,13 @@ from onceflow.core.api.graph import ReadFrom
 from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.protocol.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.runtime.dataflow.operators import encode_split
-from onceflow.core.runtime.driver.restore import check_settings
+from onceflow.core.runtime.dataflow import operators
+from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.driver.restore import (
+    check_in_flight,
+    check_operators,
+    check_settings,
+)
 from onceflow.core.state import StateBackend
 from onceflow.core.state.clock import StateClock
 
@@ -40,6 +42,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ms = CLOCK_BEGIN_MS
+        self.idle_s = 0.0
+        """By which splits are idle."""
+
+    def monotonic(self) -> float:
+        """Return it."""
+        return self.idle_s
 
 
 @contextmanager
@@ -49,7 +57,7 @@ def _clock() -> Generator[Clock]:
     def now_ms(_: StateClock) -> int:
         return clock.now_ms
 
-    with patch.object(StateClock, "now_ms", now_ms):
+    with patch.object(StateClock, "now_ms", now_ms), patch.object(operators, "time", clock):
         yield clock
 
 
@@ -66,48 +74,22 @@ class Run:
         self._restored: CompletedCheckpoint | None = None
         self._checkpoints = 0
         self._attempts = 0
+        self._history = History()
         self.rows: list[Row] = []
-        self._attempt = self._started()
-
-    def _check_changes_are_refused(self) -> None:
-        """Raise AssertionError unless a program that would misread the state is refused."""
-        changed = self._program.changed()
-        restored = self._restored
-        if changed is None or restored is None:
-            return
-        if not any(one.keyed for _, one in restored.operator("work")):
-            return
-        graph = graph_of(changed.pipeline())
-        with suppress(StateIncompatible):
-            check_settings(graph, restored)
-            raise AssertionError(f"{changed.kind} by {changed.key[0]}, {changed.size_ms} ms begins")
-
-    def _started(self) -> Attempt:
-        self._check_changes_are_refused()
-        self._attempts += 1
-        graph = graph_of(self._program.pipeline())
-        splits = {
-            operator.uid: tuple(map(encode_split, operator.work.source.splits()))
-            for operator in graph.operators
-            if isinstance(operator.work, ReadFrom)
-        }
-        attempt = Attempt(
-            graph, BACKENDS[self._backend], self._rng.randint(1, 3), self._directory, self._files,
-            self._rng, number=self._attempts, restored=self._restored, splits=splits,
-        )  # fmt: skip
-        if self._restored is not None and self._rng.random() < 0.5:
-            # Records come before event time is told again.
-            attempt.read_some()
-        attempt.tell_idle()
-        return attempt
+        self._release(Phase((), ()))
+        self._attempt = self._begin()
 
     def run(self) -> None:
         """Do all of it, and check what comes out."""
-        for action in self._program.actions:
-            for _ in range(self._rng.choice([0, 10, 30, 80])):
-                self._attempt.step()
-            self._clock.now_ms += self._rng.choice([0, 10, 100, 1000])
-            self._do(action)
+        for number, phase in enumerate(self._program.phases, 1):
+            self._release(phase)
+            for action in phase.actions:
+                self._step()
+                self._do(action)
+            if self._program.has_idle_splits:
+                self._step()
+                self._end_phase()
+                check_progress(self._program, number, self.rows)
         self._attempt.run_until_quiet()
         self._clock.now_ms = CLOCK_END_MS
         self._attempt.run_until_quiet()
@@ -116,7 +98,28 @@ class Run:
         self._attempt.run_until_quiet()
         self._decide(CheckpointKind.FINAL)
         self._attempt.close()
-        check(self._program, self.rows)
+        check(self._program, self._history, self.rows)
+
+    def _release(self, phase: Phase) -> None:
+        """Let splits have the records of a phase, too."""
+        readable = self._program.readable
+        for side, splits in enumerate(self._program.sides):
+            for split in range(len(splits)):
+                readable.setdefault((side, split), 0)
+        for side, split, count in phase.batches:
+            readable[side, split] += count
+
+    def _step(self) -> None:
+        for _ in range(self._rng.choice([0, 10, 30, 80])):
+            self._attempt.step()
+        self._clock.now_ms += self._rng.choice([0, 10, 100, 1000])
+
+    def _end_phase(self) -> None:
+        """Have all splits be read, then be idle, and a checkpoint hold that event time."""
+        self._attempt.run_until_quiet()
+        self._clock.idle_s += IDLE_AFTER_S
+        self._attempt.run_until_quiet()
+        self._decide(CheckpointKind.PERIODIC)
 
     def _do(self, action: str) -> None:
         match action:
@@ -129,6 +132,15 @@ class Run:
                 self._restart()
             case "savepoint":
                 self._move(self._decide(CheckpointKind.SAVEPOINT, StateForm.CANONICAL))
+            case "abort" | "abort and kill":
+                self._checkpoints += 1
+                self._attempt.give_up_checkpoint(
+                    self._checkpoints,
+                    self._rng.choice([0, 5, 20]),
+                    overtakes=self._program.overtakes,
+                )
+                if action == "abort and kill":
+                    self._restart()
             case _:
                 savepoint = self._decide(CheckpointKind.SAVEPOINT_STOP, StateForm.CANONICAL)
                 # What the clock brings meanwhile is not in the savepoint.
@@ -146,18 +158,78 @@ class Run:
 
     def _restart(self) -> None:
         self._attempt.close()
-        self._attempt = self._started()
+        self._attempt = self._begin()
+
+    def _begin(self) -> Attempt:
+        if self._restored is not None:
+            self._check_changes_are_refused(self._restored)
+            self._change_pipeline(self._restored)
+        self._attempts += 1
+        graph = graph_of(self._program.pipeline(self._history.last))
+        if self._restored is not None:
+            check_operators(graph, self._restored)
+            check_settings(graph, self._restored)
+            check_in_flight(graph, self._restored)
+        splits = {
+            operator.uid: tuple(map(encode_split, operator.work.source.splits()))
+            for operator in graph.operators
+            if isinstance(operator.work, ReadFrom)
+        }
+        attempt = Attempt(
+            graph, BACKENDS[self._backend], self._rng.randint(1, 3), self._directory, self._files,
+            self._rng, number=self._attempts, restored=self._restored, splits=splits,
+            allow_non_restored_state=self._program.kind == "running",
+        )  # fmt: skip
+        if self._restored is not None and self._rng.random() < 0.5:
+            # Records come before event time is told again.
+            attempt.read_some()
+        attempt.tell_idle()
+        return attempt
+
+    def _check_changes_are_refused(self, restored: CompletedCheckpoint) -> None:
+        """Raise AssertionError unless a program that would misread the state is refused."""
+        changed = self._program.changed()
+        if changed is None or not any(one.keyed for _, one in restored.operator("work")):
+            return
+        graph = graph_of(changed.pipeline(Version()))
+        with suppress(StateIncompatible):
+            check_settings(graph, restored)
+            raise AssertionError(f"{changed.kind} by {changed.key[0]}, {changed.size_ms} ms begins")
+
+    def _change_pipeline(self, restored: CompletedCheckpoint) -> None:
+        """Write the pipeline another way, where the restored state may go on in it."""
+        if self._program.kind == "result" or self._rng.random() < 0.4:
+            return
+        if any(snapshot.in_flight for snapshot in restored.snapshots):
+            return
+        may_rename = self._program.kind == "running"
+        version = later_version(self._rng, self._history.last, may_rename_total=may_rename)
+        processed: list[int] = []
+        for side, splits in enumerate(self._program.sides):
+            for _, snapshot in restored.operator(f"records-{side}"):
+                for split in map(decode_split, snapshot.lists[SPLITS]):
+                    for batch in splits[int(split.id)][: int(split.position)]:
+                        processed += [record["id"] for record in batch]
+        self._history.begin(version, processed)
 
     def _decide(
         self, kind: CheckpointKind, form: StateForm = StateForm.NATIVE
     ) -> CompletedCheckpoint:
         self._checkpoints += 1
-        completed, rows = self._attempt.checkpoint(self._checkpoints, kind, form)
+        overtakes = self._program.overtakes and kind is CheckpointKind.PERIODIC
+        completed, rows = self._attempt.checkpoint(
+            self._checkpoints, kind, form, overtakes=overtakes
+        )
         self._attempt.complete(completed)
         self._restored = completed
         for written in rows.values():
-            self.rows += written
+            self.rows += map(_as_first_named, written)
         return completed
+
+
+def _as_first_named(row: Row) -> Row:
+    """Return a row with its columns named as the first version has them."""
+    return {"key" if name == "clef" else name.rstrip("_"): value for name, value in row.items()}
 
 
 def run_seed(seed: int, directory: Path, backend: str) -> None:
@@ -187,8 +259,10 @@ def run_program(program: Program, directory: Path, backend: str) -> None:
 def _told(program: Program) -> str:
     told: dict[str, Any] = {
         "kind": program.kind, "key": str(program.key[0]), "extra": str(program.extra[0]),
-        "actions": program.actions, "how": program.how, "lateness": program.lateness_ms,
+        "phases": program.phases, "how": program.how, "lateness": program.lateness_ms,
         "sizes": (program.size_ms, program.slide_ms),
+        "idle": program.has_idle_splits, "overtakes": program.overtakes,
+        "second stage": program.has_second_stage, "ends alone": program.ends_alone,
         "splits": [len(side) for side in program.sides],
     }  # fmt: skip
     return str(told)

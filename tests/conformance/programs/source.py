@@ -16,6 +16,11 @@ class WrittenSource(Source):
 
     parts: tuple[tuple[pa.RecordBatch, ...], ...]
     columns: pa.Schema
+    number: int
+    readable: dict[tuple[int, int], int] = field(compare=False)
+    """By `number` and split, how many batches can be read; changed by the test."""
+    ends_alone: bool
+    """Whether a reader ends as soon as it has read its splits, whatever others do."""
     end: list[bool] = field(default_factory=lambda: [False], compare=False)
     """Whether input may end, changed by the test."""
 
@@ -46,9 +51,12 @@ class _Reader(SourceReader):
 
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         parts = self._source.parts
-        left = [split for split, at in sorted(self._next.items()) if at < len(parts[split])]
+        limits = {split: self._source.readable[self._source.number, split] for split in self._next}
+        left = [split for split, at in sorted(self._next.items()) if at < limits[split]]
         if not left:
-            return EndOfInput() if self._source.end[0] else None
+            is_read = all(at == len(parts[split]) for split, at in self._next.items())
+            ends = self._source.end[0] or (self._source.ends_alone and is_read)
+            return EndOfInput() if ends else None
         split = left[self._turn % len(left)]
         self._turn += 1
         batch = parts[split][self._next[split]]
