@@ -75,6 +75,7 @@ def await_checkpoint(job: Job, number: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.servers
 def test_job_that_is_killed_makes_one_version_a_checkpoint(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ class OwnIndexOfWindows(ProcessWindowFunction):
         self._counts.keep()
 
 
+@pytest.mark.servers
 def test_bytes_by_key_group_and_lists_of_functions_go_through_kills_rescaling_and_backends(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

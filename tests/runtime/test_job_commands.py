@@ -346,6 +346,7 @@ def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: P
     assert "has no job 'another' (there: ledger)" in error
 
 
+@pytest.mark.servers
 def test_checkpoints_and_savepoints_in_storage_are_listed_verified_and_disposed_of(
     tmp_path: Path,
 ) -> None:

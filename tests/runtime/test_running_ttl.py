@@ -102,6 +102,7 @@ def expected() -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.servers
 def test_keys_expire_by_the_time_of_their_last_use_through_kills(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:

@@ -76,7 +76,9 @@ def moving(
     return MovingJob(cluster, tmp_path, target)
 
 
-ON_FILES_TOO = pytest.mark.parametrize("moving", ["sqlite", "files"], indirect=True)
+ON_FILES_TOO = pytest.mark.parametrize(
+    "moving", ["sqlite", pytest.param("files", marks=pytest.mark.servers)], indirect=True
+)
 
 
 @ON_FILES_TOO

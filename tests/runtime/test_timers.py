@@ -86,6 +86,7 @@ def await_rows(sink: DirectorySink, count: int, timeout_s: float = 90.0) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.servers
 def test_timers_fire_once_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:

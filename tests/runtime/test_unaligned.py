@@ -71,6 +71,7 @@ def test_rows_in_flight_come_once_through_kills_while_they_are_persisted_and_rep
     assert_each_once(sink)
 
 
+@pytest.mark.servers
 def test_a_checkpoint_takes_no_longer_than_a_batch_however_many_rows_wait(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def test_rows_behind_a_barrier_that_timed_out_on_its_way_are_part_of_the_next_ch
     assert_exactly_once(sink, source)
 
 
+@pytest.mark.servers
 def test_rows_in_flight_without_an_operator_are_refused_by_name_or_dropped_where_that_is_said(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

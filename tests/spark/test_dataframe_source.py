@@ -106,6 +106,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_reads_the_same_rows(
     assert len(evaluated) == _ROWS
 
 
+@pytest.mark.servers
 def test_a_job_that_is_drained_keeps_the_rows_that_its_next_start_reads(
     spark: SparkSession, tmp_path: Path
 ) -> None:

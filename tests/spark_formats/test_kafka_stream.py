@@ -208,6 +208,7 @@ def test_records_deleted_before_they_were_read_stop_the_query_by_their_offsets(
     assert query.ids() == Counter([*range(10), *range(20, 40)])
 
 
+@pytest.mark.servers
 def test_a_topic_that_is_gone_is_named(query: Query) -> None:
     with pytest.raises(StreamingQueryException, match="topic 'nowhere' does not exist"):
         query.run("nowhere")

@@ -320,6 +320,7 @@ _CASES: list[tuple[Filter, list[int], bool]] = [
 ]
 
 
+@pytest.mark.servers
 def test_filters_are_decided_by_the_database_as_spark_would_or_left_to_it(
     database: Database,
 ) -> None:
