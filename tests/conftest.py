@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.budget import DearFirst, Recorder
 from tests.tiers import mark_left_out
 
 from onceflow import LocalProcesses
@@ -31,6 +32,21 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write how long each test took to tests/durations.json, if all pass",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(DearFirst())
+    elif config.getoption("record_durations"):
+        config.pluginmanager.register(Recorder())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,6 +54,7 @@ ON_SPARK = [
     STEPS + ON_SPARK,
     indirect=["ledger_driver"],
 )
+@pytest.mark.only_proof
 def test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

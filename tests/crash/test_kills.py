@@ -52,6 +52,7 @@ def assert_finished_exactly_once(run: LedgerRun, judge: Judge) -> LedgerStatus:
 
 @SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.only_proof
 def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
     ledger_driver: LedgerDriver, ledger_spec: LedgerSpec, judge: Judge, backend: Backend
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_killed_executor_jvm_is_replaced_and_the_job_goes_on(
 
 @SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.only_proof
 def test_a_killed_postgres_comes_back_with_every_row_once(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

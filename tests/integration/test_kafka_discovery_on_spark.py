@@ -109,6 +109,7 @@ def copy(spark: SparkSession, tmp_path: Path, onceflow_kafka: KafkaServer) -> Co
 @pytest.mark.parametrize(
     "point", [*(pytest.param(one, marks=pytest.mark.slow) for one in (None, "offered")), "decided"]
 )
+@pytest.mark.only_proof
 def test_partitions_added_under_a_running_job_are_read_exactly_once_though_a_slot_dies(
     copy: Copy,
     kafka_topic: TopicFactory,

@@ -257,6 +257,7 @@ def test_broker_killed_while_records_are_produced_has_each_once(
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(_ROWS))
 
 
+@pytest.mark.only_proof
 def test_broker_killed_when_it_has_the_commit_has_each_record_once(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any
 ) -> None:

@@ -86,6 +86,7 @@ def _options(user: str, password: str = "right") -> Mapping[str, str]:
     }
 
 
+@pytest.mark.only_proof
 def test_reader_goes_on_without_loss_when_the_broker_is_killed_and_comes_back(
     broker: EmbeddedKafka, topic: str
 ) -> None:

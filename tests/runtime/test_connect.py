@@ -78,6 +78,7 @@ def enriching(
 
 
 @WALKS
+@pytest.mark.only_proof
 def test_payments_are_enriched_once_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
 ) -> None:

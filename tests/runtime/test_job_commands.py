@@ -102,6 +102,7 @@ def finish(directory: Path, *more: str) -> None:
     assert_exactly_once(sink_of(directory), SOURCE)
 
 
+@pytest.mark.only_proof
 def test_a_user_looks_at_a_job_saves_it_stops_it_and_goes_on(tmp_path: Path) -> None:
     with a_job(tmp_path, "--interval", "0") as process:
         running = await_running(tmp_path)
@@ -166,6 +167,7 @@ def test_clients_without_a_token_keep_no_job_from_being_asked_or_from_ending(
     finish(tmp_path)
 
 
+@pytest.mark.only_proof
 def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
     """SIGKILL right after a savepoint was asked for: the command says so, and the job goes on."""
     with a_job(tmp_path) as process:
@@ -234,6 +236,7 @@ class Failing(DirectorySink):
         raise SinkError("the directory is full")
 
 
+@pytest.mark.only_proof
 def test_a_frozen_driver_is_told_from_a_dead_one_and_does_nothing_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

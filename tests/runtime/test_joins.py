@@ -184,6 +184,7 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
         ),
     ],
 )
+@pytest.mark.only_proof
 def test_each_pair_comes_once_through_kills_and_rescaling(
     cluster: AnyCluster,
     tmp_path: Path,

@@ -65,6 +65,7 @@ def test_without_periodic_checkpoints_the_final_one_commits_everything(
 
 @ON_BOTH
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.only_proof
 def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:

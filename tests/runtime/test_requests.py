@@ -96,6 +96,7 @@ def test_checkpoint_that_was_asked_for_and_failed_is_taken_by_the_next_attempt(
     _goes_on(cluster, tmp_path, sink)
 
 
+@pytest.mark.only_proof
 def test_clock_of_the_driver_that_is_set_back_an_hour_delays_no_checkpoint(
     cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

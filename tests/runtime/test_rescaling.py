@@ -59,6 +59,7 @@ def _await_state(job: Job, through: Through) -> None:
         *(pytest.param(walk, id=_name(walk), marks=pytest.mark.slow) for walk in LONGER),
     ],
 )
+@pytest.mark.only_proof
 def test_a_job_walks_through_parallelisms_with_every_record_once(
     cluster: AnyCluster, tmp_path: Path, walk: tuple[StateBackend, Through, list[int]]
 ) -> None:

@@ -195,6 +195,7 @@ class EventTimer(TimerForEach):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.only_proof
 def test_event_timers_fire_once_in_event_time_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
 from tests.support.directory_sink import DirectorySink
 
 Run: TypeAlias = "subprocess.CompletedProcess[str]"
@@ -76,6 +77,7 @@ def run(directory: Path, records: int, account: str, limit: str) -> Run:
     )
 
 
+@pytest.mark.only_proof
 def test_a_dataclass_and_a_struct_of_the_main_program_keep_their_fields_and_are_never_filled(
     tmp_path: Path,
 ) -> None:

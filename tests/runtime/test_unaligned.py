@@ -50,6 +50,7 @@ from onceflow.core.state import StateBackend
         pytest.param(RocksDBBackend(), 2, 2, id="rocksdb-2-2", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.only_proof
 def test_rows_in_flight_come_once_through_kills_while_they_are_persisted_and_replayed_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend, before: int, after: int
 ) -> None:

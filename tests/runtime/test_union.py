@@ -113,6 +113,7 @@ def united(
 
 
 @WALKS
+@pytest.mark.only_proof
 def test_united_records_come_once_through_kills_and_rescaling(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend, unaligned: bool
 ) -> None:

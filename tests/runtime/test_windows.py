@@ -132,6 +132,7 @@ def test_days_of_china_begin_at_flinks_offset_of_eight_hours_less() -> None:
         pytest.param(SlidingEventTimeWindows(0.6, 0.2), 600, 200, True, id="sliding, unaligned"),
     ],
 )
+@pytest.mark.only_proof
 def test_windows_come_out_once_through_kills_and_rescaling(
     cluster: AnyCluster,
     tmp_path: Path,

@@ -263,6 +263,7 @@ def test_three_operators_in_parallel_and_a_shuffle_into_one_writer_survive_a_cra
         pytest.param(RocksDBBackend(), id="rocksdb", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.only_proof
 def test_a_count_for_each_of_a_million_users_is_a_state_of_their_size(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:

@@ -22,6 +22,7 @@ SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "500"))
 @pytest.mark.parametrize(
     "schedules", [SCHEDULES, pytest.param(10 * SCHEDULES, marks=pytest.mark.slow)]
 )
+@pytest.mark.only_proof
 def test_every_invariant_holds_in_every_schedule(schedules: int) -> None:
     found = explore(schedules, SEED)
     if found.failures:
@@ -36,6 +37,7 @@ def test_every_invariant_holds_in_every_schedule(schedules: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", MUTANTS, ids=lambda variant: variant.name)
+@pytest.mark.only_proof
 def test_a_broken_variant_is_caught(variant: Variant) -> None:
     verdict = try_mutant(variant, seed=0)
     assert verdict.caught, f"{variant.name} survived {verdict.schedules} schedules"

@@ -153,6 +153,7 @@ _WAYS = [
 
 
 @pytest.mark.parametrize(("command", "send"), _WAYS)
+@pytest.mark.only_proof
 def test_a_signal_is_a_stop_with_a_last_checkpoint(
     spark: SparkSession,
     tmp_path: Path,
@@ -189,6 +190,7 @@ def test_a_program_that_does_something_else_stops_as_well(
         pytest.param(False, id="deadline", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.only_proof
 def test_a_stop_that_does_not_come_is_cancelled(
     cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program], again: bool
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_stop_that_does_not_come_is_cancelled(
 
 
 @SLOWLY_ON_SPARK
+@pytest.mark.only_proof
 def test_process_1_of_a_container_stops_at_sigterm(
     cluster: AnyCluster, tmp_path: Path, program: Callable[..., Program]
 ) -> None:
@@ -222,6 +225,7 @@ def test_process_1_of_a_container_stops_at_sigterm(
     assert_goes_on_exactly_once(cluster, tmp_path)
 
 
+@pytest.mark.only_proof
 def test_spark_that_is_stopped_under_a_job_ends_it_at_once_by_that_name(
     spark: SparkSession, tmp_path: Path, program: Callable[..., Program]
 ) -> None:

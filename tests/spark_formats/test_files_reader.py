@@ -53,6 +53,7 @@ class Writing:
         return found
 
 
+@pytest.mark.only_proof
 def test_exactly_the_committed_files_are_read_and_as_of_a_checkpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_two_tables_of_a_database_have_all_rows_of_a_batch_or_none_when_one_refu
     assert found("orders") == found("paid") == list(range(10))
 
 
+@pytest.mark.only_proof
 def test_tables_of_two_databases_and_dead_letters_have_one_decision(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_table_whose_rows_take_those_of_others_with_them_is_not_replaced(
 
 @pytest.mark.spark
 @pytest.mark.integration
+@pytest.mark.only_proof
 def test_overwrite_and_complete_replace_the_rows_as_with_sparks_own_formats(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def pipeline_of(directory: Path, backend: StateBackend, max_parallelism: int | N
         pytest.param(RocksDBBackend(), id="rocksdb", marks=pytest.mark.servers),
     ],
 )
+@pytest.mark.only_proof
 def test_a_job_starts_from_tables_and_their_values_go_on_exactly(
     tmp_path: Path, backend: StateBackend
 ) -> None:

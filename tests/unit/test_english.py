@@ -199,6 +199,7 @@ def test_help_texts_are_sentences() -> None:
     assert wrong == []
 
 
+@pytest.mark.only_proof
 def test_only_what_exists_is_excused() -> None:
     """An excuse that nothing needs any more hides the next one."""
     assert [folder for folder in UNSWEPT if not (ROOT / folder).exists()] == []

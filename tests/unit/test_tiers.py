@@ -1,4 +1,4 @@
-"""The rules by which tests are left out of the default run name tests that exist."""
+"""The default run stays within its budget; the rules that leave tests out name what exists."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tests.budget import BUDGET_S, LONG_S, Durations, default_run
 from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, is_left_out
 
 ROOT = Path(__file__).parents[2]
@@ -24,3 +25,39 @@ def test_a_twin_on_another_database_is_left_out_and_what_is_mysqls_own_is_not() 
     assert is_left_out(f"{shared}[mysql-two_phase]")
     assert not is_left_out(f"{shared}[postgres-two_phase]")
     assert not is_left_out(f"{own}[mysql]")
+
+
+@pytest.fixture
+def of_default_run(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """What `script/test` runs, in a run that collects all of it."""
+    begun = {item.path.relative_to(ROOT / "tests").parts[0] for item in request.session.items}
+    if not begun >= {path.parent.name for path in ROOT.glob("tests/*/test_*.py")} - {"containers"}:
+        pytest.skip("not all tests were asked for")
+    return default_run(request.session.items)
+
+
+def test_the_default_run_is_within_its_budget(of_default_run: list[pytest.Item]) -> None:
+    sum_s = Durations.read().sum_s(item.nodeid for item in of_default_run)
+    assert sum_s <= BUDGET_S, "make tests cheaper, or mark them `servers` or `slow`"
+
+
+def test_a_long_test_of_the_default_run_is_the_one_proof_of_what_it_shows(
+    of_default_run: list[pytest.Item],
+) -> None:
+    seconds = Durations.read().by_test
+    unmarked = [
+        item.nodeid
+        for item in of_default_run
+        if seconds.get(item.nodeid, 0.0) > LONG_S and not item.get_closest_marker("only_proof")
+    ]
+    assert unmarked == [], "mark them `servers` or `slow`; else `only_proof`, with what they prove"
+
+
+def test_a_record_has_long_tests_by_name_and_the_sum_of_all_else(tmp_path: Path) -> None:
+    record = tmp_path / "durations.json"
+    taken = {"tests/a.py::test_x[1]": 12.34, "tests/a.py::test_y": 1.02, "tests/b.py::test_z": 0.5}
+    Durations(taken, others_s=2.0).write("by hand", record)
+    found = Durations.read(record)
+    assert found.by_test == {"tests/a.py::test_x[1]": 12.3, "tests/a.py::test_y": 1.0}
+    assert found.others_s == 2.5
+    assert found.sum_s(["tests/a.py::test_x[1]", "tests/b.py::test_z"]) == pytest.approx(14.8)

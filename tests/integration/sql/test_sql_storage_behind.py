@@ -38,6 +38,7 @@ def moving(cluster: AnyCluster, tmp_path: Path, database: Database, mode: str) -
     return MovingJob(cluster, tmp_path, TableTarget(database, mode), "job.ledger")
 
 
+@pytest.mark.only_proof
 def test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_a_database_has(
     moving: MovingJob,
 ) -> None:
