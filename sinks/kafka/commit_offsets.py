@@ -13,13 +13,11 @@ from itertools import chain
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
+from onceflow.connectors.kafka.brokers import Admin, await_result
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.kafka.clients import Admin, Troubles, answered, open_admin
+from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 from onceflow.sinks.kafka.transactional_lane import lane_name, proven
-
-_REPLY_S = 1.0
-"""How much longer than the client's own timeout a future is waited for."""
 
 
 def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequence[TransactionId]:
@@ -29,10 +27,9 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
         ConfigError: It is not permitted.
         SinkError: No broker answered in time.
     """
-    troubles = Troubles(settings)
-    admin = open_admin(settings, troubles)
-    groups = answered(
-        settings, troubles, partial(_list_groups, admin), f"consumer groups of {settings.where}"
+    brokers = open_brokers(settings)
+    groups = brokers.ask(
+        partial(_list_groups, brokers.admin), f"consumer groups of {settings.where}"
     )
     lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
     texts = [read_texts(settings, one).values() for one in groups if lane.fullmatch(one)]
@@ -46,15 +43,13 @@ def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
         ConfigError: It is not permitted.
         SinkError: No broker answered in time.
     """
-    troubles = Troubles(settings)
-    admin = open_admin(settings, troubles)
+    brokers = open_brokers(settings)
     what = f"offsets of group {group} at {settings.where}"
-    return answered(settings, troubles, partial(_ask_texts, admin, group), what)
+    return brokers.ask(partial(_ask_texts, brokers.admin, group), what)
 
 
 def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
-    future = admin.list_consumer_groups(request_timeout=timeout_s)
-    found = future.result(timeout_s + _REPLY_S)
+    found = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
     for error in found.errors:  # a broker that did not tell its own
         raise error
     return [one.group_id for one in found.valid]
@@ -63,7 +58,7 @@ def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
 def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
     asked = [ConsumerGroupTopicPartitions(group)]
     futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
-    found = futures[group].result(timeout_s + _REPLY_S).topic_partitions
+    found = await_result(futures[group], timeout_s).topic_partitions
     for one in found:
         if one.error is not None:
             raise KafkaException(one.error)

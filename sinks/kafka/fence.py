@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
+from onceflow.connectors.kafka.client import describe_error, error_of
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log_memory import Decided
@@ -25,8 +26,6 @@ from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka.clients import (
     Isolation,
     committed_metadata,
-    described,
-    error_of,
     is_fenced,
     open_group_reader,
     open_producer,
@@ -183,7 +182,7 @@ def refusal(
     error: KafkaException, settings: KafkaSinkSettings, text: str
 ) -> ConfigError | Fenced | SinkError:
     """Return the error that `error` is to a user: `text`, its reason, and what to grant."""
-    reason = described(error, settings)
+    reason = describe_error(error, settings)
     if is_fenced(error_of(error)):
         return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
     advice = _ADVICE.get(error_of(error).name())

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
+from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
@@ -19,10 +20,8 @@ from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    Troubles,
-    answered,
     committed_metadata,
-    open_admin,
+    open_brokers,
     open_group_reader,
 )
 from onceflow.sinks.kafka.committer import KafkaCommitter
@@ -89,13 +88,6 @@ class KafkaResourceManager(ResourceManager):
 
     def _all_topics(self) -> Sequence[str]:
         if self._topics is None:
-            troubles = Troubles(self._settings)
-            admin = open_admin(self._settings, troubles)
-            cluster = answered(
-                self._settings,
-                troubles,
-                lambda wait_s: admin.list_topics(timeout=wait_s),
-                f"the topics of {self.name}",
-            )
-            self._topics = [topic for topic in cluster.topics if not topic.startswith("__")]
+            names = Topics(open_brokers(self._settings)).list_names()
+            self._topics = [topic for topic in names if not topic.startswith("__")]
         return self._topics

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import ClassVar
 
-from onceflow.connectors.kafka.keys import KeyFormat
-from onceflow.connectors.kafka.registry import RegistrySettings
+from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
+from onceflow.connectors.kafka.settings import TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.settings.pipeline_settings import Delivery
-from onceflow.core.spi.client_options import OptionRules, OptionValue
+from onceflow.core.spi.client_options import OptionValue
 
-SPARK_PREFIX = "kafka."
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
 """Why checkpoint storage is needed."""
 
@@ -25,6 +25,7 @@ MESSAGE_BYTES_MAX_DEFAULT = 1_000_000
 """librdkafka's; 48 kB under the broker's, which also counts headers and what frames a batch."""
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
+    **DEFAULTS,
     # Java's and Spark's partitioner, so that a key lands where their producers put it.
     "partitioner": "murmur2_random",
     # Fills batches while a checkpoint is produced; a commit does not wait for it.
@@ -33,9 +34,6 @@ TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     "queue.buffering.max.kbytes": 262_144,
     # A transaction right after another one is told to wait for its end; 100 ms is librdkafka's.
     "retry.backoff.ms": 10,
-    "allow.auto.create.topics": False,
-    "reconnect.backoff.max.ms": 1000,
-    "socket.keepalive.enable": True,
     # Its own lines repeat every failed connection attempt; errors are raised with their reason.
     "log_level": 0,
 }
@@ -58,36 +56,19 @@ _OWNED: Mapping[str, str] = {
     "value.serializer": "format= says how rows are encoded",
     "interceptor.classes": "there are no interceptors here",
 }
-_JAVA_ONLY: Mapping[str, str] = {
-    "sasl.jaas.config": "give sasl.mechanism, sasl.username and sasl.password instead",
-    "sasl.login.callback.handler.class": "for OAUTHBEARER give sasl.oauthbearer.method=oidc",
-    "ssl.truststore.location": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.truststore.password": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.truststore.type": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.keystore.type": "a PKCS#12 file goes to ssl.keystore.location as it is",
+_JAVA_PRODUCERS: Mapping[str, str] = {
     "max.request.size": "give message.max.bytes instead",
     "buffer.memory": "give queue.buffering.max.kbytes instead",
     "max.block.ms": "give deadline_s= instead",
     "partitioner.class": "give partitioner=murmur2_random, consistent_random or fnv1a instead",
-    "request.timeout.ms": "give socket.timeout.ms instead",
 }
-_JAVA_FILES: Mapping[str, str] = {
-    ".jks": "a Java keystore: export PEM files and give"
-    " ssl.ca.location, ssl.certificate.location and ssl.key.location",
-}
-_SECRET_PARTS = ("password", "secret", "key.pem", "token", "assertion", "sasl.oauthbearer.config")
 
-RULES = OptionRules(
-    what="Kafka option",
-    prefix=SPARK_PREFIX,
-    owned=_OWNED,
+RULES = replace(
+    LIBRDKAFKA,
     owner="the sink",
-    foreign=_JAVA_ONLY,
-    foreign_client="the Java client",
-    foreign_files=_JAVA_FILES,
-    secret_parts=_SECRET_PARTS,
+    owned=_OWNED,
+    foreign={**LIBRDKAFKA.foreign, **_JAVA_PRODUCERS},
 )
-
 
 TRANSACTION_TIMEOUT_MIN_S = 1.0
 """Below it librdkafka has no time left for a single request."""
@@ -159,12 +140,15 @@ class StaleRowsRules:
         return self.by_transaction.get(transaction, self.otherwise)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class KafkaSinkSettings:
-    """The settings of one `KafkaSink`, in their final form."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class KafkaSinkSettings(TopicSettings):
+    """The settings of one `KafkaSink`, in their final form.
 
-    bootstrap_servers: str
-    topics: tuple[str, ...]
+    Without `key_format` a key of one column is text or bytes, and one of several is a JSON object.
+    """
+
+    operation: ClassVar[str] = "Write"
+
     topic_column: str | None
     format: RecordFormat
     key: tuple[str, ...]
@@ -173,33 +157,19 @@ class KafkaSinkSettings:
     delivery: Delivery
     stale_rows: StaleRowsRules
     transaction_timeout_s: float
-    deadline_s: float
-    options: dict[str, str] = field(default_factory=dict[str, str])
-    registry: RegistrySettings | None = None
-    subject: str | None = None
-    """Of the values' schema; none: the topic's."""
     auto_register: bool = True
-    """Whether the rows' schema is registered, or written is by the subject's latest version."""
-    message: str | None = None
-    """In Protobuf, which message of that version is written; none: the first."""
-    key_format: KeyFormat | None = None
-    """None: one column as text or bytes, several as a JSON object."""
-    key_subject: str | None = None
-    """Of the keys' schema; none: the topic's."""
+    """Whether the rows' schema is registered, or the subject's latest version is written by."""
     is_key: bool = False
     """Whether this is how keys are written: as values of a subject of their own."""
     alone: bool = False
     """Whether the only column is the value itself, and no field of a record."""
 
     def __post_init__(self) -> None:
-        if not self.bootstrap_servers.strip():
-            raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
-        self._check_registry()
-        self._check_key()
+        self.check_cluster()
         if not self.topics or not all(self.topics):
             raise ConfigError(f"topic={self.topics!r}: give the name of at least one topic")
-        if len(set(self.topics)) != len(self.topics):
-            raise ConfigError(f"topic={self.topics!r} names a topic twice")
+        self._check_schema()
+        self._check_key()
         if len(self.topics) > 1 and self.topic_column is None:
             raise ConfigError(
                 f"topic={self.topics!r}: with several topics topic_column= must name the column"
@@ -210,59 +180,35 @@ class KafkaSinkSettings:
                 f"transaction_timeout_s={self.transaction_timeout_s} is under"
                 f" {TRANSACTION_TIMEOUT_MIN_S:g}"
             )
-        if not self.deadline_s > 0:
-            raise ConfigError(f"deadline_s={self.deadline_s} is not positive")
         limit = self.options.get(MESSAGE_BYTES_MAX, "1")
         if not limit.isdecimal():
             raise ConfigError(f"Kafka option {MESSAGE_BYTES_MAX}={limit!r} is no number of bytes")
 
-    def _check_registry(self) -> None:
-        name = self.format.value
-        if self.message is not None and self.format is not RecordFormat.PROTOBUF:
-            raise ConfigError(f"format={name!r} has no messages; leave message= away")
-        if not self.format.registered:
-            of_keys = self.key_format is not None and self.key_format.registered
-            if (self.registry is not None and not of_keys) or self.subject is not None:
-                raise ConfigError(
-                    f"format={name!r} asks no schema registry; leave schema_registry= and subject="
-                    " away, or give format='avro', 'protobuf' or 'json-schema'"
-                )
-        elif self.registry is None:
-            raise ConfigError(
-                f"format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
-            )
-        elif self.subject is None and len(self.topics) > 1:
-            raise ConfigError(f"format={name!r} with several topics needs subject=")
+    def _check_schema(self) -> None:
+        setting = f"format={self.format.value!r}"
+        self.check_value_format(self.format.value, asks_registry=self.format.registered)
+        if self.format.registered:
+            self.require_registry(setting)
+            if self.subject is None and len(self.topics) > 1:
+                raise ConfigError(f"{setting} with several topics needs subject=")
 
     def _check_key(self) -> None:
-        if self.key_format is None:
-            if self.key_subject is not None:
-                raise ConfigError("key_subject= goes with key_format=, and none is given")
-            return
-        name = self.key_format.value
-        if self.format is RecordFormat.RAW:
-            raise ConfigError(
-                "format='raw' takes the key from the column 'key'; leave key_format= away"
-            )
-        if not self.key:
-            raise ConfigError(f"key_format={name!r} needs key=: the columns of the key")
-        if not self.key_format.registered:
-            if self.key_subject is not None:
-                raise ConfigError(f"key_format={name!r} has no schema; leave key_subject= away")
-            if len(self.key) > 1:
-                raise ConfigError(f"key_format={name!r} takes one column, and key={self.key!r}")
-        elif self.registry is None:
-            raise ConfigError(
-                f"key_format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
-            )
-        elif self.key_subject is None and len(self.topics) > 1:
-            raise ConfigError(f"key_format={name!r} with several topics needs key_subject=")
+        if self.key_format is not None:
+            setting = f"key_format={self.key_format.value!r}"
+            if self.format is RecordFormat.RAW:
+                raise ConfigError(
+                    "format='raw' takes the key from the column 'key'; leave key_format= away"
+                )
+            if not self.key:
+                raise ConfigError(f"{setting} needs key=: the columns of the key")
+            if len(self.key) > 1 and not self.key_format.registered:
+                raise ConfigError(f"{setting} takes one column, and key={self.key!r}")
+        self.check_key_format()
 
     @property
     def asks_registry(self) -> bool:
         """Whether values or keys begin with the id of a schema that a registry keeps."""
-        of_keys = self.key_format is not None and self.key_format.registered
-        return self.format.registered or of_keys
+        return self.format.registered or self.has_registered_keys
 
     def of_key(self, *, alone: bool) -> KafkaSinkSettings:
         """Return how keys of a registry are written: as values of a subject of their own."""
@@ -270,7 +216,7 @@ class KafkaSinkSettings:
         return replace(
             self,
             format=RecordFormat(self.key_format.value),
-            subject=self.key_subject or f"{self.topics[0]}-key",
+            subject=self.subject_of_keys,
             message=None,
             key=(),
             key_format=None,
@@ -285,19 +231,9 @@ class KafkaSinkSettings:
         return "key_subject=" if self.is_key else "subject="
 
     @property
-    def value_subject(self) -> str:
-        """The subject of the values."""
-        return self.subject or f"{self.topics[0]}-value"
-
-    @property
     def message_bytes_max(self) -> int:
         """How many bytes one record may have, all told; the topics must take as much."""
         return int(self.options.get(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_DEFAULT))
-
-    @property
-    def where(self) -> str:
-        """The topics and their cluster, for messages."""
-        return f"Kafka topic {', '.join(self.topics)} at {self.bootstrap_servers}"
 
     def __repr__(self) -> str:
         return (

@@ -44,6 +44,7 @@ from typing import Any, cast
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
+from onceflow.connectors.kafka.client import describe_error, error_of
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
@@ -51,8 +52,6 @@ from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
     Isolation,
     committed_metadata,
-    described,
-    error_of,
     is_fenced,
     open_group_reader,
     open_producer,
@@ -245,7 +244,7 @@ def _unread(
 
     Source: KAFKA-20734.
     """
-    reason = f"the commit offset of {name} was not read: {described(error, settings)}"
+    reason = f"the commit offset of {name} was not read: {describe_error(error, settings)}"
     reader = open_group_reader(settings, name, Isolation.LAST)
     try:
         committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
@@ -394,7 +393,7 @@ class TransactionalLane:
         else:
             self.abandon()
         return LaneFailed(
-            f"{self.name}: {failure}: {described(error, self._settings)}",
+            f"{self.name}: {failure}: {describe_error(error, self._settings)}",
             fenced=is_fenced(error_of(error)),
             sent=sent,
         )

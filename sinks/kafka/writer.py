@@ -10,28 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from onceflow.connectors.kafka.client import ClientTroubles, describe_error, hide_secrets
+from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.errors import PreCommitFailed, SinkError, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager, required_staging
-from onceflow.sinks.kafka.clients import (
-    Troubles,
-    answered,
-    described,
-    open_admin,
-    open_producer,
-)
+from onceflow.sinks.kafka.clients import open_brokers, open_producer
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import Produces, produce
-from onceflow.sinks.kafka.settings import RULES, STAGED, KafkaSinkSettings
+from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 
 
 class RecordWriter(SinkWriter):
@@ -135,7 +130,7 @@ class AtLeastOnceWriter(RecordWriter):
         """
         super().__init__(settings, context)
         self._failure = ""
-        self._troubles = Troubles(settings)
+        self._troubles = ClientTroubles(settings)
         self._producer = open_producer(
             settings,
             client_id=f"onceflow.{context.sink_id}.{context.subtask}",
@@ -192,7 +187,7 @@ class AtLeastOnceWriter(RecordWriter):
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and not self._failure:
-            reason = RULES.without_secrets(error.str(), self._settings.options)
+            reason = hide_secrets(error.str(), self._settings.options)
             self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()
 
     def _raise_failure(self, doing: str, kind: type[SinkError]) -> None:
@@ -204,21 +199,14 @@ class AtLeastOnceWriter(RecordWriter):
         self, doing: str, kind: type[SinkError], error: KafkaException | TimeoutError
     ) -> None:
         self.close()
-        text = described(error, self._settings) if isinstance(error, KafkaException) else str(error)
+        text = (
+            describe_error(error, self._settings)
+            if isinstance(error, KafkaException)
+            else str(error)
+        )
         raise kind(f"{self._where}: {doing}: {text} {self._troubles.last}".strip()) from error
 
 
 def _partition_counts(settings: KafkaSinkSettings) -> dict[str, int]:
-    troubles = Troubles(settings)
-    admin = open_admin(settings, troubles)
-
-    def count(topic: str, timeout_s: float) -> int:
-        found = admin.list_topics(topic, timeout=timeout_s).topics[topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return len(found.partitions)
-
-    return {
-        topic: answered(settings, troubles, partial(count, topic), f"partitions of topic {topic!r}")
-        for topic in settings.topics
-    }
+    topics = Topics(open_brokers(settings)).wait_for(settings.topics)
+    return {name: len(facts.partitions) for name, facts in topics.items()}

@@ -1,47 +1,29 @@
-"""What brokers say about topics, and what a checkpoint's positions mean by what they say.
+"""Which partitions are read from where, and what a checkpoint's positions mean by what brokers say.
 
-Kafka gives each topic an id that no other topic ever has (KIP-516): one that was deleted and
-created again under its name has another. Brokers before 2.8 give none. A topic is the one of the
-checkpoint if it has its id. One of another id, or none, is the loss of what was to be read: an
-error by name, or, where loss is accepted, a warning and the first record of what is there.
+A topic is the one of the checkpoint if it has its id. One of another id, or none, is the loss of
+what was to be read: an error by name, or, where loss is accepted, a warning and the first record of
+what is there.
 
 Runs on the driver. Every question has the source's deadline.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import difflib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from onceflow.connectors.kafka.brokers import ASK_S
+from onceflow.connectors.kafka.topics import TopicFacts, Topics
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable, StateIncompatible
-from onceflow.sources.kafka.client import (
-    ClientTroubles,
-    access_denied,
-    authentication_refused,
-    error_of,
-    is_denied,
-    open_admin,
-    open_consumer,
-)
+from onceflow.sources.kafka.client import open_brokers, open_consumer
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.settings import (
     EARLIEST,
@@ -54,142 +36,11 @@ from onceflow.sources.kafka.settings import (
     Offsets,
 )
 
-if TYPE_CHECKING:
-    from confluent_kafka.admin._cluster import DescribeClusterResult
-    from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo
-    from confluent_kafka.admin._metadata import ClusterMetadata
-    from confluent_kafka.admin._topic import TopicDescription
-
 _Answer = TypeVar("_Answer")
-_LATEST = cast("Callable[[], OffsetSpec]", OffsetSpec.latest)
 
-_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Sixteen zero bytes, as Kafka writes ids: what a client is told by a broker that has none."""
-_MARGIN_S = 1.0
-"""By how much a request's own deadline, which has the better error, comes before ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """One topic as of now."""
-
-    name: str
-    partitions: tuple[int, ...]
-    """Ascending."""
-    topic_id: str = ""
-    """Empty when the broker gives none."""
-    cluster_id: str = ""
-    is_internal: bool = False
-
-
-class _Admin(Protocol):
-    """The part of confluent-kafka's AdminClient that is used here."""
-
-    def list_topics(self, *, timeout: float) -> ClusterMetadata: ...
-
-    def describe_topics(
-        self, topics: TopicCollection, *, request_timeout: float
-    ) -> Mapping[str, Future[TopicDescription]]: ...
-
-    def describe_cluster(self, *, request_timeout: float) -> Future[DescribeClusterResult]: ...
-
-    def list_offsets(
-        self,
-        topic_partition_offsets: dict[TopicPartition, OffsetSpec],
-        *,
-        isolation_level: IsolationLevel,
-        request_timeout: float,
-    ) -> Mapping[TopicPartition, Future[ListOffsetsResultInfo]]: ...
-
-    def poll(self, timeout: float) -> int: ...
-
-
-class TopicsClient:
-    """A client that asks about topics. One thread; each call is one question to the brokers."""
-
-    def __init__(self, settings: KafkaSettings, troubles: ClientTroubles) -> None:
-        self._admin = cast("_Admin", open_admin(settings, troubles, client_id="onceflow-topics"))
-
-    def names(self, timeout_s: float) -> tuple[str, ...]:
-        """Return the name of every topic that this client may see.
-
-        Raises:
-            KafkaException: No broker answered.
-        """
-        return tuple(sorted(self._admin.list_topics(timeout=timeout_s).topics))
-
-    def describe(
-        self, topics: Iterable[str], timeout_s: float
-    ) -> dict[str, TopicFacts | KafkaError]:
-        """Return what each of `topics` is, or why the broker does not say.
-
-        Raises:
-            KafkaException: No broker answered.
-        """
-        names = list(topics)
-        if not names:
-            return {}
-        told = self._admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
-        cluster = self._admin.describe_cluster(request_timeout=timeout_s)
-        cluster_id = _result(cluster, timeout_s).cluster_id or ""
-        found: dict[str, TopicFacts | KafkaError] = {}
-        for name, future in told.items():
-            try:
-                topic = _result(future, timeout_s)
-            except KafkaException as error:
-                found[name] = error_of(error)
-                continue
-            topic_id = str(topic.topic_id)
-            found[name] = TopicFacts(
-                name,
-                tuple(sorted(partition.id for partition in topic.partitions)),
-                "" if topic_id == _NO_ID else topic_id,
-                cluster_id,
-                topic.is_internal,
-            )
-        return found
-
-    def ends(
-        self, partitions: Sequence[tuple[str, int]], *, committed: bool, timeout_s: float
-    ) -> dict[tuple[str, int], int | KafkaError]:
-        """Return the end of each of `partitions`, or why the broker does not say.
-
-        It is the last stable offset where only `committed` records are read.
-
-        Raises:
-            KafkaException: No broker answered.
-        """
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        told = self._admin.list_offsets(
-            {TopicPartition(*one): _LATEST() for one in partitions},
-            isolation_level=level,
-            request_timeout=timeout_s,
-        )
-        found: dict[tuple[str, int], int | KafkaError] = {}
-        for one, future in told.items():
-            try:
-                found[one.topic, one.partition] = _result(future, timeout_s).offset
-            except KafkaException as error:
-                found[one.topic, one.partition] = error_of(error)
-        return found
-
-    def serve(self, timeout_s: float) -> None:
-        """Serve the error callback, which alone hears of a refused password."""
-        self._admin.poll(timeout_s)
-
-
-def _result(future: Future[_Answer], timeout_s: float) -> _Answer:
-    try:
-        return future.result(timeout_s + _MARGIN_S)
-    except concurrent.futures.TimeoutError as error:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from error
-
-
-_NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
-_ATTEMPT_S = 2.0
-"""One question to the broker; short, so that a refused password is noticed between two of them."""
 _GONE_S = 3.0
 """A broker that has just started may not have heard of every topic yet."""
+_LOOK_AGAIN_S = 0.2
 
 
 class Catalog:
@@ -197,8 +48,8 @@ class Catalog:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._troubles = ClientTroubles(settings)
-        self._client = TopicsClient(settings, self._troubles)
+        self._brokers = open_brokers(settings)
+        self._topics = Topics(self._brokers)
         self._consumer: Consumer | None = None
         self._deadline = time.monotonic() + settings.deadline_s
 
@@ -237,11 +88,11 @@ class Catalog:
             return found
         gone_at = time.monotonic() + _GONE_S
         while True:
-            names = filter(settings.reads, self._answer(self._client.names))
-            found = self.described(tuple(names))
+            names = filter(settings.reads, self._topics.list_names(until=self._deadline))
+            found = self._topics.find(names, until=self._deadline)
             if known <= found.keys() or time.monotonic() > gone_at:
                 return {name: facts for name, facts in found.items() if not facts.is_internal}
-            self._client.serve(_ATTEMPT_S / 10)
+            time.sleep(_LOOK_AGAIN_S)
 
     def described(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
         """Return those of `topics` that exist.
@@ -250,20 +101,7 @@ class Catalog:
             ConfigError: We may not see one, or are refused altogether.
             SourceUnavailable: No broker answered before the deadline.
         """
-        found: dict[str, TopicFacts] = {}
-        left = list(topics)
-        while left:
-            answers = self._answer(partial(self._client.describe, left))
-            left.clear()
-            for topic, answer in answers.items():
-                if isinstance(answer, TopicFacts):
-                    found[topic] = answer
-                elif is_denied(answer.code()):
-                    raise access_denied(self._settings, topic)
-                elif answer.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    left.append(topic)
-                    self._wait_after(answer)
-        return found
+        return self._topics.find(topics, until=self._deadline)
 
     def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset that is left and the end, exclusive, of what may be read.
@@ -272,8 +110,8 @@ class Catalog:
         everything behind it, is not counted.
         """
         asked = TopicPartition(topic, partition)
-        return self._answer(
-            lambda timeout_s: self._offsets_client().get_watermark_offsets(
+        return self._ask_consumer(
+            lambda consumer, timeout_s: consumer.get_watermark_offsets(
                 asked, timeout=timeout_s, cached=False
             )
         )
@@ -288,37 +126,20 @@ class Catalog:
             SourceUnavailable: Some had no leader, or no broker answered, before the deadline.
         """
         committed = self._settings.options.get("isolation.level") != "read_uncommitted"
-        found: dict[tuple[str, int], int] = {}
-        left = list(partitions)
-        while left:
-            asked = tuple(left)
-            answers = self._answer(partial(self._ends, asked, committed))
-            left.clear()
-            for place, answer in answers.items():
-                if isinstance(answer, int):
-                    found[place] = answer
-                elif is_denied(answer.code()):
-                    raise access_denied(self._settings, place[0])
-                elif answer.code() not in _NOT_THERE:
-                    left.append(place)
-                    self._wait_after(answer)
-        return found
-
-    def _ends(
-        self, partitions: Sequence[tuple[str, int]], committed: bool, timeout_s: float
-    ) -> dict[tuple[str, int], int | KafkaError]:
-        return self._client.ends(partitions, committed=committed, timeout_s=timeout_s)
+        return self._topics.find_ends(partitions, committed=committed, until=self._deadline)
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
-        while True:
-            found = self._answer(
-                lambda timeout_s: self._offsets_client().offsets_for_times(asked, timeout=timeout_s)
-            )[0]
-            if found.error is None:
-                return found.offset if found.offset >= 0 else self.watermarks(topic, partition)[1]
-            self._wait_after(found.error)
+
+        def ask(consumer: Consumer, timeout_s: float) -> int:
+            [answer] = consumer.offsets_for_times(asked, timeout=timeout_s)
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+            return answer.offset
+
+        offset = self._ask_consumer(ask)
+        return offset if offset >= 0 else self.watermarks(topic, partition)[1]
 
     def positions(self, facts: TopicFacts) -> list[PartitionPosition]:
         """Return the resolved start, and stop if bounded, of each partition of a topic.
@@ -386,48 +207,32 @@ class Catalog:
                 offset = explicit[topic][partition]
                 return {EARLIEST: low, LATEST: high}.get(offset, offset)
 
+    def _ask_consumer(self, question: Callable[[Consumer, float], _Answer]) -> _Answer:
+        consumer = self._offsets_client()
+
+        def ask(timeout_s: float) -> _Answer:
+            try:
+                return question(consumer, timeout_s)
+            except KafkaException:
+                consumer.poll(0)  # serves its error callback
+                raise
+
+        return self._brokers.ask(ask, self._settings.where, until=self._deadline)
+
     def _offsets_client(self) -> Consumer:
         if self._consumer is None:
             self._consumer = open_consumer(
                 self._settings,
-                self._troubles,
+                self._brokers.troubles,
                 group_id=self._settings.group_id or "onceflow-catalog",
                 client_id="onceflow-catalog",
             )
         return self._consumer
 
-    def _answer(self, ask: Callable[[float], _Answer]) -> _Answer:
-        """Return what the brokers answer to `ask`, which is given a timeout and may be repeated."""
-        while True:
-            try:
-                return ask(self._attempt_s())
-            except KafkaException as error:
-                self._wait_after(error_of(error))
-
-    def _attempt_s(self) -> float:
-        return max(0.1, min(_ATTEMPT_S, self._deadline - time.monotonic()))
-
-    def _wait_after(self, error: KafkaError) -> None:
-        """Return when the question may be asked again."""
-        if is_denied(error.code()):
-            raise access_denied(self._settings, ", ".join(self._settings.topics))
-        self._client.serve(0.05)
-        if self._consumer is not None:
-            self._consumer.poll(0)
-        if self._troubles.authentication:
-            raise authentication_refused(self._settings, self._troubles.authentication)
-        if time.monotonic() >= self._deadline:
-            raise SourceUnavailable(
-                f"Kafka at {self._settings.bootstrap_servers} did not answer for"
-                f" {self._settings.what} in {self._settings.deadline_s:g} s:"
-                f" {self._troubles.last or error.str()}. Check the address, the network and"
-                " security.protocol"
-            )
-
     def _missing(self, topic: str) -> ConfigError:
         try:
-            known = self._client.names(self._attempt_s())
-        except KafkaException:
+            known = self._topics.list_names(until=time.monotonic() + ASK_S)
+        except SourceUnavailable:
             known = ()
         close = difflib.get_close_matches(topic, known, n=3)
         alike = f" (there: {', '.join(map(repr, close))})" if close else ""

@@ -15,73 +15,37 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, OnceflowError, SourceUnavailable
-from onceflow.sources.kafka.settings import RULES, TUNED_DEFAULTS, KafkaSettings
+from onceflow.connectors.kafka.brokers import Brokers
+from onceflow.connectors.kafka.client import (
+    ClientTroubles,
+    authentication_refused,
+    client_config,
+    error_of,
+    open_client,
+)
+from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
 
 CLOSE_S = 5.0
 
-_AUTHENTICATION_CODES = frozenset(
-    {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        KafkaError.ILLEGAL_SASL_STATE,
-    }
-)
-_DENIED_CODES = frozenset(
-    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
-)
 
-
-class ClientTroubles:
-    """Remembers the last thing that went wrong in a client; given to it as its error callback.
-
-    Called on whatever thread polls the client. Says a new trouble once in the log, not with every
-    attempt to connect again.
-    """
+class LoggedTroubles(ClientTroubles):
+    """Says a new trouble once in the log, not with every attempt to connect again."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._last = ""
-        self._noted: set[int] = set()
-        self._authentication = ""
+        super().__init__(settings)
+        self._what = settings.what
 
-    @property
-    def last(self) -> str:
-        """What was reported last, without secrets; empty when nothing was."""
-        return self._last
-
-    @property
-    def authentication(self) -> str:
-        """What the broker said when it refused who we are; empty when it did not."""
-        return self._authentication
-
+    @override
     def note(self, error: KafkaError) -> None:
-        """Remember `error`."""
-        text = RULES.without_secrets(error.str(), self._settings.options)
-        code = error.code()
-        with self._lock:
-            is_new = code not in self._noted
-            self._noted.add(code)
-            self._last = text
-            if code in _AUTHENTICATION_CODES:
-                self._authentication = text
-        if is_new:
-            logger.warning("Kafka client of %s: %s", self._settings.what, text)
-
-    def clear(self) -> None:
-        """Forget everything: the client works again."""
-        with self._lock:
-            self._noted.clear()
-            self._last = self._authentication = ""
+        if self.remember(error):
+            logger.warning("Kafka client of %s: %s", self._what, self.latest)
 
 
 def open_consumer(
@@ -93,7 +57,7 @@ def open_consumer(
         ConfigError: librdkafka refuses a setting; names it.
     """
     config = {
-        **_common_config(settings, troubles, client_id),
+        **client_config(settings, client_id, TUNED_DEFAULTS, troubles),
         "group.id": group_id,
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
@@ -101,42 +65,18 @@ def open_consumer(
         "enable.partition.eof": True,
         "on_commit": _OffsetCommits(group_id),
     }
-    try:
-        return Consumer(config)
-    except KafkaException as error:
-        raise _refused_settings(settings, error) from None
+    return open_client(Consumer, config, settings)
 
 
-def open_admin(settings: KafkaSettings, troubles: ClientTroubles, *, client_id: str) -> AdminClient:
+def open_brokers(settings: KafkaSettings) -> Brokers:
     """Return a client that asks about topics. Does not wait for any broker.
 
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
     """
-    try:
-        return AdminClient(_common_config(settings, troubles, client_id))
-    except KafkaException as error:
-        raise _refused_settings(settings, error) from None
-
-
-def _common_config(
-    settings: KafkaSettings, troubles: ClientTroubles, client_id: str
-) -> dict[str, Any]:
-    return {
-        **TUNED_DEFAULTS,
-        **RULES.resolved(settings.options),
-        "bootstrap.servers": settings.bootstrap_servers,
-        "client.id": client_id,
-        "error_cb": troubles.note,
-    }
-
-
-def _refused_settings(settings: KafkaSettings, error: KafkaException) -> ConfigError:
-    reason = RULES.without_secrets(error_of(error).str(), settings.options)
-    return ConfigError(
-        f"the Kafka client refuses its settings: {reason}. Options carry librdkafka's names;"
-        " see its CONFIGURATION.md"
-    )
+    troubles = LoggedTroubles(settings)
+    config = client_config(settings, "onceflow-topics", TUNED_DEFAULTS, troubles)
+    return Brokers(settings, config, troubles, SourceUnavailable)
 
 
 def close_in_time(consumer: Consumer) -> None:
@@ -150,42 +90,6 @@ def close_in_time(consumer: Consumer) -> None:
     closing.join(CLOSE_S)
     if closing.is_alive():
         logger.warning("a Kafka client is still closing after %g s; left behind", CLOSE_S)
-
-
-def error_of(error: KafkaException) -> KafkaError:
-    """Return the error inside `error`."""
-    inner = error.args[0] if error.args else None
-    if isinstance(inner, KafkaError):
-        return inner
-    return KafkaError(KafkaError._FAIL, str(error))
-
-
-def authentication_refused(settings: KafkaSettings, reason: str) -> ConfigError:
-    """Return the error that says who was refused and how, never with what password."""
-    options = settings.options
-    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"
-    user = options.get("sasl.username", "")
-    protocol = options.get("security.protocol", "plaintext")
-    return ConfigError(
-        f"Kafka at {settings.bootstrap_servers} refuses to authenticate"
-        f" {f'user {user!r}' if user else 'this client'} (security.protocol={protocol},"
-        f" sasl.mechanism={mechanism}): {reason}. Check the mechanism, the user and the password"
-    )
-
-
-def is_denied(code: int) -> bool:
-    """Return whether `code` says that an ACL forbids reading the topic."""
-    return code in _DENIED_CODES
-
-
-def access_denied(settings: KafkaSettings, topic: str) -> ConfigError:
-    """Return the error that says which right is missing, and the command that grants it."""
-    user = settings.options.get("sasl.username", "<user>")
-    return ConfigError(
-        f"Kafka at {settings.bootstrap_servers} forbids reading topic {topic!r}; grant it:"
-        f" kafka-acls.sh --bootstrap-server {settings.bootstrap_servers} --add"
-        f" --allow-principal User:{user} --operation Read --operation Describe --topic {topic}"
-    )
 
 
 class _OffsetCommits:
@@ -235,7 +139,7 @@ class LivenessWatch:
         self._open_partitions = open_partitions
         self._group_id = group_id
         self._client_id = client_id
-        self._troubles = ClientTroubles(settings)
+        self._troubles = LoggedTroubles(settings)
         self._stopped = threading.Event()
         self._failure: OnceflowError | None = None
         self._thread = threading.Thread(target=self._watch, name=client_id, daemon=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -21,6 +20,12 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from onceflow.connectors.kafka.client import (
+    ClientTroubles,
+    client_config,
+    hide_secrets,
+    open_client,
+)
 from onceflow.connectors.kafka.fitness import (
     KafkaConfig,
     as_far_as_known,
@@ -28,7 +33,7 @@ from onceflow.connectors.kafka.fitness import (
     replication_findings,
     topic_findings,
 )
-from onceflow.core.errors import ConfigError
+from onceflow.connectors.kafka.settings import Cluster
 from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource
@@ -62,47 +67,24 @@ def questions_of_kafka(access: ServerAccess, topics: Sequence[str], parallelism:
     return _Examination(access, tuple(topics), parallelism).findings
 
 
-class _Troubles:
-    """The client's own words on why it is not connected."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._texts: list[str] = []
-
-    def note(self, error: KafkaError) -> None:
-        with self._lock:
-            if error.str() not in self._texts:
-                self._texts.append(error.str())
-
-    def __str__(self) -> str:
-        with self._lock:
-            return "; ".join(self._texts[-2:])
-
-
 class _Examination:
     def __init__(self, access: ServerAccess, topics: tuple[str, ...], parallelism: int) -> None:
         options = dict(access.options)
         self._group_id = options.pop("group.id", None)
-        self._options = RULES.accepted(options)
         self._servers = access.url.removeprefix("kafka://")
+        self._cluster = Cluster(
+            bootstrap_servers=self._servers,
+            deadline_s=access.timeout_s * 0.8,
+            options=RULES.accepted(options),
+        )
         self._topics = topics
         self._parallelism = parallelism
         self._area = Area("kafka")
-        self._troubles = _Troubles()
-        self._deadline = time.monotonic() + access.timeout_s * 0.8
-        self._config: dict[str, Any] = {
-            "socket.connection.setup.timeout.ms": 5_000,
-            **RULES.resolved(self._options),
-            "bootstrap.servers": self._servers,
-            "error_cb": self._troubles.note,
-            "log_level": 0,
-        }
-        try:
-            self._admin = cast("Any", AdminClient(self._config))
-        except KafkaException as error:
-            raise ConfigError(
-                f"the Kafka client refuses its options: {self._text(error)}"
-            ) from None
+        self._troubles = ClientTroubles(self._cluster)
+        self._deadline = time.monotonic() + self._cluster.deadline_s
+        defaults = {"socket.connection.setup.timeout.ms": 5_000, "log_level": 0}
+        self._config = client_config(self._cluster, "onceflow-doctor", defaults, self._troubles)
+        self._admin = cast("Any", open_client(AdminClient, self._config, self._cluster))
 
     def findings(self) -> list[Finding]:
         area, servers = self._area, self._servers
@@ -119,7 +101,7 @@ class _Examination:
             cluster = self._admin.list_topics(timeout=self._left_s())
         except KafkaException as error:
             self._admin.poll(0)  # has the client tell its own troubles
-            reason = self._clean(str(self._troubles)) or self._text(error)
+            reason = self._troubles.last or self._text(error)
             return [
                 area.problem(
                     f"{servers} accepts connections and no broker answers: {reason}",
@@ -286,7 +268,7 @@ class _Examination:
         )
 
     def _clean(self, text: str) -> str:
-        return RULES.without_secrets(text, self._options)
+        return hide_secrets(text, self._cluster.options)
 
 
 def _refusal(server: str) -> str:

@@ -7,8 +7,13 @@ from enum import Enum
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from onceflow.connectors.kafka.client import (
+    ClientTroubles,
+    access_denied,
+    error_of,
+    is_denied,
+)
 from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable
-from onceflow.sources.kafka.client import ClientTroubles, access_denied, error_of, is_denied
 from onceflow.sources.kafka.position import gap_message
 from onceflow.sources.kafka.settings import KafkaSettings
 

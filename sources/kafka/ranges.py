@@ -22,14 +22,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from onceflow.connectors.kafka.client import ClientTroubles, authentication_refused
 from onceflow.core.errors import SourceUnavailable
 from onceflow.core.protocol.invariant import require
-from onceflow.sources.kafka.client import (
-    ClientTroubles,
-    authentication_refused,
-    close_in_time,
-    open_consumer,
-)
+from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.events import Event, Gaps, judged
 from onceflow.sources.kafka.rows import CHUNK, rows_of
@@ -225,7 +221,7 @@ class _Reading:
         return client
 
     def _opened(self) -> KeptClient:
-        troubles = ClientTroubles(self._settings)
+        troubles = LoggedTroubles(self._settings)
         consumer = open_consumer(
             self._settings,
             troubles,

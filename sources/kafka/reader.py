@@ -17,16 +17,16 @@ from dataclasses import replace
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from onceflow.connectors.kafka.client import ClientTroubles, error_of
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka.catalog import Catalog, with_ids
 from onceflow.sources.kafka.client import (
-    ClientTroubles,
     LivenessWatch,
+    LoggedTroubles,
     close_in_time,
-    error_of,
     group_id_of,
     open_consumer,
 )
@@ -96,7 +96,7 @@ class KafkaReader(SourceReader):
         """Where the broker said that a partition ends for now."""
         self._polling = threading.Lock()
         self._closed = threading.Event()
-        self._troubles = ClientTroubles(settings)
+        self._troubles = LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
         self._group_id = group_id_of(settings, job=context.job, uid=context.uid)

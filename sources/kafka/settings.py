@@ -11,33 +11,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import TypeAlias, cast
 
 import pyarrow as pa
+from typing_extensions import override
 
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.registry import KeptSchema, RegistrySettings
+from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
+from onceflow.connectors.kafka.registry import KeptSchema
 from onceflow.connectors.kafka.schema_cache import SchemaCache
+from onceflow.connectors.kafka.settings import TopicSettings
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi import OnBadRow
-from onceflow.core.spi.client_options import OptionRules, OptionValue
-
-SPARK_PREFIX = "kafka."
+from onceflow.core.spi.client_options import OptionValue
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
+    **DEFAULTS,
     # A fetcher whose queue is full sleeps for this long. The default of 1000 stalls a reader that
     # takes a queue's worth in less: 137k records/s then, against 324k with 1.
     "fetch.queue.backoff.ms": 1,
     "fetch.error.backoff.ms": 100,
     "isolation.level": "read_committed",
-    "allow.auto.create.topics": False,
-    # A broker that comes back is found within a second; librdkafka's own maximum is 10 s.
-    "reconnect.backoff.max.ms": 1000,
-    "socket.keepalive.enable": True,
     "socket.timeout.ms": 30_000,
     # Whether a batch is what the producer sent; the checksum is the processor's own instruction.
     "check.crcs": True,
@@ -64,44 +61,7 @@ _OWNED: Mapping[str, str] = {
     "max.poll.records": "give it as batch_rows=",
     "interceptor.classes": "there are no interceptors here",
 }
-_JAVA_ONLY: Mapping[str, str] = {
-    "sasl.jaas.config": "give sasl.mechanism, sasl.username and sasl.password instead",
-    "sasl.login.callback.handler.class": "for OAUTHBEARER give sasl.oauthbearer.method=oidc and"
-    " sasl.oauthbearer.client.id, .client.secret and .token.endpoint.url",
-    "sasl.client.callback.handler.class": "give sasl.mechanism and its own settings instead",
-    "sasl.login.class": "give sasl.mechanism and its own settings instead",
-    "ssl.truststore.location": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.truststore.password": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.truststore.type": "export the certificates as PEM and give ssl.ca.location",
-    "ssl.truststore.certificates": "give ssl.ca.pem instead",
-    "ssl.keystore.type": "a PKCS#12 file goes to ssl.keystore.location as it is",
-    "ssl.keystore.key": "give ssl.key.pem instead",
-    "ssl.keystore.certificate.chain": "give ssl.certificate.pem instead",
-    "ssl.protocol": "TLS versions are OpenSSL's affair here; leave it away",
-    "ssl.enabled.protocols": "TLS versions are OpenSSL's affair here; leave it away",
-    "ssl.engine.factory.class": "give ssl.ca.location, ssl.certificate.location, ssl.key.location",
-    "security.providers": "leave it away",
-    "default.api.timeout.ms": "give deadline_s= instead",
-    "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
-}
-_JAVA_FILES: Mapping[str, str] = {
-    ".jks": "a Java keystore: convert it with `keytool"
-    " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
-    " ssl.ca.location, ssl.certificate.location and ssl.key.location",
-}
-_SECRET_PARTS = ("password", "secret", "key.pem", "token", "assertion", "sasl.oauthbearer.config")
-
-RULES = OptionRules(
-    what="Kafka option",
-    prefix=SPARK_PREFIX,
-    owned=_OWNED,
-    owner="the engine",
-    foreign=_JAVA_ONLY,
-    foreign_client="the Java client",
-    foreign_files=_JAVA_FILES,
-    secret_parts=_SECRET_PARTS,
-)
-
+RULES = replace(LIBRDKAFKA, owner="the engine", owned=_OWNED)
 
 EARLIEST = -2
 """Spark's number for it in explicit offsets."""
@@ -239,13 +199,14 @@ _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
 }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class KafkaSettings:
-    """The settings of one `KafkaSource`, in their final form."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class KafkaSettings(TopicSettings):
+    """The settings of one `KafkaSource`, in their final form.
 
-    bootstrap_servers: str
-    topics: tuple[str, ...]
-    """By name; empty with a pattern."""
+    The latest version of `subject` says the columns, if nobody else does; that of `key_subject`
+    says the key's type. With a pattern there are no topics.
+    """
+
     format: ValueFormat
     columns: pa.Schema
     """What the value holds; empty for `RAW`."""
@@ -258,37 +219,36 @@ class KafkaSettings:
     fail_on_data_loss: bool
     batch_rows: int
     batch_bytes: int
-    deadline_s: float
-    options: dict[str, str] = field(default_factory=dict[str, str])
     topic_pattern: str | None = None
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
     """Of raw records."""
-    registry: RegistrySettings | None = None
-    subject: str | None = None
-    """Whose latest version says the columns, if nobody else does; none: the topic's values."""
     reader_schema: KeptSchema | None = None
-    """That version: has the defaults of fields that older records lack."""
-    message: str | None = None
-    """In Protobuf, which message of its schema a value is; none: the first."""
+    """The latest version of the subject: has the defaults of fields that older records lack."""
     reader_descriptors: bytes = b""
     """In Protobuf, what `reader_schema` is compiled to."""
-    key_format: KeyFormat | None = None
-    """None: there is no column of keys."""
-    key_subject: str | None = None
-    """Whose latest version says the key's type; none: the topic's keys."""
     key_type: pa.DataType | None = None
     """Of a registry, once it has been asked."""
     key_schema: KeptSchema | None = None
-    """That version."""
+    """The latest version of the keys' subject."""
     key_descriptors: bytes = b""
     """In Protobuf, what it is compiled to."""
 
     def __post_init__(self) -> None:
-        if not self.bootstrap_servers.strip():
-            raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
+        self.check_cluster()
         self._check_schema()
         self._check_key()
+        self._check_topics()
+        if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
+            raise ConfigError(f"batch_rows={self.batch_rows} is not 1 to {BATCH_ROWS_MAX}")
+        if self.batch_bytes < 1:
+            raise ConfigError(f"batch_bytes={self.batch_bytes} is not positive")
+        if self.partition_discovery_interval_s == 0:
+            raise ConfigError(
+                "partition_discovery_interval=0 is not positive; None asks only at each start"
+            )
+
+    def _check_topics(self) -> None:
         if self.topics and self.topic_pattern is not None:
             raise ConfigError(
                 f"topic={self.topics!r} and topic_pattern={self.topic_pattern!r}: give one of the"
@@ -304,73 +264,35 @@ class KafkaSettings:
             raise ConfigError(
                 f"topic_pattern={self.topic_pattern!r} is no regular expression: {error}"
             ) from error
-        if len(set(self.topics)) != len(self.topics):
-            raise ConfigError(f"topic={self.topics!r} names a topic twice")
-        if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
-            raise ConfigError(f"batch_rows={self.batch_rows} is not 1 to {BATCH_ROWS_MAX}")
-        if self.batch_bytes < 1:
-            raise ConfigError(f"batch_bytes={self.batch_bytes} is not positive")
-        if self.deadline_s <= 0:
-            raise ConfigError(f"deadline_s={self.deadline_s} is not positive")
-        if self.partition_discovery_interval_s == 0:
-            raise ConfigError(
-                "partition_discovery_interval=0 is not positive; None asks only at each start"
-            )
 
     def _check_schema(self) -> None:
-        name = self.format.value
-        if self.message is not None and self.format is not ValueFormat.PROTOBUF:
-            raise ConfigError(f"format={name!r} has no messages; leave message= away")
-        described = self.format is ValueFormat.RAW or self.format.discovers
-        if not self.columns.names and not described:
-            raise ConfigError(
-                f"format={name!r} needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'"
-            )
+        setting = f"format={self.format.value!r}"
+        self.check_value_format(self.format.value, asks_registry=self.format.discovers)
         if not self.format.discovers:
-            of_keys = self.key_format is not None and self.key_format.registered
-            if (self.registry is not None and not of_keys) or self.subject is not None:
+            if not self.columns.names and self.format is not ValueFormat.RAW:
                 raise ConfigError(
-                    f"format={name!r} asks no schema registry; leave schema_registry= and subject="
-                    " away"
+                    f"{setting} needs schema=, e.g. 'id BIGINT NOT NULL, name STRING'"
                 )
             return
-        if self.registry is None and (self.format.decodes_by_id or self.asks_latest):
-            raise ConfigError(
-                f"format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
-            )
+        if self.format.decodes_by_id or self.asks_latest:
+            self.require_registry(setting)
         if self.asks_latest and self.subject is None and len(self.topics) != 1:
             other = "" if self.format is ValueFormat.PROTOBUF else ", or schema="
-            raise ConfigError(
-                f"format={name!r} takes its columns from one subject: give subject={other}"
-            )
+            raise ConfigError(f"{setting} takes its columns from one subject: give subject={other}")
 
     def _check_key(self) -> None:
-        if self.key_format is None:
-            if self.key_subject is not None:
-                raise ConfigError("key_subject= goes with key_format=, and none is given")
-            return
-        name = self.key_format.value
-        if self.format is ValueFormat.RAW:
-            raise ConfigError(
-                "format='raw' has the record's key as the column key; leave key_format= away"
-            )
-        if KEY_COLUMN in self.columns.names:
-            raise ConfigError(
-                f"key_format={name!r} makes a column {KEY_COLUMN!r}, and the value has one: leave"
-                " it out by schema="
-            )
-        if not self.key_format.registered:
-            if self.key_subject is not None:
-                raise ConfigError(f"key_format={name!r} has no schema; leave key_subject= away")
-            return
-        if self.registry is None:
-            raise ConfigError(
-                f"key_format={name!r} needs schema_registry=, e.g. 'http://localhost:8081'"
-            )
-        if self.key_subject is None and len(self.topics) != 1:
-            raise ConfigError(
-                f"key_format={name!r} takes the key's type from one subject: give key_subject="
-            )
+        if self.key_format is not None:
+            setting = f"key_format={self.key_format.value!r}"
+            if self.format is ValueFormat.RAW:
+                raise ConfigError(
+                    "format='raw' has the record's key as the column key; leave key_format= away"
+                )
+            if KEY_COLUMN in self.columns.names:
+                raise ConfigError(
+                    f"{setting} makes a column {KEY_COLUMN!r}, and the value has one: leave it out"
+                    " by schema="
+                )
+        self.check_key_format()
 
     @property
     def key_field(self) -> pa.Field | None:
@@ -384,12 +306,7 @@ class KafkaSettings:
     @property
     def asks_key(self) -> bool:
         """Whether the registry has to be asked for the key's type, and has not been yet."""
-        return self.key_format is not None and self.key_format.registered and self.key_type is None
-
-    @property
-    def subject_of_keys(self) -> str:
-        """The subject of the keys."""
-        return self.key_subject or f"{self.topics[0]}-key"
+        return self.has_registered_keys and self.key_type is None
 
     @property
     def asks_latest(self) -> bool:
@@ -398,24 +315,18 @@ class KafkaSettings:
             return not self.reader_descriptors
         return self.format.discovers and not self.columns.names
 
-    @property
-    def value_subject(self) -> str:
-        """The subject of the values."""
-        return self.subject or f"{self.topics[0]}-value"
-
     def open_schemas(self) -> SchemaCache:
         """Return the registry's schemas, none of them fetched yet.
 
         Raises:
             ConfigError: The registry's client is not installed, or refuses an option.
         """
-        if self.registry is None:
-            raise InvariantViolation("a schema registry is read without its address")
-        return SchemaCache(self.registry, self.deadline_s)
+        registry = self.require_registry(f"format={self.format.value!r}")
+        return SchemaCache(registry, self.deadline_s)
 
     @property
+    @override
     def what(self) -> str:
-        """What is read, for messages."""
         if self.topic_pattern is not None:
             return f"topics matching {self.topic_pattern!r}"
         return f"topic {', '.join(self.topics)}"

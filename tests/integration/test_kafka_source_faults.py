@@ -8,7 +8,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -26,11 +27,13 @@ from tests.integration.kafka_feed import (
     record,
     source,
 )
+from tests.integration.kafka_sink_kit import KafkaJob
 
 from onceflow.core.errors import ConfigError, SourceUnavailable
 from onceflow.core.spi import EndOfInput
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.process import LOOPBACK, free_port
+from onceflow.sinks import KafkaSink
 
 
 class _GuardedKafka(EmbeddedKafka):
@@ -251,7 +254,26 @@ def test_topic_that_may_not_be_read_is_a_config_error_with_the_command_that_gran
         source(guarded.guarded, name, options=_options("outsider")).validate()
 
 
-@pytest.mark.servers
+def test_sink_of_a_refused_user_says_who_is_refused_long_before_its_deadline(
+    guarded: _GuardedKafka, tmp_path: Path
+) -> None:
+    name = guarded.create_topic(f"secret-{uuid.uuid4().hex[:8]}", 1)
+    given: dict[str, Any] = {"topic": name, "deadline_s": 120}
+    stranger = KafkaSink(guarded.guarded, options=_options("reader", "wr0ng-pass"), **given)
+    started = time.monotonic()
+    with KafkaJob(stranger, directory=tmp_path) as job, pytest.raises(ConfigError) as caught:
+        job.check()
+    assert time.monotonic() - started < 60.0
+    assert "refuses to authenticate user 'reader'" in str(caught.value)
+    assert "wr0ng-pass" not in str(caught.value) + repr(stranger)
+    outsider = KafkaSink(guarded.guarded, options=_options("outsider"), **given)
+    granted = (
+        rf"forbids writing .*kafka-acls\.sh .*User:outsider --operation Write .*--topic {name}"
+    )
+    with KafkaJob(outsider, directory=tmp_path) as job, pytest.raises(ConfigError, match=granted):
+        job.check()
+
+
 def test_topic_that_may_be_described_but_not_read_stops_the_reader(
     guarded: _GuardedKafka,
 ) -> None:

@@ -34,7 +34,7 @@ from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.catalog import Catalog, positions_now
-from onceflow.sources.kafka.client import ClientTroubles, close_in_time, open_consumer
+from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.ranges import OffsetRange, read_ranges
 from onceflow.sources.kafka.reader import PublishedOffsets
@@ -269,7 +269,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         if settings.group_id is None or not settings.commit_offsets:
             return
         if self._published is None or self._publisher is None:
-            troubles = ClientTroubles(settings)
+            troubles = LoggedTroubles(settings)
             self._published = PublishedOffsets(settings, troubles)
             self._publisher = open_consumer(
                 settings, troubles, group_id=settings.group_id, client_id="onceflow-spark-publisher"

@@ -6,9 +6,10 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
+from onceflow.connectors.kafka.topics import TopicFacts
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.catalog import Catalog, TopicFacts, positions_now
+from onceflow.sources.kafka.catalog import Catalog, positions_now
 from onceflow.sources.kafka.position import PartitionPosition
 
 SETTINGS = KafkaSource("nowhere:9092", topic="t", format="raw").settings

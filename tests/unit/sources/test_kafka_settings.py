@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
+from onceflow.connectors.kafka.client import authentication_refused
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.client import ClientTroubles, authentication_refused, group_id_of
+from onceflow.sources.kafka.client import LoggedTroubles, group_id_of
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.settings import RULES, AtOffsets, AtTime, Earliest, Latest, offsets_of
 
@@ -43,7 +44,7 @@ def test_no_secret_is_printed_and_all_survive_the_way_to_the_executors() -> None
 
 def test_secret_in_a_message_of_the_client_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
     settings = _source(options={"sasl.password": "hunter2", "sasl.username": "ann"}).settings
-    troubles = ClientTroubles(settings)
+    troubles = LoggedTroubles(settings)
     error = KafkaError(KafkaError._AUTHENTICATION, "SASL: ann:hunter2 was refused")
     with caplog.at_level(logging.WARNING):
         for _ in range(100):

@@ -1,0 +1,61 @@
+"""Options of librdkafka: what replaces those of the Java client, which are secret, what is tuned.
+
+Options carry librdkafka's names, with or without Spark's prefix. Source and sink each own a few and
+refuse them with the name of the argument that does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onceflow.core.spi.client_options import OptionRules, OptionValue
+
+DEFAULTS: Mapping[str, OptionValue] = {
+    "allow.auto.create.topics": False,
+    # A broker that comes back is found within a second; librdkafka's own maximum is 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+}
+"""What every client is opened with unless the user says otherwise."""
+
+_PEM = "export the certificates as PEM and give ssl.ca.location"
+_TLS_VERSIONS = "TLS versions are OpenSSL's affair here; leave it away"
+
+LIBRDKAFKA = OptionRules(
+    what="Kafka option",
+    prefix="kafka.",
+    owned={},
+    owner="onceflow",
+    foreign={
+        "sasl.jaas.config": "give sasl.mechanism, sasl.username and sasl.password instead",
+        "sasl.login.callback.handler.class": "for OAUTHBEARER give sasl.oauthbearer.method=oidc and"
+        " sasl.oauthbearer.client.id, .client.secret and .token.endpoint.url",
+        "sasl.client.callback.handler.class": "give sasl.mechanism and its own settings instead",
+        "sasl.login.class": "give sasl.mechanism and its own settings instead",
+        "ssl.truststore.location": _PEM,
+        "ssl.truststore.password": _PEM,
+        "ssl.truststore.type": _PEM,
+        "ssl.truststore.certificates": "give ssl.ca.pem instead",
+        "ssl.keystore.type": "a PKCS#12 file goes to ssl.keystore.location as it is",
+        "ssl.keystore.key": "give ssl.key.pem instead",
+        "ssl.keystore.certificate.chain": "give ssl.certificate.pem instead",
+        "ssl.protocol": _TLS_VERSIONS,
+        "ssl.enabled.protocols": _TLS_VERSIONS,
+        "ssl.engine.factory.class": "give ssl.ca.location, ssl.certificate.location,"
+        " ssl.key.location",
+        "security.providers": "leave it away",
+        "default.api.timeout.ms": "give deadline_s= instead",
+        "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
+    },
+    foreign_client="the Java client",
+    foreign_files={
+        ".jks": "a Java keystore: convert it with `keytool"
+        " -importkeystore -deststoretype PKCS12`, or export PEM files and give"
+        " ssl.ca.location, ssl.certificate.location and ssl.key.location",
+    },
+    secret_parts=(
+        *("password", "secret", "key.pem", "token", "assertion"),
+        "sasl.oauthbearer.config",
+    ),
+)
+"""What holds for every client; source and sink add what they set themselves."""
