@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from onceflow.core.protocol.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import followed
     from onceflow.core.spi import (
+        CommittedBy,
         Committer,
         CommitterContext,
         EndOfInput,
         GlobalCommitter,
-        GlobalSink,
         MultiCommitWriter,
         OnBadRow,
         ReaderContext,
@@ -128,7 +128,7 @@ else:
             "onceflow.core.protocol.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "followed",
             "onceflow.core.spi": (
-                "Committer CommitterContext EndOfInput GlobalCommitter GlobalSink"
+                "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"
                 " MultiCommitWriter OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
@@ -154,6 +154,7 @@ __all__ = [
     "CommitOutcome",
     "Committable",
     "Committed",
+    "CommittedBy",
     "Committer",
     "CommitterContext",
     "ConfigError",
@@ -165,7 +166,6 @@ __all__ = [
     "Fenced",
     "Finding",
     "GlobalCommitter",
-    "GlobalSink",
     "InDoubtStatus",
     "InDoubtTransaction",
     "InDoubtTransactions",

@@ -31,6 +31,7 @@ from types import TracebackType
 
 from typing_extensions import Self, override
 
+from onceflow.core.commit.committers import read_target_record
 from onceflow.core.commit.in_doubt import (
     InDoubtStatus,
     LogFacts,
@@ -45,7 +46,7 @@ from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log import LogView
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.protocol.target_records import TargetRecord
-from onceflow.core.spi import Committer, CommitterContext, GlobalSink, Sink
+from onceflow.core.spi import Committer, CommitterContext, Sink
 from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
 from onceflow.core.storage import JobStorage
 
@@ -218,14 +219,7 @@ class SinkResourceManager(ResourceManager):
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        told = self.sink.target_record(context)
-        if told is not None or not isinstance(self.sink, GlobalSink):
-            return told
-        committer = self.sink.global_committer(context)
-        try:
-            return TargetRecord(self.sink_id, through=committer.committed_through())
-        finally:
-            committer.close()
+        return read_target_record(self.sink, context)
 
 
 @dataclass(frozen=True)

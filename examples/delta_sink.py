@@ -21,7 +21,7 @@ from onceflow import connectors as spi
 
 
 @dataclass(frozen=True)
-class DeltaSink(spi.GlobalSink):
+class DeltaSink(spi.Sink):
     """Appends to the table in directory `path`, which all executors share."""
 
     path: str
@@ -48,7 +48,12 @@ class DeltaSink(spi.GlobalSink):
         """Return a writer of a file a checkpoint."""
         return _files(self.path, context.sink_id).writer(context, pq.ParquetWriter)
 
-    def global_committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
+    @property
+    def committed_by(self) -> spi.CommittedBy:
+        """Have the driver make one version a checkpoint."""
+        return spi.CommittedBy.DRIVER
+
+    def committer(self, context: spi.CommitterContext) -> spi.GlobalCommitter:
         """Return what makes versions."""
         return DeltaCommitter(self.path, context.sink_id)
 
@@ -64,7 +69,7 @@ class DeltaCommitter(spi.GlobalCommitter):
     def __init__(self, path: str, sink_id: str) -> None:
         self.path, self.sink_id, self.files = path, sink_id, _files(path, sink_id)
 
-    def commit(
+    def commit_checkpoint(
         self, checkpoint: spi.CheckpointId, committables: Sequence[spi.Committable]
     ) -> spi.CommitOutcome:
         """Make a version of all files, unless the table has one of this checkpoint or later."""

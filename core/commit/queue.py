@@ -12,12 +12,14 @@ the next completed checkpoint decides it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from onceflow.core.protocol.committables import (
+    AbortOutcome,
     AlreadyCommitted,
     CommitOutcome,
     Committable,
@@ -40,6 +42,8 @@ class CommitRetryPolicy:
     max_delay_s: float = 5.0
     deadline_s: float = 120.0
     """From the first try of one transaction to the last; the attempt fails after it."""
+    waits_for_people: bool = True
+    """Whether what a person must mend first is asked again, too: a row, or a constraint."""
 
     def __post_init__(self) -> None:
         if self.initial_delay_s <= 0 or self.max_delay_s < self.initial_delay_s:
@@ -81,20 +85,26 @@ class RetryAt:
     tries: int
 
 
+FailureKind: TypeAlias = Literal["lost", "unknown", "failed", "committed"]
+"""lost: its rows are gone for good. unknown: nobody can tell. failed: it is still prepared.
+committed: it was to be aborted, and its rows are visible."""
+
+
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The attempt must fail; what was to be committed stays first in the queue."""
+class StepFailed:
+    """It is given up: the attempt must fail. What was to be done stays first in the queue."""
 
-    kind: Literal["lost", "unknown", "failed"]
-    """lost: its rows are gone for good. unknown: nobody can tell. failed: it is still prepared."""
+    kind: FailureKind
     message: str
+    outcome: CommitOutcome | AbortOutcome
+    """How the last try ended."""
 
 
-CommitStep: TypeAlias = Done | RetryAt | GiveUp
+StepEnd: TypeAlias = Done | RetryAt | StepFailed
 
 
 @dataclass(slots=True)
-class _Tries:
+class Tries:
     """Tries of the commit at the head of the queue."""
 
     count: int
@@ -117,28 +127,19 @@ class Commit(Protocol):
 
 
 C = TypeVar("C", bound=Commit)
+S = TypeVar("S")
 
 
-class OrderedCommits(Generic[C]):
-    """What has been pre-committed and not committed yet, oldest first. One thread at a time."""
+class StepQueue(ABC, Generic[S]):
+    """Steps in the order in which they are carried out, each until it is done. One thread."""
 
-    def __init__(self, retry: CommitRetryPolicy, decided_last: CheckpointId = GENESIS) -> None:
+    def __init__(self, retry: CommitRetryPolicy) -> None:
         self._retry = retry
-        self._waiting: list[C] = []
-        self._decided_last = decided_last
-        self._decided: list[CheckpointId] = []
-        self._committed_through = decided_last
-        self._tries: _Tries | None = None
+        self._waiting: list[S] = []
+        self._tries: Tries | None = None
 
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
-        if checkpoint not in self._decided and checkpoint > self._committed_through:
-            self._decided = sorted([*self._decided, checkpoint])
-        self._decided_last = max(self._decided_last, checkpoint)
-        self._advance()
-
-    def next_commit(self, now_s: float) -> C | WaitUntil | None:
-        """Return what to commit now; None when nothing decided is left.
+    def next_commit(self, now_s: float) -> S | WaitUntil | None:
+        """Return what to carry out now; None when nothing decided is left.
 
         Always the oldest, until its outcome is reported: asked twice, it says the same.
         """
@@ -149,7 +150,78 @@ class OrderedCommits(Generic[C]):
             return WaitUntil(self._tries.next_at_s)
         return head
 
-    def outcome(self, commit: C, outcome: CommitOutcome, now_s: float) -> CommitStep:
+    @abstractmethod
+    def _head(self) -> S | None: ...
+
+    def _done(self, *, already: bool) -> Done:
+        self._waiting.pop(0)
+        self._tries = None
+        return Done(already)
+
+    def _judge_commit(self, step: S, outcome: CommitOutcome, now_s: float) -> StepEnd:
+        match outcome:
+            case Committed():
+                return self._done(already=False)
+            case AlreadyCommitted():
+                return self._done(already=True)
+            case Lost():
+                return StepFailed(
+                    "lost",
+                    f"{step} was decided and is gone from the target: {outcome.reason}",
+                    outcome,
+                )
+            case RetryLater() | Unknown():
+                return self._retry_or_give_up(step, outcome, now_s)
+            case _:
+                return unreachable(outcome)
+
+    def _retry_or_give_up(self, step: S, outcome: RetryLater | Unknown, now_s: float) -> StepEnd:
+        if isinstance(outcome, Unknown):
+            return self._again(step, "unknown", outcome, now_s)
+        if outcome.until_mended and not self._retry.waits_for_people:
+            return StepFailed("failed", f"{step} waits for a person: {outcome.reason}", outcome)
+        return self._again(step, "failed", outcome, now_s)
+
+    def _again(
+        self,
+        step: S,
+        kind: Literal["unknown", "failed"],
+        outcome: RetryLater | Unknown,
+        now_s: float,
+    ) -> StepEnd:
+        tries = self._tries or Tries(0, now_s, now_s)
+        tries.count += 1
+        at_s = now_s + self._retry.delay_s(tries.count)
+        if at_s - tries.first_at_s > self._retry.deadline_s:
+            return StepFailed(
+                kind,
+                f"{step} is not known to be committed after {tries.count} tries in"
+                f" {now_s - tries.first_at_s:.1f} s (deadline {self._retry.deadline_s} s):"
+                f" {outcome.reason}",
+                outcome,
+            )
+        tries.next_at_s = at_s
+        self._tries = tries
+        return RetryAt(at_s, outcome.reason, tries.count)
+
+
+class OrderedCommits(StepQueue[C]):
+    """What has been pre-committed and not committed yet, oldest first. One thread at a time."""
+
+    def __init__(self, retry: CommitRetryPolicy, decided_last: CheckpointId = GENESIS) -> None:
+        super().__init__(retry)
+        self._decided_last = decided_last
+        self._decided: list[CheckpointId] = []
+        self._committed_through = decided_last
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
+        if checkpoint not in self._decided and checkpoint > self._committed_through:
+            self._decided = sorted([*self._decided, checkpoint])
+        self._decided_last = max(self._decided_last, checkpoint)
+        self._advance()
+
+    def outcome(self, commit: C, outcome: CommitOutcome, now_s: float) -> StepEnd:
         """Record how `commit` ended and return what follows.
 
         An unknown outcome is asked again like a refused one: the target then proves that the first
@@ -159,21 +231,7 @@ class OrderedCommits(Generic[C]):
             InvariantViolation: `commit` is not what `next_commit` returned.
         """
         require(commit == self._head(), f"outcome of {commit}, which was not to be committed")
-        match outcome:
-            case Committed():
-                return self._done(already=False)
-            case AlreadyCommitted():
-                return self._done(already=True)
-            case Lost():
-                return GiveUp(
-                    "lost", f"{commit} was decided and is gone from the target: {outcome.reason}"
-                )
-            case RetryLater():
-                return self._again(commit, "failed", outcome.reason, now_s)
-            case Unknown():
-                return self._again(commit, "unknown", outcome.reason, now_s)
-            case _:
-                return unreachable(outcome)
+        return self._judge_commit(commit, outcome, now_s)
 
     @property
     def committed_through(self) -> CheckpointId:
@@ -186,27 +244,9 @@ class OrderedCommits(Generic[C]):
         return None
 
     def _done(self, *, already: bool) -> Done:
-        self._waiting.pop(0)
-        self._tries = None
+        done = super()._done(already=already)
         self._advance()
-        return Done(already)
-
-    def _again(
-        self, commit: C, kind: Literal["unknown", "failed"], reason: str, now_s: float
-    ) -> CommitStep:
-        tries = self._tries or _Tries(0, now_s, now_s)
-        tries.count += 1
-        at_s = now_s + self._retry.delay_s(tries.count)
-        if at_s - tries.first_at_s > self._retry.deadline_s:
-            return GiveUp(
-                kind,
-                f"{commit} is not known to be committed after {tries.count} tries in"
-                f" {now_s - tries.first_at_s:.1f} s (deadline {self._retry.deadline_s} s):"
-                f" {reason}",
-            )
-        tries.next_at_s = at_s
-        self._tries = tries
-        return RetryAt(at_s, reason, tries.count)
+        return done
 
     def _advance(self) -> None:
         left = self._waiting[0].checkpoint if self._waiting else None

@@ -10,10 +10,10 @@ Call order of a committer:  [commit | abort | in_doubt | prune]*, in any order, 
 """
 
 from onceflow.core.spi.sink import (
+    CommittedBy,
     Committer,
     CommitterContext,
     GlobalCommitter,
-    GlobalSink,
     MultiCommitWriter,
     OnBadRow,
     RejectedRows,
@@ -32,11 +32,11 @@ from onceflow.core.spi.source import (
 )
 
 __all__ = [
+    "CommittedBy",
     "Committer",
     "CommitterContext",
     "EndOfInput",
     "GlobalCommitter",
-    "GlobalSink",
     "MultiCommitWriter",
     "OnBadRow",
     "ReaderContext",

@@ -211,15 +211,16 @@ class Committer(ABC):
         """Release everything. Safe to call twice."""
 
 
-class GlobalCommitter(ABC):
+class GlobalCommitter(Committer):
     """Makes all rows of one checkpoint visible, of all subtasks, as one version of the target.
 
-    Used by the driver, on one thread. A driver that was overtaken may still be at it, so two may
-    commit the same checkpoint at once.
+    Of sinks whose `Sink.committed_by` is the driver, and used there on one thread. A driver that
+    was overtaken may still be at it, so two may commit the same checkpoint at once. `in_doubt` may
+    name what is committed: only what the decision log does not know is aborted.
     """
 
     @abstractmethod
-    def commit(
+    def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
         """Make the rows of `committables` visible and `checkpoint` the proof, in one atomic step.
@@ -241,24 +242,33 @@ class GlobalCommitter(ABC):
             SinkError: The target cannot be asked now.
         """
 
-    @abstractmethod
-    def in_doubt(self) -> Sequence[Committable]:
-        """Return what may be pre-committed under this sink id, and not committed.
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit nothing: a person who asks for one transaction is told what it waits for."""
+        return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
 
-        It may name what is committed: only what the decision log does not know is aborted.
-        """
 
-    @abstractmethod
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Make what was pre-committed gone. `AlreadyCommitted` when its rows are visible."""
+class CommittedBy(Enum):
+    """Who commits what the writers of a sink pre-commit."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release everything. Safe to call twice."""
+    SLOTS = "slots"
+    """Each slot, one transaction of its own writers after the other."""
+    DRIVER = "driver"
+    """The driver, all transactions of a checkpoint at once, one checkpoint after the other."""
 
 
 class Sink(ABC):
     """Describes a two-phase sink: pickled by value, holds no open resource, prints no secret."""
+
+    @property
+    def committed_by(self) -> CommittedBy:
+        """Whether slots commit single transactions, or the driver commits whole checkpoints.
+
+        The driver: for targets that keep versions (tables of a lake, say), or that can order
+        commits by number. Then `committer` returns a `GlobalCommitter`. By `target_record` such a
+        sink tells of the target before the first start in new storage, too; without it
+        `committed_through` is asked, and only once the sink has been opened.
+        """
+        return CommittedBy.SLOTS
 
     def routing_key(self) -> tuple[str, ...]:
         """Return the columns by which rows must meet in one subtask; empty when any may write any.
@@ -325,38 +335,7 @@ class Sink(ABC):
 
     @abstractmethod
     def committer(self, context: CommitterContext) -> Committer:
-        """Return a committer. Runs on the driver (recovery) and in every slot."""
+        """Return a committer; a `GlobalCommitter` where `committed_by` is the driver.
 
-
-class GlobalSink(Sink):
-    """A sink whose rows become visible by one commit a checkpoint, of all subtasks.
-
-    For targets that keep versions (tables of a lake, say), or that can order commits by number. By
-    `target_record` such a sink tells of the target before the first start in new storage, too;
-    without it `committed_through` is asked, and only once the sink has been opened.
-    """
-
-    @abstractmethod
-    def global_committer(self, context: CommitterContext) -> GlobalCommitter:
-        """Return a committer. Runs on the driver alone."""
-
-    def committer(self, context: CommitterContext) -> Committer:
-        """Return what lists and aborts by hand; it commits nothing."""
-        return _ByHand(self.global_committer(context))
-
-
-class _ByHand(Committer):
-    def __init__(self, committer: GlobalCommitter) -> None:
-        self._committer = committer
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        return self._committer.abort(committable)
-
-    def in_doubt(self) -> Sequence[Committable]:
-        return self._committer.in_doubt()
-
-    def close(self) -> None:
-        self._committer.close()
+        Runs on the driver (recovery) and in every slot; elsewhere on the driver alone.
+        """

@@ -25,7 +25,6 @@ from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
 from onceflow.core.protocol.batches import BatchDecision
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.spi import GlobalSink
 
 RowsT = TypeVar("RowsT")
 
@@ -46,11 +45,7 @@ class BatchDriver(Generic[RowsT]):
     def in_doubt(self) -> Sequence[Committable]:
         """Return what the target holds prepared."""
         sink, context = self.target.sink, self.target.committer_context(AttemptId(1))
-        committer = (
-            sink.global_committer(context)
-            if isinstance(sink, GlobalSink)
-            else sink.committer(context)
-        )
+        committer = sink.committer(context)
         try:
             return committer.in_doubt()
         finally:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
@@ -24,7 +25,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import Committer, GlobalCommitter, GlobalSink, Sink, SinkWriter
+from onceflow.core.spi import CommittedBy, Committer, GlobalCommitter, Sink, SinkWriter
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.sink_job import JOB, OneByOne, SinkJob
@@ -71,7 +72,7 @@ class Harness:
         self.described = target.sink()
         """The sink as its author wrote it."""
         self.sink: Sink = self.described
-        if isinstance(self.described, GlobalSink):
+        if self.described.committed_by is CommittedBy.DRIVER:
             self.sink = OneByOne(self.described)
         self.job = self.another_job(f"kit{secrets.token_hex(4)}")
         self._jobs = [self.job]
@@ -150,10 +151,10 @@ class Harness:
         Raises:
             NotTestable: The sink commits each transaction by itself.
         """
-        if not isinstance(self.described, GlobalSink):
+        if self.described.committed_by is CommittedBy.SLOTS:
             raise NotTestable("the sink commits each transaction by itself")
         self.job.begin(attempt)
-        committer = self.described.global_committer(self.job.committer_context(attempt))
+        committer = open_global_committer(self.described, self.job.committer_context(attempt))
         try:
             yield committer
         finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
@@ -15,7 +16,6 @@ from onceflow.core.spi import (
     Committer,
     CommitterContext,
     GlobalCommitter,
-    GlobalSink,
     Sink,
     SinkWriter,
     WriterContext,
@@ -133,7 +133,7 @@ class SinkJob:
 class OneByOne(Sink):
     """A sink of whole checkpoints, of which each transaction is one: so all clauses can ask it."""
 
-    sink: GlobalSink
+    sink: Sink
 
     def __repr__(self) -> str:
         return repr(self.sink)
@@ -156,7 +156,7 @@ class OneByOne(Sink):
 
     def committer(self, context: CommitterContext) -> Committer:
         """Return what commits each transaction as a checkpoint."""
-        return WholeCommitter(self.sink.global_committer(context))
+        return WholeCommitter(open_global_committer(self.sink, context))
 
 
 class WholeCommitter(Committer):
@@ -168,7 +168,7 @@ class WholeCommitter(Committer):
 
     def commit_whole(self, committables: Sequence[Committable]) -> CommitOutcome:
         """Commit them as one checkpoint, which is the last one's."""
-        return self._committer.commit(committables[-1].checkpoint, committables)
+        return self._committer.commit_checkpoint(committables[-1].checkpoint, committables)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit it as a checkpoint."""

@@ -31,7 +31,7 @@ from onceflow.integration.conformance.processes import Processes
 class _TakesOlder(DeltaCommitter):
     """Compares with the last checkpoint for equality, as a sink does that expects no late word."""
 
-    def commit(
+    def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
         if self.committed_through() == checkpoint:
@@ -42,20 +42,22 @@ class _TakesOlder(DeltaCommitter):
 class _SkipsWhatIsGone(DeltaCommitter):
     """Makes a version of the files that it finds."""
 
-    def commit(
+    def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
         found = [one for one in committables if self.files.path(one.transaction).exists()]
-        return super().commit(checkpoint, found)
+        return super().commit_checkpoint(checkpoint, found)
 
 
 class _OneVersionAFile(DeltaCommitter):
     """Makes a version of each file, all with the proof of the checkpoint."""
 
-    def commit(
+    def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
-        outcomes = [super(_OneVersionAFile, self).commit(checkpoint, [c]) for c in committables]
+        outcomes = [
+            super(_OneVersionAFile, self).commit_checkpoint(checkpoint, [c]) for c in committables
+        ]
         return outcomes[0]
 
 
@@ -68,7 +70,7 @@ class BrokenDeltaSink(DeltaSink):
         kind.__name__: kind for kind in (_TakesOlder, _SkipsWhatIsGone, _OneVersionAFile)
     }
 
-    def global_committer(self, context: CommitterContext) -> GlobalCommitter:
+    def committer(self, context: CommitterContext) -> GlobalCommitter:
         return self.kinds[self.kind](self.path, context.sink_id)
 
 

@@ -11,8 +11,8 @@ from tests.simulation.targets import Target, Versioned
 from onceflow.core.commit.queue import (
     CommitRetryPolicy,
     Done,
-    GiveUp,
     RetryAt,
+    StepFailed,
     WaitUntil,
 )
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
@@ -78,7 +78,7 @@ class Committer:
         match self.queue.outcome(committable, outcome, self.world.clock.now_s):
             case Done() | RetryAt():
                 self._committed(self.queue.committed_through)
-            case GiveUp(kind, message):
+            case StepFailed(kind, message, _):
                 self.slot.fail(message, for_good=kind == "lost")
 
     def _prune(self, before: CheckpointId) -> Steps[None]:
@@ -154,7 +154,7 @@ class GlobalCommitter:
         if self.world.variant.unknown_is_committed and isinstance(outcome, Unknown):
             outcome = Committed()
         step = self.queue.outcome(commit, outcome, self.world.clock.now_s)
-        if isinstance(step, GiveUp):
+        if isinstance(step, StepFailed):
             if not self._closing:
                 lost = PreparedTransactionLost if step.kind == "lost" else CommitFailed
                 self._failed(lost(step.message))

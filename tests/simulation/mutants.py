@@ -394,7 +394,7 @@ class _ForgetsDecision(CommitQueue):
 class _SkipsFailed(CommitQueue):
     """Goes on to the next transaction when one is not known to be committed."""
 
-    def _again(self, commit: Committable, kind: Any, reason: str, now_s: float) -> Any:
+    def _again(self, step: Committable, kind: Any, outcome: Any, now_s: float) -> Any:
         return self._done(already=False)
 
 

@@ -13,16 +13,26 @@ from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, Versioned
 
 from onceflow.core.commit.planner import CommitPlan
-from onceflow.core.commit.whole_checkpoints import GlobalCommit, undecided
+from onceflow.core.commit.queue import StepFailed, WaitUntil
+from onceflow.core.commit.steps import (
+    AbortOne,
+    CommitOne,
+    CommitWhole,
+    PlannedSteps,
+    Step,
+    recovery_retries,
+    to_aborts,
+    to_commits,
+)
+from onceflow.core.commit.whole_checkpoints import undecided
 from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.committables import (
     Aborted,
-    AlreadyCommitted,
+    AbortOutcome,
+    CommitOutcome,
     Committable,
     Committed,
     Lost,
-    RetryLater,
-    Unknown,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.protocol.recovery import committables_of
@@ -75,10 +85,8 @@ class SinkRecovery:
                 yield from self._recover_whole(target, restored)
                 continue
             plan = yield from self._plan(target, restored)
-            for committable in plan.commit:
-                yield from self._commit(target, committable)
-            for committable in plan.abort:
-                yield from self._abort(target, committable)
+            steps = [*to_commits(plan.commit), *to_aborts(plan.abort)]
+            yield from self._settle(target, steps)
             self.world.oracle.check_recovered(self._attempt, target, plan.abort)
         if self.world.variant.settles_early:
             self.log.settle(self.retired)
@@ -92,14 +100,11 @@ class SinkRecovery:
                 in_doubt = yield from self._in_doubt(target)
                 own = {"sink_id": target.sink_id, "attempt": self._attempt}
                 left = undecided(completed, in_doubt, **own, memory=self.log.view.memory)  # type: ignore[arg-type]
-                for committable in left:
-                    yield from self._abort(target, committable)
+                yield from self._settle(target, to_aborts(left))
                 continue
             plan = yield from self._plan(target, completed)
-            for committable in plan.returned:
-                yield from self._commit(target, committable)
-            for committable in plan.abort:
-                yield from self._abort(target, committable)
+            steps = [*to_commits(plan.returned), *to_aborts(plan.abort)]
+            yield from self._settle(target, steps)
         self.log.settle(self.retired)
 
     def _recover_whole(self, target: Versioned, restored: CompletedCheckpoint) -> Steps[None]:
@@ -122,11 +127,8 @@ class SinkRecovery:
             raise Fenced(plan.ahead)
         if plan.behind:
             raise PreparedTransactionLost(plan.behind)
-        for commit in plan.commit:
-            outcome = yield from self._settled(lambda c=commit: target.commit_whole(c))  # type: ignore[misc]
-            self._require_committed(outcome, commit)
-        for committable in plan.abort:
-            yield from self._abort(target, committable)
+        steps = [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
+        yield from self._settle(target, steps)
         self.world.oracle.check_recovered(self._attempt, target, plan.abort)
 
     def _in_doubt(self, target: Target) -> Steps[list[Committable]]:
@@ -152,38 +154,43 @@ class SinkRecovery:
             raise CheckpointError(f"of attempts that are forgotten: {plan.refuse}")
         return plan
 
-    def _commit(self, target: Target, committable: Committable) -> Steps[None]:
-        self.world.oracle.check_asked(self._attempt, target, committable)
-        outcome = yield from self._settled(lambda: target.commit(committable))
-        self._require_committed(outcome, committable)
-
-    def _require_committed(self, outcome: object, what: Committable | GlobalCommit) -> None:
-        match outcome:
-            case Committed() | AlreadyCommitted():
-                return
-            case Lost(reason):
-                if not self.world.variant.lost_is_committed:
-                    raise PreparedTransactionLost(f"{what}: {reason}")
-            case _:
-                if not self.world.variant.unknown_is_committed:
-                    raise CommitFailed(f"{what}: {outcome}")
-
-    def _abort(self, target: Target, committable: Committable) -> Steps[None]:
-        outcome = yield from self._settled(lambda: target.abort(committable))
-        if not isinstance(outcome, Aborted) and not self.world.variant.failed_abort_is_done:
-            raise CommitFailed(f"{committable.transaction} is not rolled back: {outcome}")
-
-    def _settled(self, call: Callable[[], Steps[object]]) -> Steps[object]:
-        deadline, pause_s = self.world.clock.now_s + DEADLINE_S, 0.02
-        while True:
+    def _settle(self, target: Target, steps: Sequence[Step]) -> Steps[None]:
+        """Carry out `steps`, as `commit.loop` does."""
+        variant, clock = self.world.variant, self.world.clock
+        planned = PlannedSteps(steps, recovery_retries(DEADLINE_S))
+        while (step := planned.next_commit(clock.now_s)) is not None:
+            if isinstance(step, WaitUntil):
+                yield max(1e-9, step.at_s - clock.now_s)
+                continue
             if self.process.alive and self.world.draws_crash():
                 self.process.kill("in recovery")
-            outcome = yield from call()
-            over = self.world.clock.now_s + pause_s > deadline
-            if over or not isinstance(outcome, (RetryLater, Unknown)):
-                return outcome
-            yield pause_s
-            pause_s = min(pause_s * 2, 1.0)
+            outcome = yield from self._carry_out(target, step)
+            if variant.lost_is_committed and isinstance(outcome, Lost):
+                outcome = Committed()
+            ended = planned.outcome(step, outcome, clock.now_s)
+            if not isinstance(ended, StepFailed):
+                continue
+            if isinstance(step, AbortOne):
+                if not variant.failed_abort_is_done:
+                    raise CommitFailed(f"{step} is not rolled back: {outcome}")
+                planned.outcome(step, Aborted(), clock.now_s)
+            elif ended.kind == "lost":
+                raise PreparedTransactionLost(f"{step}: {outcome}")
+            elif not variant.unknown_is_committed:
+                raise CommitFailed(f"{step}: {outcome}")
+            else:
+                planned.outcome(step, Committed(), clock.now_s)
+
+    def _carry_out(self, target: Target, step: Step) -> Steps[CommitOutcome | AbortOutcome]:
+        match step:
+            case AbortOne(committable):
+                return (yield from target.abort(committable))
+            case CommitOne(committable):
+                self.world.oracle.check_asked(self._attempt, target, committable)
+                return (yield from target.commit(committable))
+            case CommitWhole(commit):
+                assert isinstance(target, Versioned)
+                return (yield from target.commit_whole(commit))
 
 
 class CheckpointsCleaner:

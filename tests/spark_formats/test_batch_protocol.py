@@ -58,7 +58,7 @@ def test_a_decided_batch_is_committed_by_the_next_plan_and_its_replay_dropped(
     plan = driver.plan(0)
     reports = [driver.task(plan, 0, range(5)), driver.task(plan, 1, range(5, 10))]
     commits = driver.commits()
-    commits._commit_all = lambda *_: (_ for _ in ()).throw(SinkError("killed"))  # type: ignore[method-assign]
+    commits._carry_out = lambda *_: (_ for _ in ()).throw(SinkError("killed"))  # type: ignore[method-assign]
     with pytest.raises(SinkError, match="killed"):
         commits.commit(reports)
     commits.close()

@@ -7,8 +7,7 @@ driver itself. `core.protocol.batches` decides; this asks, commits and rolls bac
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,12 +17,23 @@ import pyarrow as pa
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
+from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
+from onceflow.core.commit.queue import Done, StepFailed
+from onceflow.core.commit.steps import (
+    AbortOne,
+    CommitWhole,
+    PlannedSteps,
+    Step,
+    recovery_retries,
+    to_aborts,
+    to_commits,
+    to_committables,
+)
+from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     CommitFailed,
-    CommitOutcomeUnknown,
     ConfigError,
-    PreparedTransactionLost,
     SinkError,
     StagingMissing,
 )
@@ -40,23 +50,19 @@ from onceflow.core.protocol.batches import (
     oldest_proof,
 )
 from onceflow.core.protocol.committables import (
-    Aborted,
-    AlreadyCommitted,
+    AbortOutcome,
     CommitOutcome,
     Committable,
-    Committed,
     Lost,
     RetryLater,
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log import NO_ATTEMPT
-from onceflow.core.retries import Retries
 from onceflow.core.spi import (
+    CommittedBy,
     Committer,
     CommitterContext,
-    GlobalCommitter,
-    GlobalSink,
     OnBadRow,
     Sink,
 )
@@ -153,7 +159,7 @@ class BatchCommits:
         """Ask nothing yet."""
         self.target = target
         self.decisions = decisions
-        self._committer: Committer | GlobalCommitter | None = None
+        self._committer: Committer | None = None
         self._opened: pa.Schema | None = None
         self._claimed: AttemptId | None = None
 
@@ -227,12 +233,11 @@ class BatchCommits:
         reach("logged")
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
-        self._commit_all(prepared, first.attempt)
-        for orphan in plan_sweep(decision, committer.in_doubt(), sink_ids=self.target.sink_ids):
-            self._abort_one(committer, orphan)
-        self._commit_all(staged, first.attempt)
+        self._carry_out(committer, self._to_commits(prepared))
+        orphans = plan_sweep(decision, committer.in_doubt(), sink_ids=self.target.sink_ids)
+        self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
         self.decisions.settled(decision)
-        if decision.attempt % _PROOFS_PRUNED_EVERY == 0 and isinstance(committer, Committer):
+        if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
             committer.prune(oldest_proof(decision))
         reach("replied")
         return decision
@@ -320,10 +325,8 @@ class BatchCommits:
             claim = self.decisions.with_committables(claim)
         plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
         prepared, staged = self._around_roll_backs(plan.commit)
-        self._commit_all(prepared, claim.attempt)
-        for committable in plan.abort:
-            self._abort_one(committer, committable)
-        self._commit_all(staged, claim.attempt)
+        steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
+        self._carry_out(committer, steps)
         for decision in claim.decisions:
             if not decision.settled:
                 self.decisions.settled(decision)
@@ -356,70 +359,34 @@ class BatchCommits:
         self, decided: Sequence[Committable]
     ) -> tuple[Sequence[Committable], Sequence[Committable]]:
         """Return what is committed before roll-backs, and what after; never parts of a whole."""
-        if isinstance(self.target.sink, GlobalSink):
+        if self.target.sink.committed_by is CommittedBy.DRIVER:
             return decided, ()
         return around_roll_backs(decided, staged=is_staged)
 
-    def _commit_all(self, committables: Sequence[Committable], attempt: AttemptId) -> None:
-        committer = self._committer_for(attempt)
-        if isinstance(committer, GlobalCommitter):
-            for decided, group in groupby(committables, key=lambda one: one.transaction.attempt):
-                listed = tuple(group)
-                checkpoint = batch_checkpoint(AttemptId(decided))
-                self._commit_one(listed[0], partial(committer.commit, checkpoint, listed))
-            return
-        for committable in committables:
-            self._commit_one(committable, partial(committer.commit, committable))
+    def _to_commits(self, committables: Sequence[Committable]) -> Sequence[Step]:
+        """Return steps that commit each by itself, or all of an attempt at once."""
+        if self.target.sink.committed_by is CommittedBy.SLOTS:
+            return to_commits(committables)
+        by_attempt = groupby(committables, key=lambda one: one.transaction.attempt)
+        return [
+            CommitWhole(GlobalCommit(batch_checkpoint(AttemptId(attempt)), tuple(listed)))
+            for attempt, listed in by_attempt
+        ]
 
-    def _commit_one(self, committable: Committable, commit: Callable[[], CommitOutcome]) -> None:
-        reach("commit")
-        outcome = _until_settled(commit)
-        reach("committed")
-        match outcome:
-            case Committed() | AlreadyCommitted():
-                return
-            case Lost(reason):
-                raise PreparedTransactionLost(
-                    f"{committable} is decided: {reason}. Its rows are lost in the target; they are"
-                    " in the source still"
-                )
-            case Unknown(reason):
-                raise CommitOutcomeUnknown(f"{committable}: {reason}")
-            case RetryLater(reason):
-                raise CommitFailed(
-                    f"{committable} is decided and could not be committed: {reason}. The next run"
-                    " commits it; `onceflow txn` does so now, or gives it up"
-                )
-            case _:
-                raise CommitFailed(
-                    f"{committable} is decided and could not be committed: {outcome}"
-                )
+    def _carry_out(self, committer: Committer, steps: Sequence[Step]) -> None:
+        retries = recovery_retries(SETTLE_TIMEOUT_S, waits_for_people=False)
+        source = TimedSteps(PlannedSteps(steps, retries))
+        for step, ended in settle(source, partial(_try_step, committer)):
+            if isinstance(ended, StepFailed):
+                raise _error_of(step, ended)
+            if isinstance(step, AbortOne) and isinstance(ended, Done):
+                _log.info("sink %s: rolled back %s", self.target.sink_id, step)
 
-    def _abort_one(self, committer: Committer | GlobalCommitter, committable: Committable) -> None:
-        outcome = _until_settled(lambda: committer.abort(committable))
-        match outcome:
-            case Aborted():
-                _log.info("sink %s: rolled back %s", self.target.sink_id, committable)
-            case AlreadyCommitted():
-                raise CommitFailed(
-                    f"{committable} is not decided, and its rows are in the target: these decisions"
-                    " are an older copy, another query writes under this sink id, or somebody has"
-                    " committed it by hand. The batch would write them again, so nothing was"
-                    " written. Take its rows out of the target with their proof, or go on from the"
-                    " newest copy; docs/operations.md says how"
-                )
-            case _:
-                raise CommitFailed(f"{committable} could not be rolled back: {outcome}")
-
-    def _committer_for(self, attempt: AttemptId) -> Committer | GlobalCommitter:
+    def _committer_for(self, attempt: AttemptId) -> Committer:
         """Return the committer, with its connection; it commits for any attempt under the id."""
         if self._committer is None:
             sink, context = self.target.sink, self.target.committer_context(attempt)
-            self._committer = (
-                sink.global_committer(context)
-                if isinstance(sink, GlobalSink)
-                else sink.committer(context)
-            )
+            self._committer = sink.committer(context)
         return self._committer
 
 
@@ -441,12 +408,38 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
     )
 
 
-def _until_settled(call: Callable[[], object]) -> object:
-    """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
-    retries = Retries(until=time.monotonic() + SETTLE_TIMEOUT_S)
-    while True:
-        outcome = call()
-        if isinstance(outcome, RetryLater) and outcome.until_mended:
-            return outcome
-        if not isinstance(outcome, (RetryLater, Unknown)) or not retries.pause():
-            return outcome
+def _try_step(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
+    if isinstance(step, AbortOne):
+        return carry_out(committer, step)
+    reach("commit")
+    outcome = carry_out(committer, step)
+    reach("committed")
+    return outcome
+
+
+def _error_of(step: Step, failed: StepFailed) -> SinkError:
+    committable, outcome = to_committables(step)[0], failed.outcome
+    if isinstance(step, AbortOne) and failed.kind != "committed":
+        return CommitFailed(f"{committable} could not be rolled back: {outcome}")
+    match outcome:
+        case Lost(reason):
+            text = (
+                f"{committable} is decided: {reason}. Its rows are lost in the target; they are"
+                " in the source still"
+            )
+        case Unknown(reason):
+            text = f"{committable}: {reason}"
+        case RetryLater(reason):
+            text = (
+                f"{committable} is decided and could not be committed: {reason}. The next run"
+                " commits it; `onceflow txn` does so now, or gives it up"
+            )
+        case _:
+            text = (
+                f"{committable} is not decided, and its rows are in the target: these decisions"
+                " are an older copy, another query writes under this sink id, or somebody has"
+                " committed it by hand. The batch would write them again, so nothing was"
+                " written. Take its rows out of the target with their proof, or go on from the"
+                " newest copy; docs/operations.md says how"
+            )
+    return error_class(failed)(text)

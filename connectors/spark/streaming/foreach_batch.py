@@ -34,7 +34,7 @@ from onceflow.connectors.spark.streaming.first_sink import FirstSink
 from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.cluster.spark import use_own_interpreter
-from onceflow.core.spi import GlobalSink, OnBadRow, Sink
+from onceflow.core.spi import CommittedBy, OnBadRow, Sink
 from onceflow.core.spi.dead_letters import DEAD_LETTERS
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def foreach_batch(
             " dead_letters= is called"
         )
     for name, one in sinks.items():
-        if isinstance(one, GlobalSink):
+        if one.committed_by is CommittedBy.DRIVER:
             raise ConfigError(
                 f"{type(one).__name__} ({name}) commits whole checkpoints in an order of its own,"
                 " which foreach_batch does not keep: make it a format by connectors.data_source"

@@ -94,7 +94,7 @@ from onceflow.core.settings.pipeline_settings import (
     RuntimeSettings,
     TlsFiles,
 )
-from onceflow.core.spi import GlobalSink, Sink
+from onceflow.core.spi import CommittedBy, Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
 from onceflow.core.storage.filesystem import StorageRefused
@@ -560,7 +560,7 @@ class JobDriver:
             committers=frozenset(
                 committer_ref(operator.uid)
                 for operator, work in self._plan.graph.sinks()
-                if isinstance(work.sink, GlobalSink)
+                if work.sink.committed_by is CommittedBy.DRIVER
             ),
         )
 

@@ -83,7 +83,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:
-        return self._committer.commit(commit.checkpoint, commit.committables)
+        return self._committer.commit_checkpoint(commit.checkpoint, commit.committables)
 
     def _ended(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
         """Slots count what is committed."""

@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
 from onceflow.core.api.graph import Graph
+from onceflow.core.commit.committers import open_global_committer
+from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
 from onceflow.core.commit.planner import CommitPlan, plan_commits
+from onceflow.core.commit.queue import Done, RetryAt, StepFailed
+from onceflow.core.commit.steps import (
+    AbortOne,
+    CommitWhole,
+    PlannedSteps,
+    Step,
+    recovery_retries,
+    to_aborts,
+    to_commits,
+    to_committables,
+)
 from onceflow.core.commit.whole_checkpoints import (
-    GlobalCommit,
     plan_global_recovery,
     undecided,
 )
 from onceflow.core.errors import (
     CommitFailed,
-    CommitOutcomeUnknown,
     DecisionForgotten,
     PreparedTransactionLost,
     SinkError,
     StorageBehind,
 )
 from onceflow.core.protocol.committables import (
-    Aborted,
     AbortOutcome,
-    AlreadyCommitted,
     CommitOutcome,
     Committable,
-    Committed,
     Lost,
-    RetryLater,
     Unknown,
 )
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.target_records import TargetRecord, require_not_behind
-from onceflow.core.retries import Retries
 from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.spi import (
+    CommittedBy,
     Committer,
     CommitterContext,
     GlobalCommitter,
-    GlobalSink,
     Sink,
 )
 from onceflow.core.storage import ClaimedLog, JobStorage
@@ -67,6 +73,11 @@ class _Target:
     context: CommitterContext
     schema: pa.Schema | None
     """Of the rows that are written; None when none are, because the sink is retired."""
+
+    @property
+    def commits_whole(self) -> bool:
+        """Whether the driver commits whole checkpoints of it."""
+        return self.sink.committed_by is CommittedBy.DRIVER
 
 
 class SinkRecovery:
@@ -136,9 +147,9 @@ class SinkRecovery:
 
     def _record_of(self, target: _Target) -> TargetRecord | None:
         sink_id, view = target.context.sink_id, self._log.view
-        told = target.sink.target_record(target.context)
-        if told is not None or not isinstance(target.sink, GlobalSink):
-            return told
+        record = target.sink.target_record(target.context)
+        if record is not None or not target.commits_whole:
+            return record
         if not (view.decided and sink_id in view.sinks):
             return None  # it may not have been opened yet: `recover` asks
         try:
@@ -179,21 +190,17 @@ class SinkRecovery:
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         counts: list[RecoveredSink] = []
         for target in self._targets:
-            if isinstance(target.sink, GlobalSink):
+            if target.commits_whole:
                 counts.append(self._recover_whole(target, restored))
                 continue
             plan, committer = self._plan(target, restored)
-            committed = [
-                c.rows for c in plan.commit if self._commit(c, partial(committer.commit, c))
-            ]
-            for committable in plan.abort:
-                self._abort(committable, committer.abort)
+            committed = self._settle(committer, [*to_commits(plan.commit), *to_aborts(plan.abort)])
             counts.append(
                 RecoveredSink(
                     target.context.uid,
                     target.context.sink_id,
                     committed=len(committed),
-                    rows_committed=sum(committed),
+                    rows_committed=sum(c.rows for c in committed),
                     aborted=len(plan.abort),
                 )
             )
@@ -209,15 +216,12 @@ class SinkRecovery:
         counts: list[RecoveredSink] = []
         for target in self._targets:
             uid, sink_id = target.context.uid, target.context.sink_id
-            if isinstance(target.sink, GlobalSink):
+            if target.commits_whole:
                 aborted = self._sweep_whole(self._global_committer(target), completed, sink_id)
                 counts.append(RecoveredSink(uid, sink_id, aborted=aborted))
                 continue
             plan, committer = self._plan(target, completed)
-            for committable in plan.returned:
-                self._commit(committable, partial(committer.commit, committable))
-            for committable in plan.abort:
-                self._abort(committable, committer.abort)
+            self._settle(committer, [*to_commits(plan.returned), *to_aborts(plan.abort)])
             counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
         # Not before: the next attempt must ask again for what this one could not sweep.
         self._log.settle(self._retired)
@@ -232,8 +236,8 @@ class SinkRecovery:
     def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:
         """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
         for target in self._targets:
-            if isinstance(target.sink, GlobalSink) and target.schema is not None:
-                committer = target.sink.global_committer(target.context)
+            if target.commits_whole and target.schema is not None:
+                committer = open_global_committer(target.sink, target.context)
                 yield target.context.uid, target.context.sink_id, committer
 
     def close(self) -> None:
@@ -266,14 +270,7 @@ class SinkRecovery:
             )
         if plan.behind:
             raise PreparedTransactionLost(f"{plan.behind}. docs/operations.md says what to do")
-        done = [
-            committable
-            for one in plan.commit
-            if self._commit(one, partial(committer.commit, one.checkpoint, one.committables))
-            for committable in one.committables
-        ]
-        for committable in plan.abort:
-            self._abort(committable, committer.abort)
+        done = self._settle(committer, [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)])
         return RecoveredSink(
             context.uid,
             context.sink_id,
@@ -294,15 +291,13 @@ class SinkRecovery:
             attempt=self._log.attempt,
             memory=self._log.view.memory,
         )
-        for committable in left:
-            self._abort(committable, committer.abort)
+        self._settle(committer, to_aborts(left))
         return len(left)
 
     def _global_committer(self, target: _Target) -> GlobalCommitter:
         sink_id = target.context.sink_id
         if sink_id not in self._global:
-            assert isinstance(target.sink, GlobalSink)
-            self._global[sink_id] = target.sink.global_committer(target.context)
+            self._global[sink_id] = open_global_committer(target.sink, target.context)
         return self._global[sink_id]
 
     def _plan(
@@ -338,50 +333,48 @@ class SinkRecovery:
             )
         return plan, committer
 
-    def _commit(self, what: Committable | GlobalCommit, call: Callable[[], CommitOutcome]) -> bool:
-        self._begin(f"the commit of {what}")
-        outcome = self._until_settled(call)
-        more = f". `onceflow txn show {what.transaction}` tells more, docs/operations.md what to do"
-        match outcome:
-            case Committed():
-                return True
-            case AlreadyCommitted():
-                return False
-            case Lost(reason):
-                raise PreparedTransactionLost(f"{what}: {reason}{more}")
-            case Unknown(reason):
-                raise CommitOutcomeUnknown(f"{what}: {reason}{more}")
-            case _:
-                raise CommitFailed(f"{what} is decided and could not be committed: {outcome}{more}")
+    def _settle(self, committer: Committer, steps: Iterable[Step]) -> list[Committable]:
+        """Carry out `steps`; return what these calls have committed, and no earlier ones."""
+        committed: list[Committable] = []
+        planned = TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
+        for step, ended in settle(planned, partial(self._carry_out, committer)):
+            match ended:
+                case StepFailed():
+                    raise self._error_of(step, ended)
+                case Done(already=False) if not isinstance(step, AbortOne):
+                    committed += to_committables(step)
+                case Done() | RetryAt():
+                    pass
+        return committed
 
-    def _abort(
-        self, committable: Committable, abort: Callable[[Committable], AbortOutcome]
-    ) -> None:
-        self._begin(f"the rollback of {committable}")
-        outcome = self._until_settled(lambda: abort(committable))
-        match outcome:
-            case Aborted():
-                return
-            case AlreadyCommitted():
-                raise CommitFailed(
-                    f"{committable} is not decided by the log in {self._log_location}, and its rows"
-                    " are in the target: the log is an older copy, the job has gone on in other"
-                    " storage, or somebody has committed it by hand. A start would write them"
-                    " again, so nothing was written. See 'Storage that is behind its target' in"
-                    " docs/operations.md"
+    def _carry_out(self, committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
+        begun = "rollback" if isinstance(step, AbortOne) else "commit"
+        if self.step.text != f"the {begun} of {step}":
+            self._begin(f"the {begun} of {step}")
+        return carry_out(committer, step)
+
+    def _error_of(self, step: Step, failed: StepFailed) -> SinkError:
+        if isinstance(step, AbortOne):
+            if failed.kind != "committed":
+                return CommitFailed(
+                    f"{step} of an older attempt could not be rolled back: {failed.outcome}"
                 )
-            case _:
-                raise CommitFailed(
-                    f"{committable} of an older attempt could not be rolled back: {outcome}"
-                )
+            return CommitFailed(
+                f"{step} is not decided by the log in {self._log_location}, and its rows"
+                " are in the target: the log is an older copy, the job has gone on in other"
+                " storage, or somebody has committed it by hand. A start would write them"
+                " again, so nothing was written. See 'Storage that is behind its target' in"
+                " docs/operations.md"
+            )
+        match failed.outcome:
+            case Lost(reason) | Unknown(reason):
+                text = f"{step}: {reason}"
+            case outcome:
+                text = f"{step} is decided and could not be committed: {outcome}"
+        transaction = to_committables(step)[0].transaction
+        return error_class(failed)(
+            f"{text}. `onceflow txn show {transaction}` tells more, docs/operations.md what to do"
+        )
 
     def _begin(self, text: str) -> None:
         self.step = RecoveryStep(text, time.monotonic())
-
-    def _until_settled(self, call: Callable[[], object]) -> object:
-        """Repeat `call` while nobody can tell or it says "later", up to the deadline."""
-        retries = Retries(until=time.monotonic() + self._deadline_s)
-        while True:
-            outcome = call()
-            if not isinstance(outcome, (RetryLater, Unknown)) or not retries.pause():
-                return outcome

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic
 
 from onceflow.core.api.graph import Operator, WriteTo
+from onceflow.core.commit.loop import StepSource, error_class, settle
 from onceflow.core.commit.queue import (
     C,
     CommitQueue,
     CommitRetryPolicy,
     Done,
-    GiveUp,
     OrderedCommits,
     RetryAt,
+    StepEnd,
+    StepFailed,
     WaitUntil,
 )
 from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import (
-    CommitFailed,
-    CommitOutcomeUnknown,
-    PreparedTransactionLost,
-    SinkError,
-)
+from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (
@@ -46,10 +42,10 @@ from onceflow.core.protocol.messages import (
 )
 from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
-from onceflow.core.spi import Committer, CommitterContext, GlobalSink
+from onceflow.core.spi import CommittedBy, Committer, CommitterContext
 
 
-class CommitThread(ABC, Generic[C]):
+class CommitThread(StepSource[C, CommitOutcome]):
     """A queue of commits and the thread that empties it; `start` begins."""
 
     def __init__(
@@ -67,6 +63,7 @@ class CommitThread(ABC, Generic[C]):
         self._closing = False
         self._prune_before: CheckpointId | None = None
         self._reported = queue.committed_through
+        self._began_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"commit {name}", daemon=True)
 
     @abstractmethod
@@ -79,7 +76,7 @@ class CommitThread(ABC, Generic[C]):
     def _release(self) -> None: ...
 
     def _prune(self, before: CheckpointId) -> None:
-        raise NotImplementedError(f"{type(self).__name__} keeps no proofs before {before}")
+        """Delete the proofs of commits before `before`, where there are any."""
 
     def close(self, timeout_s: float) -> bool:
         """Stop after the commit under way; return whether it ended within `timeout_s`.
@@ -98,22 +95,27 @@ class CommitThread(ABC, Generic[C]):
 
     def _run(self) -> None:
         try:
-            while (commit := self._next()) is not None:
-                began = time.monotonic()
-                reach("commit")
-                outcome = self._commit(commit)
-                reach("committed")
-                now_s = time.monotonic()
-                with self._condition:
-                    step = self._commits.outcome(commit, outcome, now_s)
-                if isinstance(step, GiveUp):
-                    raise self._error_of(step, commit)
-                self._ended(commit, step)
-                self._report((time.monotonic() - began) * 1000)
+            for commit, ended in settle(self, self._try_commit):
+                if isinstance(ended, StepFailed):
+                    raise self._error_of(ended, commit)
+                self._ended(commit, ended)
+                self._report((time.monotonic() - self._began_s) * 1000)
         except BaseException as error:
             self._failed(error)
 
-    def _next(self) -> C | None:
+    def _try_commit(self, commit: C) -> CommitOutcome:
+        self._began_s = time.monotonic()
+        reach("commit")
+        outcome = self._commit(commit)
+        reach("committed")
+        return outcome
+
+    def end(self, step: C, outcome: CommitOutcome) -> StepEnd:
+        """Record how a try of `step` ended and return what follows."""
+        with self._condition:
+            return self._commits.outcome(step, outcome, time.monotonic())
+
+    def take(self) -> C | None:
         """Wait for the next commit; prune and report while idle; None when closing."""
         while True:
             with self._condition:
@@ -141,13 +143,8 @@ class CommitThread(ABC, Generic[C]):
         if commit_ms:
             reach("replied")
 
-    def _error_of(self, step: GiveUp, commit: C) -> SinkError:
-        classes: dict[str, type[SinkError]] = {
-            "lost": PreparedTransactionLost,
-            "unknown": CommitOutcomeUnknown,
-            "failed": CommitFailed,
-        }
-        return classes[step.kind](
+    def _error_of(self, step: StepFailed, commit: C) -> SinkError:
+        return error_class(step)(
             f"{step.message}. `onceflow txn show {commit.transaction}` tells more,"
             " docs/operations.md what to do"
         )
@@ -269,7 +266,7 @@ class SlotCommits:
         """Return the running committer of one sink of subtask `ref`, or what stands for it."""
         slot, uid = self._context, operator.uid
         metrics = SinkMetricGroup(uid, work.sink_id, ref.index)
-        if isinstance(work.sink, GlobalSink):
+        if work.sink.committed_by is CommittedBy.DRIVER:
             pre_commits = GlobalPreCommits(metrics)
             self._global.append(pre_commits)
             return pre_commits

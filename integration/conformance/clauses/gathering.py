@@ -65,7 +65,8 @@ def _commit(
 ) -> CommitOutcome:
     committables = [one.committable for one in prepared]
     return ask_until_known(
-        lambda: committer.commit(CheckpointId(checkpoint), committables), harness.patience_s
+        lambda: committer.commit_checkpoint(CheckpointId(checkpoint), committables),
+        harness.patience_s,
     )
 
 

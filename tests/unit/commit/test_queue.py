@@ -10,8 +10,8 @@ from onceflow.core.commit.queue import (
     CommitQueue,
     CommitRetryPolicy,
     Done,
-    GiveUp,
     RetryAt,
+    StepFailed,
     WaitUntil,
 )
 from onceflow.core.protocol.committables import (
@@ -190,7 +190,7 @@ def test_deadline_ends_the_tries_and_keeps_the_transaction(
     now_s = 0.0
     while isinstance(step := queue.outcome(transaction(1), outcome, now_s), RetryAt):
         now_s = step.at_s
-    assert isinstance(step, GiveUp)
+    assert isinstance(step, StepFailed)
     assert step.kind == kind
     assert "sink/1/1/0/0" in step.message
     assert now_s <= 20.0
@@ -202,7 +202,7 @@ def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> N
     queue = queue_of(1)
     queue.completed(CheckpointId(1))
     step = queue.outcome(transaction(1), Lost("rolled back by hand"), 0.0)
-    assert isinstance(step, GiveUp)
+    assert isinstance(step, StepFailed)
     assert step.kind == "lost"
     assert "7 rows" in step.message
     assert queue.committed_through == 0
@@ -281,7 +281,7 @@ def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
 def test_policies_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
-        CommitRetryPolicy(**wrong)
+        CommitRetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
 @settings(max_examples=200, deadline=None)

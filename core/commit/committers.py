@@ -1,0 +1,43 @@
+"""Committers as the engine opens them, checked against what their sink says of itself."""
+
+from __future__ import annotations
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.spi import CommittedBy, CommitterContext, GlobalCommitter, Sink
+
+
+def open_global_committer(sink: Sink, context: CommitterContext) -> GlobalCommitter:
+    """Return the committer of whole checkpoints of `sink`, whose `committed_by` is the driver.
+
+    Raises:
+        ConfigError: The sink returns one of single transactions.
+    """
+    committer = sink.committer(context)
+    if isinstance(committer, GlobalCommitter):
+        return committer
+    committer.close()
+    raise ConfigError(
+        f"sink {context.uid}: {sink!r} says that the driver commits its checkpoints, and its"
+        f" committer is a {type(committer).__name__}: derive that from GlobalCommitter, or leave"
+        " `committed_by` as it is"
+    )
+
+
+def read_target_record(sink: Sink, context: CommitterContext) -> TargetRecord | None:
+    """Return what the target records of the sink id, or what it has committed through.
+
+    None: the target does not tell. Changes nothing.
+
+    Raises:
+        ConfigError: Another job owns the sink id.
+        SinkError: The target cannot be asked now.
+    """
+    record = sink.target_record(context)
+    if record is not None or sink.committed_by is CommittedBy.SLOTS:
+        return record
+    committer = open_global_committer(sink, context)
+    try:
+        return TargetRecord(context.sink_id, through=committer.committed_through())
+    finally:
+        committer.close()

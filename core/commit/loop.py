@@ -1,0 +1,95 @@
+"""The loop that makes transactions committed or aborted: for slots, recovery, batches and people.
+
+A queue says what comes next, when it is tried again, and when it is given up; a committer does it.
+The loop joins the two and decides nothing. Whoever runs it says in its own words what a step means
+that was given up.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from onceflow.core.commit.queue import StepEnd, StepFailed, WaitUntil
+from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
+from onceflow.core.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    PreparedTransactionLost,
+    SinkError,
+)
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome
+from onceflow.core.protocol.invariant import require
+from onceflow.core.spi import Committer, GlobalCommitter
+
+S = TypeVar("S")
+OutcomeT = TypeVar("OutcomeT", bound=CommitOutcome | AbortOutcome)
+
+
+class StepSource(ABC, Generic[S, OutcomeT]):
+    """A queue with a clock: it waits until it is time for the next step."""
+
+    @abstractmethod
+    def take(self) -> S | None:
+        """Return the next step when it is time for it; None when there is none left."""
+
+    @abstractmethod
+    def end(self, step: S, outcome: OutcomeT) -> StepEnd:
+        """Record how a try of `step` ended and return what follows."""
+
+
+def settle(
+    source: StepSource[S, OutcomeT], carry_out: Callable[[S], OutcomeT]
+) -> Iterator[tuple[S, StepEnd]]:
+    """Carry out all steps of `source`, one after the other; yield each try with what follows it.
+
+    Ends when there is no step left, or with the first that is given up.
+    """
+    while (step := source.take()) is not None:
+        ended = source.end(step, carry_out(step))
+        yield step, ended
+        if isinstance(ended, StepFailed):
+            return
+
+
+class TimedSteps(StepSource[Step, CommitOutcome | AbortOutcome]):
+    """Planned steps by the monotonic clock, on the caller's thread."""
+
+    def __init__(self, steps: PlannedSteps) -> None:
+        self._steps = steps
+
+    def take(self) -> Step | None:
+        """Return the next step, once it is time for it; None when all is done."""
+        while isinstance(step := self._steps.next_commit(time.monotonic()), WaitUntil):
+            time.sleep(max(0.0, step.at_s - time.monotonic()))
+        return step
+
+    def end(self, step: Step, outcome: CommitOutcome | AbortOutcome) -> StepEnd:
+        """Record how a try of `step` ended and return what follows."""
+        return self._steps.outcome(step, outcome, time.monotonic())
+
+
+def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
+    """Ask `committer` to do `step`, once; return how it ended."""
+    match step:
+        case CommitOne(committable):
+            return committer.commit(committable)
+        case AbortOne(committable):
+            return committer.abort(committable)
+        case CommitWhole(commit):
+            require(isinstance(committer, GlobalCommitter), f"{committer} commits no checkpoints")
+            assert isinstance(committer, GlobalCommitter)
+            return committer.commit_checkpoint(commit.checkpoint, commit.committables)
+
+
+def error_class(failed: StepFailed) -> type[SinkError]:
+    """Return the class of the error with which an attempt ends for `failed`."""
+    match failed.kind:
+        case "lost":
+            return PreparedTransactionLost
+        case "unknown":
+            return CommitOutcomeUnknown
+        case "failed" | "committed":
+            return CommitFailed
