@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -258,6 +258,9 @@ class CommittedBy(Enum):
 
 class Sink(ABC):
     """Describes a two-phase sink: pickled by value, holds no open resource, prints no secret."""
+
+    instead_of_replacing: ClassVar[str] = "Append, or write to another target"
+    """What an error advises a user who asks to replace all rows, and the sink cannot."""
 
     @property
     def committed_by(self) -> CommittedBy:

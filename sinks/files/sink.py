@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 from typing_extensions import override
@@ -176,6 +176,7 @@ class FileSink(Sink):
         ConfigError: A setting is wrong by itself; what needs the target is found by `open`.
     """
 
+    instead_of_replacing: ClassVar[str] = "Write to a new directory, and let readers go there"
     url: str
     format: Literal["parquet", "json"] = field(default="parquet", kw_only=True)
     partition_by: tuple[str, ...] = field(default=(), kw_only=True)

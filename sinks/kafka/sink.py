@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -94,6 +94,10 @@ class KafkaSink(Sink):
         ConfigError: A setting is wrong by itself; what needs the broker is found by `open`.
     """
 
+    instead_of_replacing: ClassVar[str] = (
+        "A topic keeps its records until its own retention or compaction removes them:"
+        " append, with a key and a topic of cleanup.policy=compact, or write to a new topic"
+    )
     bootstrap_servers: str
     topic: str | Sequence[str] = field(kw_only=True)
     topic_column: str | None = field(default=None, kw_only=True)

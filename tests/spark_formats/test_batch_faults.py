@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
 from tests.integration.word_proxy import WordProxy
-from tests.spark_formats.batches import driver_of
+from tests.spark_formats.batches import driver_of, rows
 
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
 from onceflow.core.errors import PreCommitFailed
 from onceflow.integration.pytest_plugin import DatabaseFactory
 from onceflow.integration.servers.kinds import OwnDatabase
@@ -87,3 +89,22 @@ def test_one_key_in_two_tasks_of_a_batch_is_refused_by_name(
     driver.batch(0, [1, 2], [3])
     assert ids_in(server.url) == [1, 2, 3]
     assert prepared(server.url) == []
+
+
+def test_a_task_of_upserts_that_loses_its_server_is_not_told_to_repartition(
+    server: OwnDatabase, tmp_path: Path
+) -> None:
+    sink = PostgresSink(server.url, table="ledger", write_mode="upsert", primary_key=("id",))
+    driver = driver_of(sink, tmp_path)
+    plan = driver.plan(0)
+
+    def parts() -> Iterator[pa.RecordBatch]:
+        yield rows([1])
+        server.kill()
+
+    with pytest.raises(PreCommitFailed) as lost:
+        write_task(plan, TaskPlace(0, 0, 0, batch=0), parts())
+    assert "repartition" not in str(lost.value)
+    server.start()
+    driver.batch(0, [1, 2])
+    assert ids_in(server.url) == [1, 2]

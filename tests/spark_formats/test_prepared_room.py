@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
-from tests.spark_formats.batches import driver_of, killed_at
+from tests.spark_formats.batches import SCHEMA, Driver, driver_of, killed_at, rows
 
 from onceflow import connectors
+from onceflow.connectors.spark.batch.commits import BatchTarget, TaskReport
+from onceflow.connectors.spark.batch.identity import staging_area
+from onceflow.connectors.spark.batch.sink_group import SinkGroup, group_schema
+from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import SinkError
+from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.dead_letters import DEAD_LETTERS
 from onceflow.core.spi.staging import is_staged
 from onceflow.integration.servers import EmbeddedPostgres
 from onceflow.sinks import PostgresSink
@@ -118,3 +126,51 @@ def test_rows_staged_for_want_of_room_where_the_driver_does_not_look_are_not_dec
         driver.commit(reports)
     driver.abort(plan)
     assert (ids_in(url), prepared(url)) == ([], [])
+
+
+def test_dead_letters_count_where_the_server_has_room_for_some_of_a_batch(
+    url: str, tmp_path: Path
+) -> None:
+    """Both tasks have opened all of their transactions before the first one is prepared."""
+    staging = partial(staging_area, str(tmp_path))
+    group = SinkGroup(
+        {
+            "rows": PostgresSink(url, table="ledger"),
+            "letters": PostgresSink(url, table="letters", create=True),
+        },
+        staging,
+    )
+    target = BatchTarget(group, "events-1", "Spark query q", "q", staging("events-1"))
+    schema = group_schema({"rows": SCHEMA, "letters": DEAD_LETTERS})
+    driver = Driver(target, schema, rows)
+    plan = driver.plan(0)
+    parts = {
+        name: replace(
+            plan.target,
+            sink=sink,
+            sink_id=group.part_id("events-1", name),
+            staging=group.staging(group.part_id("events-1", name)),
+            on_bad_row=OnBadRow.DEAD_LETTER,
+        )
+        for name, sink in group.parts.items()
+    }
+    told = replace(plan, target=parts["rows"], dead_letters=parts["letters"])
+    reports: list[TaskReport] = []
+
+    def task(number: int) -> None:
+        place = TaskPlace(number, 0, number, batch=0)
+        reports.append(write_task(told, place, parts_of(number)))
+
+    def parts_of(number: int) -> Iterator[pa.RecordBatch]:
+        too_large = pa.array([1, 2**40], pa.int64())
+        yield rows([number, number + 10]).set_column(2, SCHEMA.field(2), too_large)
+        if number == 0:
+            task(1)
+
+    task(0)
+    committables = [one for report in reports for one in report.committables]
+    assert [is_staged(one) for one in committables].count(True) == 1
+    assert len(prepared(url)) == 3
+    driver.commit(reports)
+    assert (ids_in(url), prepared(url)) == ([0, 1], [])
+    assert len(query(url, "SELECT * FROM letters")) == 2

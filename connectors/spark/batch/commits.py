@@ -130,6 +130,18 @@ class BatchPlan:
     """The run of the query that decided it."""
     dead_letters: BatchTarget | None = None
     """Where tasks write the rows that the sink rejects."""
+    write: int = 0
+    writes: int = 1
+    """Which of several DataFrames of the batch the tasks write, and of how many."""
+
+    def transaction_number(self, partition: int) -> int:
+        """Return the number of the transaction of `partition`, which no other of the batch has.
+
+        The dead letters of the partition have the next one. So a server that has room for the
+        highest number has room for all of them.
+        """
+        number = partition * self.writes + self.write
+        return number if self.dead_letters is None else number * 2
 
 
 @dataclass(frozen=True, slots=True)

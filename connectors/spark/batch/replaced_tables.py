@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from onceflow.connectors.spark.batch.identity import NamedTarget
 from onceflow.core.errors import ConfigError
-from onceflow.core.spi import Sink
 from onceflow.sinks.sql.sink import SqlSink
 
 _REPLACING_MODES = ("insert", "upsert")
@@ -26,7 +25,7 @@ def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
     if not isinstance(sink, SqlSink):
         raise ConfigError(
             f"{mode}: {type(sink).__name__} cannot delete what is there and add the new rows in one"
-            f" step. {_advice(sink)}"
+            f" step. {sink.instead_of_replacing}"
         )
     if sink.commit_mode == "two_phase":
         raise ConfigError(
@@ -52,16 +51,3 @@ def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
         )
     staged = replace(sink, commit_mode="ledger")
     return replace(named, target=replace(named.target, sink=staged, replaces=True))
-
-
-def _advice(sink: Sink) -> str:
-    match type(sink).__name__:
-        case "KafkaSink":
-            return (
-                "A topic keeps its records until its own retention or compaction removes them:"
-                " append, with a key and a topic of cleanup.policy=compact, or write to a new topic"
-            )
-        case "FileSink":
-            return "Write to a new directory, and let readers go there"
-        case _:
-            return "Append, or write to another target"

@@ -61,6 +61,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         SinkError: Nothing is pre-committed, or it is rolled back by the next attempt.
     """
     _require_planned(plan, place)
+    place = replace(place, partition=plan.transaction_number(place.partition))
     report = TaskReport(
         plan.batch, plan.attempt, place.partition, plan.fingerprint, place.run, dropped=plan.decided
     )
@@ -180,7 +181,7 @@ def _advice(
             " tried again does not wait"
         )
     key = target.sink.routing_key()
-    if not key or not isinstance(error, PreCommitFailed):
+    if not key or not _waited_for_locks(error):
         return ""
     return (
         f"Rows of one {', '.join(key)} must not be in two tasks of a batch: the second waits for"
@@ -188,6 +189,13 @@ def _advice(
         f" .repartition({', '.join(map(repr, key))}) before the write, or use"
         " connectors.foreach_batch, which does"
     )
+
+
+def _waited_for_locks(error: SinkError) -> bool:
+    # What is no database's does not load what databases need.
+    from onceflow.sinks.sql.session import LockTimeout
+
+    return isinstance(error.__cause__, LockTimeout)
 
 
 def _context(
@@ -254,7 +262,9 @@ class _Letters:
                 )
                 continue
             if self._writer is None:
-                context = _context(target, self._plan, self._place, self._checkpoint, DEAD_LETTERS)
+                # A transaction of its own, with a number of its own: `BatchPlan.writes`.
+                place = replace(self._place, partition=self._place.partition + 1)
+                context = _context(target, self._plan, place, self._checkpoint, DEAD_LETTERS)
                 self._writer = _open_writer(target, context)
             letters = letters_of_rows(one.rows, one.reasons)
             self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))

@@ -211,8 +211,8 @@ class _ForeachBatch:
         try:
             reports = [
                 report
-                for number, (name, frame) in enumerate(frames.items())
-                for report in _write(frame, _Task(self._part(plan, name), number, len(frames)))
+                for index, (name, frame) in enumerate(frames.items())
+                for report in _write(frame, _Task(self._part(plan, name, index)))
             ]
             commits.commit(reports)
         except Exception:
@@ -252,14 +252,16 @@ class _ForeachBatch:
     def _first(self) -> FirstSink:
         return FirstSink(f"{self.location.url}/onceflow", next(iter(self.sinks)))
 
-    def _part(self, plan: BatchPlan, name: str) -> BatchPlan:
-        """Return what the tasks of one sink are told."""
+    def _part(self, plan: BatchPlan, name: str, index: int) -> BatchPlan:
+        """Return what the tasks of one sink are told, which is number `index`."""
         group = plan.target.sink
         assert isinstance(group, SinkGroup)
         return replace(
             plan,
             target=self._target(plan, group, name),
             dead_letters=self._target(plan, group, _LETTERS) if self.dead_letters else None,
+            write=index,
+            writes=len(self.sinks),
         )
 
     def _target(self, plan: BatchPlan, group: SinkGroup, name: str) -> BatchTarget:
@@ -276,19 +278,15 @@ class _ForeachBatch:
 class _Task(Shipped):
     """What runs in each task of one of the writes of a batch."""
 
-    def __init__(self, plan: BatchPlan, write: int, writes: int) -> None:
+    def __init__(self, plan: BatchPlan) -> None:
         self.plan = plan
-        self._write = write
-        self._writes = writes
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; the one row that comes out is the report."""
         task = this_task()
-        # No other write of the batch has the same numbers.
-        number = task.partition * self._writes + self._write
         # With Spark Connect tasks are not told their batch; the function was, and has looked.
         batch = self.plan.batch.number if task.batch is None else task.batch
-        report = write_task(self.plan, replace(task, partition=number, batch=batch), batches)
+        report = write_task(self.plan, replace(task, batch=batch), batches)
         yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
 
