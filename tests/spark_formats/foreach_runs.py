@@ -65,15 +65,14 @@ class ForeachRun:
         self, sink: int, index: int, part: Iterable[int], task_attempt: int, parts: int
     ) -> TaskReport:
         sinks = list(self._function.sinks)
-        plan = self._part(sinks[sink])
-        number = index * len(sinks) + sink
-        task_id = parts * len(sinks) * task_attempt + number
-        place = TaskPlace(number, task_attempt, task_id, plan.batch.number, "run-1")
+        plan = self._part(sinks[sink], sink)
+        task_id = parts * len(sinks) * task_attempt + index * len(sinks) + sink
+        place = TaskPlace(index, task_attempt, task_id, plan.batch.number, "run-1")
         report = write_task(plan, place, iter([rows(part)]))
         return cast("TaskReport", pickle.loads(pickle.dumps(report)))
 
-    def _part(self, name: str) -> BatchPlan:
-        part = self._function._part(self.plan, name)  # pyright: ignore[reportPrivateUsage]
+    def _part(self, name: str, index: int) -> BatchPlan:
+        part = self._function._part(self.plan, name, index)  # pyright: ignore[reportPrivateUsage]
         return cast("BatchPlan", pickle.loads(pickle.dumps(part)))
 
     @property

@@ -65,3 +65,21 @@ def test_of_two_runs_that_are_repeated_until_they_end_every_one_ends(
                 failures += 1
     assert (waiting, failures) == ([], 1)
     assert case.ids() == list(range(5))
+
+
+def test_two_writes_without_a_token_at_once_are_told_to_take_names(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case = sqlite_case(request, tmp_path, "events").without_token()
+    early = Write(case.make_sink, case.options)
+    late = Write(case.make_sink, case.options)
+    with pytest.raises(Fenced, match=f"(?s){WHO}.*Nothing of this write is there.*txnAppId"):
+        early.write(range(5))
+        early.commit()
+    late.write(range(5, 9))
+    late.commit()
+    assert case.ids() == [5, 6, 7, 8]
+    again = Write(case.make_sink, case.options)
+    again.write(range(5))
+    again.commit()
+    assert case.ids() == list(range(9))

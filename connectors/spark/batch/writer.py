@@ -75,16 +75,24 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         commits = _commits(self._named)
         try:
             if not messages or None in messages:
-                commits.abort(self._schema, self._plan.attempt)
+                self._abort(commits)
             elif not commits.has_claimed_after(self._plan.attempt):
                 raise _failed_commit(commits, self._schema, self._plan)
         finally:
             commits.close()
 
+    def _abort(self, commits: BatchCommits) -> None:
+        try:
+            commits.abort(self._schema, self._plan.attempt)
+        except Fenced as error:
+            raise _fenced(error, self._plan) from error
+
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
+        except Fenced as error:
+            raise _fenced(error, self._plan) from error
         except (BadRow, CommitFailed):
             # What became of the batch is said. Whoever aborts it sees this claim, and adds nothing.
             with suppress(OnceflowError):
@@ -98,6 +106,15 @@ _LOOK_FIRST = (
     "Look into the target before you repeat the write: a repeat writes all of its rows again. With"
     " options txnAppId and txnVersion it would not"
 )
+_AT_ONCE = (
+    "Nothing of this write is there: repeat it. Jobs that write to one table at the same time need"
+    " option txnAppId, each a name of its own, with txnVersion"
+)
+
+
+def _fenced(error: Fenced, plan: BatchPlan) -> Fenced:
+    """Return `error` of a write that is not decided, with advice where its rows have no token."""
+    return error if plan.batch.source else Fenced(f"{error}. {_AT_ONCE}")
 
 
 def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) -> OnceflowError:
@@ -138,7 +155,9 @@ def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) ->
         return SinkError(
             f"{batch} is written, all of it, though its commit could not tell Spark so. {advice}"
         )
-    return fenced or SinkError(
+    if fenced is not None:
+        return _fenced(fenced, plan)
+    return SinkError(
         f"{batch} is not written: its commit has failed before the decision. Nothing of it is seen"
         " or in doubt in the target. Repeat the write"
     )
