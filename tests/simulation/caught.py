@@ -11,6 +11,10 @@ from types import MappingProxyType
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
+        "drops a savepoint while it appends": 354,
+        "drops a savepoint while it looks into a loss": 84,
+        "asks again for a savepoint that is begun": 84,
+        "forgets a cancel while it waits for slots": 47,
         "takes the furthest committer for all": 18048,
         "leaves what is in doubt again": 6978,
         "asks for the last proof if nothing is listed": 6969,

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.simulation.channels import KEY_GROUPS
-from tests.simulation.clock import Gone, Process, Steps
+from tests.simulation.clock import Gone, Process, Steps, Violation
 from tests.simulation.committer import DEADLINE_S, GlobalCommitter
 from tests.simulation.log_owner import LogOwner
 from tests.simulation.recovery import CheckpointsCleaner, SinkRecovery, sweep_files
+from tests.simulation.requests import SavepointDesk
 from tests.simulation.savepoints import begin_from, write
-from tests.simulation.slots import (
-    SPLITS,
-    Deployment,
-    Fact,
-    Slot,
-    SlotFailed,
-    encode_split,
-    parse_splits,
-)
+from tests.simulation.slots import SPLITS, Deployment, Slot, encode_split, parse_splits
 from tests.simulation.stages import KEYED, RELAY
 from tests.simulation.targets import Versioned
 from tests.simulation.world import World
+from typing_extensions import assert_never
 
 from onceflow.core.commit.queue import CommitRetryPolicy
 from onceflow.core.errors import (
@@ -34,25 +28,67 @@ from onceflow.core.errors import (
     SlotLost,
     StorageError,
 )
-from onceflow.core.protocol.alignment import Barrier
 from onceflow.core.protocol.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.decisions import (
+    AbortSavepoint,
     AppendDecision,
     CheckpointKind,
     CountFailure,
     DiscardState,
-    FailAttempt,
-    FinishJob,
     NotifyAbort,
     NotifyComplete,
-    SavepointRequest,
     TriggerCheckpoint,
     WriteSavepoint,
 )
-from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef, committer_ref
+from onceflow.core.protocol.loops.attempt import AttemptLoop
+from onceflow.core.protocol.loops.attempt_facts import (
+    AdmitSlot,
+    Announce,
+    AppendEnded,
+    AskBeside,
+    AttemptDecision,
+    AttemptFact,
+    BeginSavepoint,
+    CancelRequested,
+    CheckpointRequested,
+    CloseAttempt,
+    DeploySlots,
+    DiscoveryAnswered,
+    DismissSlot,
+    EndAttempt,
+    EnterRunning,
+    FulfillSavepoint,
+    GlobalCommitEnded,
+    JobCancelled,
+    LookAtRecovery,
+    RecoveryEnded,
+    RecoveryStep,
+    ReleaseSlot,
+    Request,
+    SavepointBegun,
+    SavepointRequested,
+    SavepointWritten,
+    SendHeartbeats,
+    SlotGone,
+    SlotSaid,
+    SlotsEnded,
+    TakeDiscovered,
+)
+from onceflow.core.protocol.loops.slots import AttemptSettings
+from onceflow.core.protocol.messages import (
+    Complete,
+    DriverMessage,
+    GloballyCommitted,
+    Hello,
+    Running,
+    Shutdown,
+)
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits
+
+NEVER_S = 1e9
 
 
 class Driver(Process):
@@ -65,7 +101,10 @@ class Driver(Process):
         self.pipeline = world.pipeline
         self._claimed: AttemptId | None = None
         """By this driver: it claims again only while nobody else has."""
-        self._requests: set[CheckpointKind] = set()
+        self._requests: list[Request] = []
+        """What no attempt has been told of yet."""
+        self.savepoints = SavepointDesk(name)
+        self.is_cancelled = False
         self.last_savepoint: CompletedCheckpoint | None = None
 
     def start(self) -> None:
@@ -75,6 +114,7 @@ class Driver(Process):
         if self.alive:
             self.alive = False
             self.clock.say(f"driver {self.name} dies: {why}")
+            self.savepoints.end_job()
             if self.attempt is not None:
                 # Its slots notice by the silence of the driver, each in its own time.
                 self.attempt.release_slots("driver lost")
@@ -82,10 +122,33 @@ class Driver(Process):
     def request(self, kind: CheckpointKind) -> None:
         """The user asks."""
         self.clock.say(f"{kind.value} is asked for")
-        if self.attempt is not None and self.attempt.coordinates:
-            self.attempt.request(kind)
+        if kind.is_savepoint:
+            self._take(SavepointRequested(self.savepoints.ask(kind)))
         else:
-            self._requests.add(kind)
+            self._take(CheckpointRequested(kind))
+
+    def cancel(self) -> None:
+        """The user asks to leave at once."""
+        self.clock.say("the job is cancelled")
+        self._take(CancelRequested())
+        self.is_cancelled = True
+
+    def _take(self, request: Request) -> None:
+        if self.attempt is not None and self.attempt.listens:
+            self.attempt.tell(request)
+        elif request not in self._requests:
+            self._requests.append(request)
+        self.check_requests()
+
+    def take_requests(self) -> list[Request]:
+        """Return what no attempt has been told of, for the one that asks."""
+        requests, self._requests = self._requests, []
+        return sorted(requests, key=_order_of)
+
+    def check_requests(self) -> None:
+        """Raise Violation unless every request is answered, under way, or kept."""
+        kept = self.attempt.unanswered if self.attempt is not None else ()
+        self.savepoints.check_kept((*self._requests, *kept))
 
     def _attempts(self) -> Steps[None]:
         tracker = self.world.shape.restart.tracker(self.world.rng)
@@ -97,7 +160,11 @@ class Driver(Process):
                 )
                 self._claimed = log.attempt
                 self.attempt = attempt = Attempt(self.world, self, log)
-                yield from attempt.run(self._requests, tracker.on_running)
+                yield from attempt.run(tracker.on_running)
+                self.savepoints.end_job()
+                return
+            except JobCancelled as error:
+                self.kill(str(error))
                 return
             except PreparedTransactionLost as error:
                 # An attempt that was overtaken asks for what the newer one has done and forgotten.
@@ -125,7 +192,9 @@ class Driver(Process):
                 if self.attempt is not None:
                     self.attempt.release_slots("cancelled")
                     if self.world.variant.requests_survive:
-                        self._requests |= self.attempt.unfulfilled()
+                        kept = self.attempt.unanswered
+                        self._requests += [one for one in kept if one not in self._requests]
+                    self.savepoints.end_attempt()
                 self.attempt = None
 
 
@@ -140,40 +209,42 @@ class Attempt:
         self._recovery = SinkRecovery(world, driver, self.log)
         self._cleaner = CheckpointsCleaner(world, driver, self.log, self._recovery)
         self._failure: OnceflowError | None = None
-        self._finished: CheckpointId | None = None
-        self._stopping: set[CheckpointId] = set()
+        self._loop: AttemptLoop | None = None
+        self._leaves = False
+        self._is_finished: bool | None = None
         self._drains = False
         self._told: tuple[CheckpointId, dict[str, CheckpointId]] | None = None
-        self._appending = False
-        self._deferred: deque[tuple[CheckpointKind | None, Fact]] = deque()
-        """What the coordinator is told when the append has ended; with what is asked for."""
-        self._offers: dict[str, SplitOffers] = {}
+        self._offers: tuple[str, ...] = ()
         self._discover_at = 0.0
         self._global: dict[str, GlobalCommitter] = {}
         world.clock.say(f"driver {driver.name} claims attempt {self.number}")
 
-    def run(self, requests: set[CheckpointKind], running: object) -> Steps[None]:
+    def run(self, running: object) -> Steps[None]:
         """Run to the end of the job; raises OnceflowError when the attempt fails."""
         world = self.world
+        self._running = running
         if self._crashes("after the claim"):
             yield 1.0
-        restored = yield from self._restore_point()
+        restored = self._restored = yield from self._restore_point()
         try:
             sweep_files(world, self.log)
         except Gone:
             raise StorageError("files cannot be swept") from None
-        yield from self._recovery.recover(restored)
-        self._deploy(restored)
-        running(world.clock.now_s)  # type: ignore[operator]
-        for kind in sorted(requests, key=lambda one: one.value):
-            requests.remove(kind)
-            self.request(kind)
-        while self._finished is None:
+        self._begin_loop(restored)
+        self._turn()
+        error: OnceflowError | None = None
+        try:
+            yield from self._recovery.recover(restored)
+        except OnceflowError as caught:
+            error = caught
+        self.tell(RecoveryEnded(self.number, error))
+        self._turn()
+        while not self._leaves:
             self._fail_if_told()
-            assert self.coordinator is not None
-            if not self._appending:
-                self._carry_out(self.coordinator.tick(world.clock.now_s))
-            self._discover()
+            self._turn()
+            if self.coordinator is None:  # slots dial in, or restore
+                yield 0.05
+                continue
             if self._told is not None and world.shape.loss:
                 self._tell_complete(*self._told)  # again: the first word may be lost
             wake_s = self.coordinator.next_wake_s()
@@ -181,19 +252,30 @@ class Attempt:
         yield from self._end()
 
     @property
-    def coordinates(self) -> bool:
-        return self.coordinator is not None and self._failure is None
+    def listens(self) -> bool:
+        return self._loop is not None and self._failure is None
 
-    def unfulfilled(self) -> frozenset[CheckpointKind]:
-        asked = frozenset(kind for kind, _ in self._deferred if kind)
-        return asked | self.coordinator.requested if self.coordinator else asked
+    @property
+    def unanswered(self) -> tuple[Request, ...]:
+        return self._loop.unanswered if self._loop is not None else ()
 
-    def request(self, kind: CheckpointKind) -> None:
-        if kind.is_savepoint:
-            request = SavepointRequest(f"{self.number}", kind)
-            self._tell(lambda c, now_s: c.request_savepoint(request, now_s), kind)
+    def tell(self, fact: AttemptFact) -> None:
+        """Tell the loop, and carry out what it decides."""
+        if self._loop is not None and self._failure is None and self.driver.alive:
+            self._carry_out(self._loop.on(fact, self.world.now_s))
+
+    def _tell_later(self, fact: AttemptFact) -> None:
+        """Tell what a slot says when it begins: at once, unless the slots of the world are slow."""
+        if (late_s := self.world.asking.draw_start_s()) is None:
+            self.tell(fact)
         else:
-            self._tell(lambda c, now_s: c.request(kind, now_s), kind)
+            self.world.clock.after(late_s, lambda: self.tell(fact))
+
+    def _turn(self) -> None:
+        assert self._loop is not None
+        if self._failure is None:
+            self._carry_out(self._loop.tick(self.world.now_s))
+            self.driver.check_requests()
 
     def release_slots(self, why: str) -> None:
         """A slot whose attempt is over may not hear of it for a while, and goes on: a zombie."""
@@ -228,18 +310,46 @@ class Attempt:
             yield from self.log.append(grown)
         return self.log.view.completed[-1]
 
+    def _begin_loop(self, restored: CompletedCheckpoint) -> None:
+        """Begin to listen; the slots dial in at once."""
+        parallelism = self._parallelism
+        settings = AttemptSettings(
+            job="job",
+            attempt=self.number,
+            parallelism=parallelism,
+            versions={},
+            storage="",
+            storage_token="",
+            start_timeout_s=NEVER_S,
+            heartbeat_interval_s=NEVER_S,
+            heartbeat_timeout_s=NEVER_S,
+            commit_deadline_s=NEVER_S,
+            cancel_timeout_s=NEVER_S,
+        )
+        known = {uid: positions_of(restored, uid) for uid in self.world.sources}
+        offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
+        self._offers = tuple(offers)
+        self._loop = self.world.variant.attempt_loop(settings, self._build_coordinator, offers)
+        for request in self.driver.take_requests():
+            self.tell(request)
+        for slot in range(parallelism):
+            self._tell_later(Hello(self.number, slot, slot, 0, "", "", {}))
+
+    @property
+    def _parallelism(self) -> int:
+        parallelism = self.world.shape.parallelism
+        return parallelism[self.number % len(parallelism)]
+
     def _deploy(self, restored: CompletedCheckpoint) -> None:
-        world, shape = self.world, self.world.shape
-        parallelism = shape.parallelism[self.number % len(shape.parallelism)]
+        world, parallelism = self.world, self._parallelism
         known = {uid: positions_of(restored, uid) for uid in world.sources}
         splits = {uid: _dealt(positions, parallelism) for uid, positions in known.items()}
-        self._offers = {uid: SplitOffers(splits, parallelism) for uid, splits in known.items()}
         handles = tuple(h for _, o in restored.operator(KEYED) for h in o.keyed)
         raw = tuple(h for _, o in restored.operator(KEYED) for h in o.raw)
         in_flight = {chain: restored.in_flight(chain) for chain in (RELAY, KEYED)}
         sinks = [world.targets[sink_id] for sink_id in self.driver.pipeline.sinks]
         deployment = Deployment(
-            self.number, parallelism, splits, handles, raw, in_flight, sinks, self._heard
+            self.number, parallelism, splits, handles, raw, in_flight, sinks, self._hear
         )
         self.slots = [Slot(world, deployment, index) for index in range(parallelism)]
         deployment.peers = self.slots
@@ -251,40 +361,39 @@ class Attempt:
         world.slots.extend(self.slots)
         for slot in self.slots:
             slot.start()
-        self.coordinator = world.variant.coordinator(
-            shape.checkpoints,
-            attempt=self.number,
-            subtasks=frozenset(ref for slot in self.slots for ref in slot.subtasks),
-            sources=frozenset(source.ref for slot in self.slots for source in slot.sources),
-            parallelism=parallelism,
-            max_parallelism=KEY_GROUPS,
-            retained=self.log.view.completed,
-            next_checkpoint=self.log.view.next_checkpoint,
-            now_s=world.now_s,
-            wall_ms=world.clock.wall_ms,
-            committers=frozenset(map(_committer_ref, self._global))
-            if world.variant.waits_for_whole
-            else frozenset(),
-            makes_last_rows=world.makes_last_rows,
-        )
         world.oracle.begins(self.number, self.driver.pipeline.sinks, restored)
         if world.lifetime_s is not None:
             victim = world.rng.choice(self.slots)
             world.clock.after(world.lifetime_s, lambda: victim.kill("its time is over"))
 
+    def _build_coordinator(self, now_s: float) -> CheckpointCoordinator:
+        world = self.world
+        self.coordinator = world.variant.coordinator(
+            world.shape.checkpoints,
+            attempt=self.number,
+            subtasks=frozenset(ref for slot in self.slots for ref in slot.subtasks),
+            sources=frozenset(source.ref for slot in self.slots for source in slot.sources),
+            parallelism=self._parallelism,
+            max_parallelism=KEY_GROUPS,
+            retained=self.log.view.completed,
+            next_checkpoint=self.log.view.next_checkpoint,
+            now_s=now_s,
+            wall_ms=world.clock.wall_ms,
+            committers=frozenset(map(committer_ref, self._global))
+            if world.variant.waits_for_whole
+            else frozenset(),
+            makes_last_rows=world.makes_last_rows,
+        )
+        return self.coordinator
+
     def _global_committer(self, target: Versioned, restored: CheckpointId) -> GlobalCommitter:
         world, sink_id = self.world, target.sink_id
 
         def committed(through: CheckpointId) -> None:
-            for slot in self.slots:
-                slot.told.send(
-                    lambda s=slot: s.globally_committed(sink_id, through)  # type: ignore[misc]
-                )
-            who = _committer_ref(sink_id)
-            self._tell(lambda c, now_s: c.committed(who, through, now_s))
+            self.tell(GlobalCommitEnded(self.number, sink_id, sink_id, through))
 
         def failed(error: OnceflowError) -> None:
-            self._failure = self._failure or error
+            self.tell(GlobalCommitEnded(self.number, sink_id, sink_id, restored, error))
 
         queue = world.variant.global_queue(
             sink_id, CommitRetryPolicy(deadline_s=DEADLINE_S), restored
@@ -293,98 +402,106 @@ class Attempt:
 
     # --- the coordinator's facts and decisions ---------------------------------------------------
 
-    def _heard(self, slot: int, said: Fact | SlotFailed) -> None:
+    def _hear(self, fact: SlotSaid | SlotGone) -> None:
+        """Tell whoever runs the job now: its loop takes nothing of another attempt (I7)."""
         current = self.driver.attempt
-        if not self.driver.alive or current is None or current.coordinator is None:
+        if not self.driver.alive or current is None:
             return
-        if current is not self and self.world.variant.slot_checks_attempt:
-            return  # I7
-        if isinstance(said, SlotFailed):
-            if current is self and self._failure is None:
-                lost = PreparedTransactionLost if said.for_good else SlotLost
-                self._failure = lost(f"slot {slot} is gone: {said.reason}")
-        elif current._failure is None:
-            current._tell(said)
+        if isinstance(fact, SlotSaid) and not self.world.variant.slot_checks_attempt:
+            fact = replace(fact, attempt=current.number)
+        current.tell(fact)
 
-    def _tell(self, fact: Fact, asks: CheckpointKind | None = None) -> None:
-        """Tell the coordinator, or as soon as it listens; nothing once the attempt has failed."""
-        if self._failure is not None:
-            return
-        if self._appending:
-            self._deferred.append((asks, fact))
-        else:
-            assert self.coordinator is not None
-            self._carry_out(fact(self.coordinator, self.world.now_s))
-
-    def _carry_out(self, decisions: Sequence[object]) -> None:
-        world = self.world
+    def _carry_out(self, decisions: Sequence[AttemptDecision]) -> None:
         for decision in decisions:
             if not self.driver.alive or self._failure is not None:
                 return
-            match decision:
-                case TriggerCheckpoint(checkpoint, kind, at_ms, after_s):
-                    if kind is CheckpointKind.STOP:
-                        self._stopping.add(checkpoint)
-                    self._drains = self._drains or kind is CheckpointKind.SAVEPOINT_DRAIN
-                    barrier = Barrier(checkpoint, kind, at_ms, after_s)
-                    for slot in self.slots:
-                        slot.told.send(lambda s=slot, b=barrier: s.trigger(b))  # type: ignore[misc]
-                case AppendDecision(completed):
-                    self._append(completed)
-                case WriteSavepoint():
-                    self.driver.begin(self._write_savepoint(decision))
-                case NotifyComplete(checkpoint, oldest):
-                    self._told = checkpoint, self._proofs_needed()
-                    if not world.variant.whole_before_decision:
-                        self._commit_whole(self._last())
-                    self._tell_complete(*self._told)
-                    self._cleaner.completed(checkpoint, oldest, self._last())
-                case NotifyAbort(checkpoint):
-                    for slot in self.slots:
-                        slot.told.send(lambda s=slot, n=checkpoint: s.abort(n))  # type: ignore[misc]
-                case DiscardState(handles):
-                    self._cleaner.discard(handles)
-                case CountFailure(checkpoint):
-                    world.oracle.given_up(self.number, checkpoint)
-                case FailAttempt(reason):
-                    self._failure = CheckpointError(reason)
-                case FinishJob(checkpoint):
-                    self._finished = checkpoint
-                case _:
-                    pass
+            self._do(decision)
+
+    def _do(self, decision: AttemptDecision) -> None:
+        world = self.world
+        match decision:
+            case AdmitSlot() | DismissSlot() | ReleaseSlot() | Announce() | SendHeartbeats():
+                pass  # slots of the model dial in and leave with their attempt
+            case LookAtRecovery():
+                self.tell(RecoveryStep("", world.now_s))
+            case DeploySlots():
+                self._deploy(self._restored)
+                for slot in self.slots:
+                    self._tell_later(SlotSaid(self.number, slot.index, Running()))
+            case EnterRunning():
+                self._running(world.clock.now_s)  # type: ignore[operator]
+            case AskBeside():
+                self._discover()
+            case TakeDiscovered(_, offers):
+                for index, offer in offers.items():
+                    self._carry(self.slots[index], offer)
+            case BeginSavepoint(request):
+                self.tell(SavepointBegun(request, self.driver.savepoints.begin(request)))
+            case FulfillSavepoint(written):
+                self.driver.savepoints.answer(written.request, "written")
+            case AbortSavepoint(request, _, reason):
+                self.driver.savepoints.answer(request, reason)
+            case TriggerCheckpoint():
+                self._drains = self._drains or decision.kind is CheckpointKind.SAVEPOINT_DRAIN
+                self._send_all(decision)
+            case AppendDecision(completed):
+                if self.driver.is_cancelled:
+                    raise Violation(f"a job that was cancelled decides {completed.checkpoint}")
+                self._append(completed)
+            case WriteSavepoint():
+                self.driver.begin(self._write_savepoint(decision))
+            case NotifyComplete(checkpoint, oldest):
+                self._told = checkpoint, self._proofs_needed()
+                if not world.variant.whole_before_decision:
+                    self._commit_whole(self._last())
+                self._tell_complete(*self._told)
+                self._cleaner.completed(checkpoint, oldest, self._last())
+            case NotifyAbort() | GloballyCommitted():
+                self._send_all(decision)
+            case DiscardState(handles):
+                self._cleaner.discard(handles)
+            case CountFailure(checkpoint):
+                world.oracle.given_up(self.number, checkpoint)
+            case Shutdown():
+                self._leaves = True
+            case CloseAttempt(is_finished):
+                self._is_finished = is_finished
+            case EndAttempt(error):
+                assert isinstance(error, OnceflowError)
+                self._failure = error
+            case _:
+                assert_never(decision)
+
+    def _send_all(self, message: DriverMessage) -> None:
+        for slot in self.slots:
+            slot.told.send(lambda s=slot: s.hear(message))  # type: ignore[misc]
+
+    def _carry(self, slot: Slot, message: DriverMessage) -> None:
+        slot.told.carry(lambda: slot.hear(message))
 
     def _append(self, completed: CompletedCheckpoint) -> None:
         if self._crashes("before append"):
             return
         if self.world.variant.whole_before_decision:
             self._commit_whole(completed)
-        self._appending = True
         self.driver.begin(self._decide(completed))
 
     def _decide(self, completed: CompletedCheckpoint) -> Steps[None]:
         """Append beside everything else, and tell the coordinator how that ended."""
-        checkpoint, error = completed.checkpoint, None
+        error: OnceflowError | None = None
         try:
             yield from self.log.append(completed)
         except OnceflowError as caught:
             error = caught
         if self.driver.attempt is not self or self._failure is not None:
             return
-        assert self.coordinator is not None
-        self._appending = False
-        match error:
-            case None:
-                if self._crashes("after append"):
-                    return
-                self.world.oracle.first_decision(self.number, self._recovery.retired)
-                self._carry_out(self.coordinator.logged(checkpoint, self.world.now_s))
-            case StorageError() | self.world.variant.taken_for_refused():
-                now_s = self.world.now_s
-                self._carry_out(self.coordinator.append_failed(checkpoint, str(error), now_s))
-            case _:
-                self._failure = error
-        while self._deferred and not self._appending and self.coordinates and self.driver.alive:
-            self._tell(self._deferred.popleft()[1])
+        if error is None:
+            if self._crashes("after append"):
+                return
+            self.world.oracle.first_decision(self.number, self._recovery.retired)
+        elif isinstance(error, self.world.variant.taken_for_refused):
+            error = StorageError(str(error))
+        self.tell(AppendEnded(self.number, completed, 0.0, error))
 
     def _write_savepoint(self, decision: WriteSavepoint) -> Steps[None]:
         """Beside everything else; its files must be there until it is written."""
@@ -392,10 +509,11 @@ class Attempt:
         assert self.coordinator is not None
         checkpoint = decision.completed.checkpoint
         alive = self.driver.attempt is self and self.driver.alive and self._failure is None
-        if alive and checkpoint in self.coordinator.pending:
-            write(self.world, decision, self.log.view)
-            self.driver.last_savepoint = decision.completed
-            self._tell(lambda c, now_s: c.savepoint_ended(checkpoint, now_s))
+        if alive:
+            if checkpoint in self.coordinator.pending:
+                write(self.world, decision, self.log.view)
+                self.driver.last_savepoint = decision.completed
+            self.tell(SavepointWritten(self.number, checkpoint, decision.request, 0))
 
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
         for committer in self._global.values():
@@ -412,10 +530,7 @@ class Attempt:
         }
 
     def _tell_complete(self, checkpoint: CheckpointId, needed: dict[str, CheckpointId]) -> None:
-        for slot in self.slots:
-            slot.told.send(
-                lambda s=slot: s.complete(checkpoint, needed)  # type: ignore[misc]
-            )
+        self._send_all(Complete(checkpoint, needed))
 
     def _last(self) -> CompletedCheckpoint:
         assert self.coordinator is not None
@@ -429,23 +544,15 @@ class Attempt:
         if self.world.makes_last_rows and self.world.input_ends:
             return  # input that ends is looked for at the start of an attempt alone
         self._discover_at = self.world.now_s + 0.3
-        for uid, offers in self._offers.items():
+        for uid in self._offers:
             known = positions_of(self.coordinator.completed[-1], uid)
             now = [Split(p, encode_split(p, 0)) for p in self.world.sources[uid] if p not in known]
-            found = offers.offer(now)
-            for slot, splits in found.items():
-                task = next(one for one in self.slots[slot].sources if one.uid == uid)
-                self.slots[slot].told.carry(
-                    lambda t=task, s=splits: t.mail.append(lambda: t.offered(s)),  # type: ignore[misc]
-                )
-            if found:
-                self.request(CheckpointKind.MANUAL)
+            self.tell(DiscoveryAnswered(self.number, uid, tuple(now)))
 
     # --- the end -------------------------------------------------------------------------------
 
     def _end(self) -> Steps[None]:
         """Hear late acks, finish what runs beside, and leave."""
-        assert self._finished is not None
         self._told = None
         while any(slot.uploads.under_way for slot in self.slots if slot.alive):
             yield 0.05
@@ -454,16 +561,18 @@ class Attempt:
             yield 0.05
         if self.number < self.world.claimed:
             raise Fenced("a newer attempt goes on with the job")
+        self.tell(SlotsEnded(self.number, SlotLost("all have returned")))
+        assert self._is_finished is not None
         slot_died = not all(slot.alive for slot in self.slots)
         self.world.oracle.finished(
             self.number,
             self.log.view,
             slot_died=slot_died,
             swept=self._cleaner.swept,
-            at_end=self._finished not in self._stopping,
+            at_end=self._is_finished,
         )
         self.world.finished, self.world.finished_by = True, self.number
-        self.world.stopped = self._drains or self._finished in self._stopping
+        self.world.stopped = self._drains or not self._is_finished
         self.world.clock.say(f"attempt {self.number} has finished the job")
 
     def _fail_if_told(self) -> None:
@@ -476,8 +585,14 @@ class Attempt:
         return not self.driver.alive
 
 
-def _committer_ref(sink_id: str) -> SubtaskRef:
-    return SubtaskRef(sink_id, -1)
+def _order_of(request: Request) -> tuple[str, str]:
+    match request:
+        case CheckpointRequested(kind):
+            return kind.value, ""
+        case SavepointRequested(savepoint):
+            return savepoint.kind.value, savepoint.id
+        case CancelRequested():
+            return "cancel", ""
 
 
 def genesis_of(world: World, log: LogOwner) -> CompletedCheckpoint:

@@ -10,6 +10,7 @@ from typing import Any
 from tests.simulation.end_mutants import END_MUTANTS
 from tests.simulation.global_mutants import GLOBAL_MUTANTS
 from tests.simulation.log_mutants import LOG_MUTANTS
+from tests.simulation.loop_mutants import LOOP_MUTANTS
 from tests.simulation.older_copy_mutants import OLDER_COPY_MUTANTS
 from tests.simulation.overtaking_mutants import OVERTAKING_MUTANTS
 from tests.simulation.savepoint_mutants import SAVEPOINT_MUTANTS
@@ -566,6 +567,7 @@ MUTANTS: tuple[Variant, ...] = (
     *OVERTAKING_MUTANTS,
     *END_MUTANTS,
     *OLDER_COPY_MUTANTS,
+    *LOOP_MUTANTS,
     *SAVEPOINT_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),

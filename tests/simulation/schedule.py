@@ -86,6 +86,9 @@ class _Supervisor:
         self._back_at: float | None = None
         """When an older copy of a target takes its place while the job is not done."""
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
+        self._cancel_at: float | None = None
+        if world.asking.cancels_after_s is not None:
+            self._cancel_at = now_s + world.asking.cancels_after_s
         self._manual_after: int | None = None
         self._older_copy: OlderCopy | None = None
 
@@ -230,8 +233,20 @@ class _Supervisor:
                 self._manual_at = None
         if world.saves and self._save_at is not None and world.now_s >= self._save_at:
             self._request(world.saves)
+        self._ask_at_any_moment()
         asks = self._stop_at is not None or self._manual_at is not None
         world.input_ends = not asks and not world.waits
+
+    def _ask_at_any_moment(self) -> None:
+        world = self._world
+        running = [driver for driver in self._drivers if driver.alive and not world.finished]
+        if not world.calm and world.lifetime_s is None and world.asking.wants_savepoint():
+            for driver in running:
+                driver.request(CheckpointKind.SAVEPOINT)
+        if self._cancel_at is not None and world.now_s >= self._cancel_at:
+            self._cancel_at = None
+            for driver in running:
+                driver.cancel()
 
     def _request(self, kind: CheckpointKind) -> None:
         for driver in self._drivers:

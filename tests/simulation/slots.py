@@ -24,10 +24,33 @@ from tests.simulation.stages import (
 from tests.simulation.targets import Row, Target
 from tests.simulation.uploads import Uploads
 
+from onceflow.core.errors import PreparedTransactionLost, SlotLost
 from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
+from onceflow.core.protocol.loops.slot import (
+    BeginRestore,
+    CommitDecided,
+    Post,
+    RestoreEnded,
+    Send,
+    SlotDecision,
+    StartSubtasks,
+)
+from onceflow.core.protocol.messages import (
+    Acked,
+    CommittedThrough,
+    Complete,
+    Declined,
+    Deploy,
+    DriverMessage,
+    Failed,
+    GloballyCommitted,
+    OfferSplits,
+    SlotMessage,
+    SourceExhausted,
+)
 from onceflow.core.protocol.snapshots import (
     InFlight,
     OperatorSnapshot,
@@ -44,15 +67,6 @@ RULES = "rules"
 """The source whose records come to every subtask that counts."""
 RULE = "r0"
 """Its only partition."""
-Fact = Callable[[CheckpointCoordinator, float], Sequence[object]]
-
-
-@dataclass(frozen=True)
-class SlotFailed:
-    """Why a slot is gone; `for_good` when no attempt can do better."""
-
-    reason: str
-    for_good: bool = False
 
 
 @dataclass
@@ -70,7 +84,8 @@ class Deployment:
     """By chain: what is to be replayed into it."""
     sinks: Sequence[Target]
     """What the pipeline writes to."""
-    report: Callable[[int, Fact | SlotFailed], None]
+    tell: Callable[[SlotSaid | SlotGone], None]
+    """Tells whoever drives the job now what a slot has said, or that it is gone."""
     peers: list[Slot] = field(default_factory=list["Slot"])
 
 
@@ -84,6 +99,7 @@ class Slot(Process):
         """What the driver says."""
         self._said = Stream(world.clock, world.network)
         self.uploads = Uploads(self)
+        self._loop = world.variant.slot_loop(1e9, 1e9, world.clock.now_s)
         # What is broadcast takes the last channels.
         uids = sorted(deployment.splits, key=lambda uid: uid == RULES)
         self.sources = [SourceTask(self, uid, number) for number, uid in enumerate(uids)]
@@ -99,6 +115,11 @@ class Slot(Process):
         return self.relay or self.keyed
 
     def start(self) -> None:
+        deploy = Deploy((), GENESIS, CheckpointId(GENESIS + 1), (), (), b"")
+        for fact in (deploy, RestoreEnded()):
+            self._carry_out(self._loop.on(fact, self.clock.now_s))
+
+    def _start(self) -> None:
         for source in self.sources:
             source.outputs.open()
             self.begin(source.read())
@@ -124,24 +145,68 @@ class Slot(Process):
         if self.alive:
             self.alive = False
             self.clock.say(f"slot {self.deploy.attempt}/{self.index} dies: {why}")
-            failed = SlotFailed(why, for_good)
-            self._said.end(lambda: self.deploy.report(self.index, failed))
+            failed = Failed(self.index, PreparedTransactionLost.__name__, why, "", "never")
+            gone = SlotGone(self.index, self.deploy.attempt, why)
+            fact = SlotSaid(self.deploy.attempt, self.index, failed) if for_good else gone
+            if self.world.asking.slots_notice and not for_good:
+                self._break_channels()
+            self._said.end(lambda: self.deploy.tell(fact))
+
+    def _break_channels(self) -> None:
+        """Have a slot that has lost its channel to this one say so first."""
+        for peer in self.deploy.peers:
+            if peer.alive:
+                peer._send(Failed(peer.index, SlotLost.__name__, "a channel broke", "", "job"))
 
     def crashes(self, where: str) -> bool:
         if self.alive and self.world.draws_crash():
             self.kill(where)
         return not self.alive
 
-    def report(self, fact: Fact) -> None:
-        self._said.send(lambda: self.deploy.report(self.index, fact))
+    # --- what the slot says, and what it hears, by its loop -----------------------------------
 
-    # --- what the driver says, on the thread that reads the control stream -------------------
+    def report(self, report: Acked | Declined | SourceExhausted | CommittedThrough) -> None:
+        """Tell the driver; how far commits are the slot's parts have made out by themselves."""
+        if isinstance(report, CommittedThrough):
+            self._send(report)
+        else:
+            self._carry_out(self._loop.on(report, self.clock.now_s))
 
-    def trigger(self, barrier: Barrier) -> None:
+    def hear(self, message: DriverMessage) -> None:
+        self._carry_out(self._loop.on(message, self.clock.now_s))
+
+    def _send(self, message: SlotMessage) -> None:
+        said = SlotSaid(self.deploy.attempt, self.index, message)
+        self._said.send(lambda: self.deploy.tell(said))
+
+    def _carry_out(self, decisions: Sequence[SlotDecision]) -> None:
+        for decision in decisions:
+            match decision:
+                case StartSubtasks():
+                    self._start()
+                case Send(message):
+                    self._send(message)
+                case Post(TriggerCheckpoint(checkpoint, kind, at_ms, after_s)):
+                    self._trigger(Barrier(checkpoint, kind, at_ms, after_s))
+                case Post(OfferSplits(uid, splits)):
+                    task = next(source for source in self.sources if source.uid == uid)
+                    task.mail.append(lambda t=task, s=splits: t.offered(s))  # type: ignore[misc]
+                case Post(NotifyAbort(checkpoint)):
+                    self._abort(checkpoint)
+                case CommitDecided(Complete(checkpoint, needed)):
+                    self._complete(checkpoint, needed)
+                case GloballyCommitted(sink_id, through):
+                    self._commit_globally(sink_id, through)
+                case Post() | BeginRestore():
+                    continue  # mail goes with the commits; what is restored is there already
+                case _:
+                    raise Violation(f"a slot of the model does not know {decision}")
+
+    def _trigger(self, barrier: Barrier) -> None:
         for source in self.sources:
             source.mail.append(lambda s=source: s.triggered(barrier))  # type: ignore[misc]
 
-    def complete(self, checkpoint: CheckpointId, needed: Mapping[str, CheckpointId]) -> None:
+    def _complete(self, checkpoint: CheckpointId, needed: Mapping[str, CheckpointId]) -> None:
         if not self.alive:
             return
         for source in self.sources:
@@ -158,12 +223,12 @@ class Slot(Process):
         for committer in self.keyed.committers:
             committer.completed(checkpoint, needed[committer.target.sink_id])
 
-    def globally_committed(self, sink_id: str, through: CheckpointId) -> None:
+    def _commit_globally(self, sink_id: str, through: CheckpointId) -> None:
         for committer in self.keyed.committers:
             if isinstance(committer, PreCommitter) and committer.target.sink_id == sink_id:
                 committer.queue.committed(through)
 
-    def abort(self, checkpoint: CheckpointId) -> None:
+    def _abort(self, checkpoint: CheckpointId) -> None:
         for source in self.sources:
             source.mail.append(lambda s=source: s.aborted(checkpoint))  # type: ignore[misc]
         if relay := self.relay:
@@ -198,9 +263,7 @@ class SourceTask:
             sender=slot.index,
             keeps_order=self._is_broadcast,
         )
-        self._confirmed = Confirmations(
-            0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
-        )
+        self._confirmed = Confirmations(0, lambda n: slot.report(CommittedThrough(self.ref, n)))
 
     def read(self) -> Steps[None]:
         pause: float | Sleep = 0.01
@@ -215,7 +278,7 @@ class SourceTask:
             if not self._reading:
                 if self._ended:
                     # Again and again: the message may be lost.
-                    self.slot.report(lambda c, now_s: c.source_exhausted(self.ref, now_s))
+                    self.slot.report(SourceExhausted(self.ref))
                 pause = Sleep(self.bell, 0.2 if clear else 0.02)
                 continue
             if not clear:
@@ -257,12 +320,11 @@ class SourceTask:
         else:
             overtaken = self.outputs.forward(barrier)
         snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(elements)})
-        attempt = self.slot.deploy.attempt
 
         def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
             yield 0.001
             done = SubtaskSnapshot(self.ref, (snapshot,), in_flight=in_flight)
-            self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+            self.slot.report(Acked(checkpoint, done))
 
         parts = [(self._below, False, overtaken)]
         self.slot.uploads.begin(self.ref, checkpoint, parts, finish)

@@ -34,6 +34,7 @@ from onceflow.core.protocol.alignment import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
+from onceflow.core.protocol.messages import Acked, CommittedThrough, Declined
 from onceflow.core.protocol.snapshots import (
     InFlight,
     OperatorSnapshot,
@@ -228,8 +229,7 @@ class StageTask(ABC):
         self.slot.uploads.begin(self.ref, checkpoint, parts, finish)
 
     def decline(self, checkpoint: CheckpointId, reason: str) -> None:
-        attempt = self.slot.deploy.attempt
-        self.slot.report(lambda c, now_s: c.declined(attempt, checkpoint, self.ref, reason, now_s))
+        self.slot.report(Declined(checkpoint, self.ref, reason))
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         self._given_up.add(checkpoint)
@@ -285,9 +285,7 @@ class RelayTask(StageTask):
             slot.index,
             sender=slot.index,
         )
-        self._confirmed = Confirmations(
-            0, lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s))
-        )
+        self._confirmed = Confirmations(0, lambda n: slot.report(CommittedThrough(self.ref, n)))
 
     def on_row(self, row: Row) -> None:
         self.outputs.send_row(row, group_of(KEYED, row))
@@ -310,12 +308,12 @@ class RelayTask(StageTask):
 
     def snapshot(self, barrier: Barrier) -> Steps[Finish | None]:
         yield 0.001
-        attempt, checkpoint = self.slot.deploy.attempt, barrier.checkpoint
+        checkpoint = barrier.checkpoint
 
         def finish(in_flight: tuple[InFlight, ...]) -> Steps[None]:
             yield 0.001
             done = SubtaskSnapshot(self.ref, in_flight=in_flight)
-            self.slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+            self.slot.report(Acked(checkpoint, done))
 
         return finish
 
@@ -339,7 +337,7 @@ class KeyedTask(StageTask):
         sinks = slot.deploy.sinks
         self.confirmed = Confirmations(
             len(sinks),
-            lambda n: slot.report(lambda c, now_s: c.committed(self.ref, n, now_s)),
+            lambda n: slot.report(CommittedThrough(self.ref, n)),
         )
         self.committers = [self._committer(target, who) for who, target in enumerate(sinks)]
 
@@ -495,8 +493,7 @@ class KeyedTask(StageTask):
             return
         world.oracle.check_durable(slot.deploy.attempt, sinks)
         done = SubtaskSnapshot(self.ref, (keyed, *sinks), in_flight=in_flight)
-        attempt = slot.deploy.attempt
-        slot.report(lambda c, now_s: c.acked(attempt, checkpoint, done, now_s))
+        slot.report(Acked(checkpoint, done))
         slot.crashes("after ack")
 
     def _handle(self, path: str, shared: bool) -> StateHandle:

@@ -14,6 +14,7 @@ from tests.simulation.clock import Gone, Steps
 from tests.simulation.targets import Row
 
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Declined
 from onceflow.core.protocol.snapshots import InFlight, StateHandle
 
 if TYPE_CHECKING:
@@ -78,6 +79,6 @@ class Uploads:
             for one in done:
                 files.content.pop(one.handle.path, None)
             reason = f"storage: {gone!r}"
-            slot.report(lambda c, now_s: c.declined(attempt, checkpoint, ref, reason, now_s))
+            slot.report(Declined(checkpoint, ref, reason))
         else:
             yield from finish(tuple(done))

@@ -25,6 +25,8 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.in_flight import OutputQueue
 from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
 from onceflow.core.protocol.log_memory import LogMemory
+from onceflow.core.protocol.loops.attempt import AttemptLoop
+from onceflow.core.protocol.loops.slot import SlotLoop
 from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.savepoints import check_savepoint, check_targets, restored_from
 from onceflow.core.protocol.snapshots import CompletedCheckpoint
@@ -50,6 +52,8 @@ class Variant:
 
     name: str = "as built"
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
+    attempt_loop: type[AttemptLoop] = AttemptLoop
+    slot_loop: type[SlotLoop] = SlotLoop
     queue: type[CommitQueue] = CommitQueue
     pre_commits: type[PreCommits] = PreCommits
     global_queue: type[GlobalCommitQueue] = GlobalCommitQueue

@@ -272,6 +272,26 @@ class Restoring:
         )
 
 
+class Asking:
+    """What the user asks at moments of which nothing else depends; drawn apart as well."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = rng = random.Random(f"wishes {seed}")
+        self._is_drawn = rng.random() < 0.06
+        self.cancels_after_s = rng.uniform(0.0, 2.0) if self._is_drawn else None
+        """When the user cancels the job, which is started again; None: never."""
+        self.slots_notice = self._is_drawn and rng.random() < 0.5
+        """Whether a slot's loss is noticed by its peers first."""
+
+    def draw_start_s(self) -> float | None:
+        """Return how long a slot takes to dial in, or to restore; None: no time."""
+        return self._rng.uniform(0.0, 0.4) if self._is_drawn else None
+
+    def wants_savepoint(self) -> bool:
+        """Return whether the user asks for a savepoint now."""
+        return self._is_drawn and self._rng.random() < 0.2
+
+
 def _drawn_rules(seed: int) -> bool:
     """Whether there is a broadcast stream; drawn apart, as savepoints are."""
     return random.Random(f"rules {seed}").random() < 0.4
@@ -324,6 +344,7 @@ class World:
             self.shape, self.waits = patient, True
             shape = patient
         self.restoring = Restoring.draw(seed)
+        self.asking = Asking(seed)
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
