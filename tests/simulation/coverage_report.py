@@ -58,10 +58,28 @@ _BLOCKERS = "whom sinks wait for is told to people, and decides nothing"
 _STORAGE = "a savepoint begins where its log is"
 _OLD_DECISIONS = "no schedule has 128 decisions"
 
+_SLOTS_DIE = "a slot of the model is killed; tests/unit/protocol/test_slot_loop.py has its end"
+_NO_HEARTBEATS = "slots of the model are never silent, and are as their driver"
 _STAGED = "staged rows of the model are where every storage finds them"
 _REWINDS = "nobody allows a rewind"
 EXCUSES: Mapping[str, Excuse] = MappingProxyType(
     {
+        "attempt.py:AttemptLoop.wait_s": Excuse("drivers of the model wait as they are drawn to"),
+        "attempt.py:AttemptLoop.tick": Excuse(
+            "the model says when all slots have left", ("if not len(self._slots)", "self._close(")
+        ),
+        "slot.py:SlotLoop.wait_s": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop.tick": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._beat": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._fail": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._close": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._close_parts": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._hear_last": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._on_restored_late": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._end": Excuse(_SLOTS_DIE),
+        "slot.py:SlotLoop._exit": Excuse(_SLOTS_DIE),
+        "slots.py:SlotRoster.find_refusal": Excuse(_NO_HEARTBEATS, ("return ConfigError",)),
+        "slots.py:SlotRoster.find_lost": Excuse(_NO_HEARTBEATS),
         "alignment.py:Barrier.overtakes": Excuse("asked by the runtime's metrics"),
         "alignment.py:SourceBarriers.overtakes_at_s": Excuse("sources of the model poll"),
         "alignment.py:BarrierAlignment.on_announced": Excuse(

@@ -37,6 +37,7 @@ from onceflow.core.protocol.decisions import (
     DiscardState,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
     TriggerCheckpoint,
     WriteSavepoint,
 )
@@ -49,7 +50,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     AskBeside,
     AttemptDecision,
     AttemptFact,
-    BeginSavepoint,
     CancelRequested,
     CheckpointRequested,
     CloseAttempt,
@@ -58,7 +58,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     DismissSlot,
     EndAttempt,
     EnterRunning,
-    FulfillSavepoint,
     GlobalCommitEnded,
     JobCancelled,
     LookAtRecovery,
@@ -67,7 +66,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     ReleaseSlot,
     Request,
     SavepointBegun,
-    SavepointRequested,
     SavepointWritten,
     SendHeartbeats,
     SlotGone,
@@ -123,7 +121,7 @@ class Driver(Process):
         """The user asks."""
         self.clock.say(f"{kind.value} is asked for")
         if kind.is_savepoint:
-            self._take(SavepointRequested(self.savepoints.ask(kind)))
+            self._take(self.savepoints.ask(kind))
         else:
             self._take(CheckpointRequested(kind))
 
@@ -435,10 +433,10 @@ class Attempt:
             case TakeDiscovered(_, offers):
                 for index, offer in offers.items():
                     self._carry(self.slots[index], offer)
-            case BeginSavepoint(request):
-                self.tell(SavepointBegun(request, self.driver.savepoints.begin(request)))
-            case FulfillSavepoint(written):
-                self.driver.savepoints.answer(written.request, "written")
+            case SavepointRequest():
+                self.tell(SavepointBegun(decision, self.driver.savepoints.begin(decision)))
+            case SavepointWritten(request=request):
+                self.driver.savepoints.answer(request, "written")
             case AbortSavepoint(request, _, reason):
                 self.driver.savepoints.answer(request, reason)
             case TriggerCheckpoint():
@@ -589,8 +587,8 @@ def _order_of(request: Request) -> tuple[str, str]:
     match request:
         case CheckpointRequested(kind):
             return kind.value, ""
-        case SavepointRequested(savepoint):
-            return savepoint.kind.value, savepoint.id
+        case SavepointRequest(name, kind):
+            return kind.value, name
         case CancelRequested():
             return "cancel", ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.decisions import AppendDecision
+from onceflow.core.protocol.decisions import AppendDecision, SavepointRequest
 from onceflow.core.protocol.loops.attempt import (
     AttemptLoop,
     _Coordinating,  # pyright: ignore[reportPrivateUsage]
@@ -14,9 +14,7 @@ from onceflow.core.protocol.loops.attempt import (
 from onceflow.core.protocol.loops.attempt_facts import (
     AttemptFact,
     CancelRequested,
-    FulfillSavepoint,
     SavepointBegun,
-    SavepointRequested,
     SavepointWritten,
 )
 
@@ -27,7 +25,7 @@ class _DropsSavepointWhileAppending(AttemptLoop):
     def _hear(self, fact: AttemptFact, now_s: float) -> None:
         phase = self._phase
         appends = isinstance(phase, _Coordinating) and isinstance(phase.waits_for, AppendDecision)
-        if not (appends and isinstance(fact, SavepointRequested)):
+        if not (appends and isinstance(fact, SavepointRequest)):
             super()._hear(fact, now_s)
 
 
@@ -35,7 +33,7 @@ class _DropsSavepointBeforeRunning(AttemptLoop):
     """Forgets a savepoint that is asked for before every slot runs."""
 
     def _hear(self, fact: AttemptFact, now_s: float) -> None:
-        if self._coordinator or not isinstance(fact, SavepointRequested):
+        if self._coordinator or not isinstance(fact, SavepointRequest):
             super()._hear(fact, now_s)
 
 
@@ -43,7 +41,7 @@ class _DropsWhileInvestigating(AttemptLoop):
     """Forgets what is asked for while it looks for the cause of a failure."""
 
     def _investigate(self, phase: _Investigating, fact: AttemptFact) -> None:
-        if not isinstance(fact, SavepointRequested):
+        if not isinstance(fact, SavepointRequest):
             super()._investigate(phase, fact)
 
 
@@ -52,7 +50,7 @@ class _KeepsWhatIsBegun(AttemptLoop):
 
     def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
         super()._begin_savepoint(begun, now_s)
-        self._left.append(SavepointRequested(begun.request))
+        self._left.append(begun.request)
 
 
 class _AnswersTwice(AttemptLoop):
@@ -61,7 +59,7 @@ class _AnswersTwice(AttemptLoop):
     def _hear(self, fact: AttemptFact, now_s: float) -> None:
         pending = self._coordinator.pending if self._coordinator else ()
         if isinstance(fact, SavepointWritten) and fact.checkpoint not in pending:
-            self._decide(FulfillSavepoint(fact))
+            self._decide(fact)
         super()._hear(fact, now_s)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tests.simulation.clock import Violation
 
 from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
-from onceflow.core.protocol.loops.attempt_facts import Request, SavepointRequested
+from onceflow.core.protocol.loops.attempt_facts import Request
 
 
 @dataclass
@@ -65,7 +65,7 @@ class SavepointDesk:
 
     def check_kept(self, requests: Iterable[Request]) -> None:
         """Raise Violation unless each that waits is once among `requests`."""
-        kept = [one.request.id for one in requests if isinstance(one, SavepointRequested)]
+        kept = [one.id for one in requests if isinstance(one, SavepointRequest)]
         for asked in self._asked.values():
             waits = not asked.is_under_way and not asked.answers
             times = kept.count(asked.request.id)

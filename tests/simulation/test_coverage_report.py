@@ -19,7 +19,7 @@ LINES = [
 
 
 def _paths(file: str) -> list[Path]:
-    return [directory / file for directory in PURE if (directory / file).is_file()]
+    return [path for directory in PURE for path in directory.rglob(file)]
 
 
 @pytest.mark.parametrize("file", NOT_MODELLED)

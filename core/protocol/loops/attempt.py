@@ -44,6 +44,7 @@ from onceflow.core.protocol.decisions import (
     FinishJob,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
     TriggerCheckpoint,
     WriteSavepoint,
 )
@@ -56,7 +57,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     AskBeside,
     AttemptDecision,
     AttemptFact,
-    BeginSavepoint,
     BlockersListed,
     CancelRequested,
     CheckpointRequested,
@@ -66,7 +66,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     DismissSlot,
     EndAttempt,
     EnterRunning,
-    FulfillSavepoint,
     GlobalCommitEnded,
     JobCancelled,
     LookAtRecovery,
@@ -76,7 +75,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     ReleaseSlot,
     Request,
     SavepointBegun,
-    SavepointRequested,
     SavepointWritten,
     SendHeartbeats,
     SlotGone,
@@ -127,7 +125,7 @@ class _Starting:
 @dataclass(slots=True)
 class _Coordinating:
     coordinator: CheckpointCoordinator
-    waits_for: AppendDecision | BeginSavepoint | None = None
+    waits_for: AppendDecision | SavepointRequest | None = None
     """What the coordinator is told nothing before the end of."""
 
 
@@ -187,7 +185,7 @@ class AttemptLoop:
         self._slots = SlotRoster(settings)
         self._running: set[int] = set()
         self._coordinator: CheckpointCoordinator | None = None
-        self._deferred: deque[_ForCoordinator | SavepointRequested] = deque()
+        self._deferred: deque[_ForCoordinator | SavepointRequest] = deque()
         """What the coordinator is told as soon as it listens."""
         self._left: list[Request] = []
         """What was asked for after the end of the attempt was certain."""
@@ -212,7 +210,7 @@ class AttemptLoop:
         if self._coordinator:
             kinds |= self._coordinator.requested
         checkpoints = map(CheckpointRequested, sorted(kinds, key=lambda kind: kind.value))
-        others = (f for f in waiting if isinstance(f, (SavepointRequested, CancelRequested)))
+        others = (f for f in waiting if isinstance(f, (SavepointRequest, CancelRequested)))
         return (*checkpoints, *others)
 
     def wait_s(self, now_s: float) -> float:
@@ -295,7 +293,7 @@ class AttemptLoop:
             case OutboxesMeasured(waiting_s):
                 if lost := self._slots.find_lost(waiting_s, now_s):
                     self._end(lost)
-            case CheckpointRequested() | SavepointRequested() | SavepointWritten():
+            case CheckpointRequested() | SavepointRequest() | SavepointWritten():
                 self._deferred.append(fact)
             case CancelRequested():
                 self._end(JobCancelled(f"job {self._settings.job} was cancelled"))
@@ -339,7 +337,7 @@ class AttemptLoop:
                 Hello()  # it is told to leave
                 | OutboxesMeasured()
                 | CheckpointRequested()
-                | SavepointRequested()
+                | SavepointRequest()
                 | CancelRequested()
                 | SavepointBegun()
                 | RecoveryStep()
@@ -447,9 +445,9 @@ class AttemptLoop:
             if not isinstance(phase, _Coordinating) or phase.waits_for is not None:
                 return
             fact = self._deferred[0]
-            if isinstance(fact, SavepointRequested):
-                phase.waits_for = BeginSavepoint(fact.request)
-                self._decide(phase.waits_for)
+            if isinstance(fact, SavepointRequest):
+                phase.waits_for = fact
+                self._decide(fact)
                 return
             self._deferred.popleft()
             self._inform(phase.coordinator, fact, now_s)
@@ -473,7 +471,7 @@ class AttemptLoop:
                 decisions = coordinator.request(kind, now_s)
             case SavepointWritten(_, checkpoint):
                 if checkpoint in coordinator.pending and not fact.error:
-                    self._decide(FulfillSavepoint(fact))
+                    self._decide(fact)
                 decisions = coordinator.savepoint_ended(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
                 self._decide(GloballyCommitted(sink_id, checkpoint))
@@ -484,8 +482,7 @@ class AttemptLoop:
 
     def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
         phase = self._phase
-        asked = BeginSavepoint(begun.request)
-        if not isinstance(phase, _Coordinating) or phase.waits_for != asked:
+        if not isinstance(phase, _Coordinating) or phase.waits_for != begun.request:
             raise InvariantViolation(f"savepoint {begun.request.id} is begun, and nobody asked")
         phase.waits_for = None
         self._deferred.popleft()
@@ -592,7 +589,7 @@ class AttemptLoop:
                 self._release(slot)
             case SlotsEnded():
                 self._close(phase)
-            case CheckpointRequested() | SavepointRequested() | CancelRequested():
+            case CheckpointRequested() | SavepointRequest() | CancelRequested():
                 self._keep_request(fact)  # whoever asks hears that the job has ended
             case (
                 Hello()
@@ -628,7 +625,7 @@ class AttemptLoop:
                 assert_never(message)
 
     def _keep_request(self, fact: AttemptFact) -> None:
-        if isinstance(fact, (CheckpointRequested, SavepointRequested, CancelRequested)):
+        if isinstance(fact, (CheckpointRequested, SavepointRequest, CancelRequested)):
             self._left.append(fact)
 
     def _release(self, slot: int) -> None:

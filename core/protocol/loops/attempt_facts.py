@@ -3,7 +3,7 @@
 Facts are told in the order in which they happen. Decisions are carried out in the order given, each
 before the next fact is told. Three decisions ask for something that only the runtime knows, and
 are answered at once: `SendHeartbeats` by `OutboxesMeasured`, `LookAtRecovery` by `RecoveryStep`,
-`BeginSavepoint` by `SavepointBegun`.
+`SavepointRequest` by `SavepointBegun`.
 """
 
 from __future__ import annotations
@@ -88,18 +88,11 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointRequested:
-    """The user asks for a savepoint, or to stop with one."""
-
-    request: SavepointRequest
-
-
-@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """The user asks to leave at once, without a checkpoint."""
 
 
-Request: TypeAlias = CheckpointRequested | SavepointRequested | CancelRequested
+Request: TypeAlias = CheckpointRequested | SavepointRequest | CancelRequested
 
 
 class JobCancelled(OnceflowError):
@@ -291,20 +284,6 @@ class TakeDiscovered:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginSavepoint:
-    """Report `SavepointBegun`; from then on the end of the attempt answers the request."""
-
-    request: SavepointRequest
-
-
-@dataclass(frozen=True, slots=True)
-class FulfillSavepoint:
-    """Tell who asked that the savepoint is whole."""
-
-    written: SavepointWritten
-
-
-@dataclass(frozen=True, slots=True)
 class CloseAttempt:
     """The job is done, and its slots have left or had their time; nothing is decided after it."""
 
@@ -330,8 +309,8 @@ AttemptDecision: TypeAlias = (
     | EnterRunning
     | AskBeside
     | TakeDiscovered
-    | BeginSavepoint
-    | FulfillSavepoint
+    | SavepointRequest
+    | SavepointWritten
     | TriggerCheckpoint
     | AppendDecision
     | WriteSavepoint
@@ -345,4 +324,8 @@ AttemptDecision: TypeAlias = (
     | CloseAttempt
     | EndAttempt
 )
-"""`NotifyAbort`, `GloballyCommitted` and `Shutdown` are messages: they go to every slot."""
+"""`NotifyAbort`, `GloballyCommitted` and `Shutdown` are messages: they go to every slot.
+
+A `SavepointRequest` is to be begun, and `SavepointBegun` to be reported; from then on the end of
+the attempt answers it. `SavepointWritten` is passed on: whoever asked is told.
+"""

@@ -256,11 +256,6 @@ class SlotLoop:
         self._has_failed = False
         self._decisions: list[SlotDecision] = []
 
-    @property
-    def is_closing(self) -> bool:
-        """Whether the slot was told to leave."""
-        return isinstance(self._phase, (_Closing, _Over))
-
     def wait_s(self, now_s: float) -> float:
         """Return for how long nothing is due if no fact comes."""
         if isinstance(self._phase, _Closing):

@@ -24,6 +24,7 @@ from onceflow.core.protocol.decisions import (
     DiscardState,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
     TriggerCheckpoint,
     WriteSavepoint,
 )
@@ -35,14 +36,12 @@ from onceflow.core.protocol.loops.attempt_facts import (
     AskBeside,
     AttemptDecision,
     AttemptFact,
-    BeginSavepoint,
     BlockersListed,
     CloseAttempt,
     DeploySlots,
     DismissSlot,
     EndAttempt,
     EnterRunning,
-    FulfillSavepoint,
     LookAtRecovery,
     OutboxesMeasured,
     RecoveryEnded,
@@ -223,12 +222,12 @@ class Attempt:
                 self._blockers.ask(overdue, time.monotonic())
             case TakeDiscovered():
                 self._offer(decision)
-            case BeginSavepoint(request):
-                self._tell(SavepointBegun(request, self._context.savepoints.begin(request)))
-            case FulfillSavepoint(written):
-                place = self._context.savepoints.place_of(written.request)
-                self._publish(SavepointCompleted(written.checkpoint, place, written.size_bytes))
-                self._context.savepoints.succeeded(written.request)
+            case SavepointRequest():
+                self._tell(SavepointBegun(decision, self._context.savepoints.begin(decision)))
+            case SavepointWritten(_, checkpoint, request, size_bytes):
+                place = self._context.savepoints.place_of(request)
+                self._publish(SavepointCompleted(checkpoint, place, size_bytes))
+                self._context.savepoints.succeeded(request)
             case TriggerCheckpoint(checkpoint, kind):
                 self._publish(CheckpointTriggered(checkpoint, kind))
                 self._slots.send_all(decision)

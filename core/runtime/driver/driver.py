@@ -30,7 +30,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     CheckpointRequested,
     JobCancelled,
     Request,
-    SavepointRequested,
     SlotsEnded,
 )
 from onceflow.core.protocol.restart import (
@@ -231,7 +230,7 @@ class JobDriver:
             StorageError: It cannot be written to; the job is left alone.
         """
         asked = self._savepoints.ask(kind, directory, form)
-        self._events.put(SavepointRequested(asked.request))
+        self._events.put(asked.request)
         if self._ended.is_set():
             self._savepoints.job_ended("the job has ended")
         return asked

@@ -35,22 +35,21 @@ from onceflow.core.storage.savepoints import SavepointDirectory
 _log = logging.getLogger("onceflow.runtime.driver")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AskedSavepoint:
     """A savepoint that was asked for: its directory, and what says that it is whole, or fails."""
 
     request: SavepointRequest
-    place: str
-    done: Future[str]
-
-
-@dataclass(slots=True)
-class _Asked:
-    request: SavepointRequest
     directory: SavepointDirectory
     done: Future[str] = field(default_factory=Future[str])
     under_way: bool = False
+    """Whether an attempt has begun it: its end answers the request."""
     written: Savepoint | None = None
+
+    @property
+    def place(self) -> str:
+        """Its directory, for people."""
+        return str(self.directory)
 
 
 class Savepoints:
@@ -73,7 +72,7 @@ class Savepoints:
         self._native_form = native_form
         self._wait_s = wait_s
         self._lock = threading.Lock()
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, AskedSavepoint] = {}
 
     def ask(self, kind: CheckpointKind, directory: str | None, form: StateForm) -> AskedSavepoint:
         """Return what to tell the attempt, and where the new savepoint comes to be.
@@ -86,14 +85,14 @@ class Savepoints:
         parent = (directory or self._directory).rstrip("/")
         place = savepoint_directory(self._place, f"{parent}/savepoint-{request.id[:12]}")
         place.prepare()
-        asked = _Asked(request, place)
+        asked = AskedSavepoint(request, place)
         with self._lock:
             self._asked[request.id] = asked
         deadline = threading.Timer(self._wait_s, self._give_up, (request,))
         deadline.daemon = True
         deadline.start()
         asked.done.add_done_callback(lambda _: deadline.cancel())
-        return AskedSavepoint(request, str(place), asked.done)
+        return asked
 
     def begin(self, request: SavepointRequest) -> bool:
         """Return whether an attempt is to take the savepoint: not once it has been given up."""
@@ -155,7 +154,7 @@ class Savepoints:
             self._fail(asked, reason)
         _dispose(asked)
 
-    def _fail(self, asked: _Asked, reason: str) -> None:
+    def _fail(self, asked: AskedSavepoint, reason: str) -> None:
         what = f"{asked.request.kind.value.replace('_', ' with ')} of job {self._job!r}"
         asked.done.set_exception(SavepointFailed(f"{what} failed: {reason}"))
 
@@ -183,7 +182,7 @@ class Savepoints:
                 _log.warning("savepoint %s lacks proofs of its last commits: %s", place, error)
 
     def _copy_staged(
-        self, asked: _Asked, taken: CompletedCheckpoint, memory: LogMemory
+        self, asked: AskedSavepoint, taken: CompletedCheckpoint, memory: LogMemory
     ) -> tuple[TransactionId, ...]:
         def is_wanted(transaction: TransactionId) -> bool:
             return is_staged_for(transaction, taken)
@@ -201,12 +200,12 @@ class Savepoints:
         for asked in self._open():
             self.failed(asked.request, why)
 
-    def _open(self) -> Sequence[_Asked]:
+    def _open(self) -> Sequence[AskedSavepoint]:
         with self._lock:
             return [asked for asked in self._asked.values() if not asked.done.done()]
 
 
-def _dispose(asked: _Asked) -> None:
+def _dispose(asked: AskedSavepoint) -> None:
     """Delete what there is of a savepoint that has failed."""
     try:
         asked.directory.dispose()

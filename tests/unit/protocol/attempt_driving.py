@@ -9,14 +9,18 @@ from tests.unit.protocol.coordination import ATTEMPT, SUBTASKS, Coordination, co
 
 from onceflow.core.errors import SlotLost
 from onceflow.core.protocol.coordinator import CheckpointCoordinator, CheckpointSettings
-from onceflow.core.protocol.decisions import AppendDecision, TriggerCheckpoint, WriteSavepoint
+from onceflow.core.protocol.decisions import (
+    AppendDecision,
+    SavepointRequest,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.attempt_facts import (
     AppendEnded,
     AttemptDecision,
     AttemptFact,
-    BeginSavepoint,
     CloseAttempt,
     EndAttempt,
     LookAtRecovery,
@@ -24,7 +28,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     RecoveryEnded,
     RecoveryStep,
     SavepointBegun,
-    SavepointRequested,
     SavepointWritten,
     SendHeartbeats,
     SlotSaid,
@@ -102,8 +105,8 @@ class Driving:
                     self._take(self.loop.on(OutboxesMeasured(self.waiting_s), self.now_s))
                 case LookAtRecovery():
                     self._take(self.loop.on(self.step, self.now_s))
-                case BeginSavepoint(request):
-                    self._take(self.loop.on(SavepointBegun(request, self.stands), self.now_s))
+                case SavepointRequest():
+                    self._take(self.loop.on(SavepointBegun(decision, self.stands), self.now_s))
                 case _:
                     continue
 
@@ -155,6 +158,3 @@ class Driving:
         write = self.of_type(WriteSavepoint)[-1]
         checkpoint = write.completed.checkpoint
         self.on(SavepointWritten(ATTEMPT, checkpoint, write.request, 7, error))
-
-    def is_unanswered(self, request: SavepointRequested) -> bool:
-        return request in self.loop.unanswered

@@ -32,7 +32,6 @@ from onceflow.core.protocol.loops.attempt import INVESTIGATION_S
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
     Announce,
-    BeginSavepoint,
     CancelRequested,
     CheckpointRequested,
     CloseAttempt,
@@ -41,14 +40,13 @@ from onceflow.core.protocol.loops.attempt_facts import (
     DismissSlot,
     EndAttempt,
     EnterRunning,
-    FulfillSavepoint,
     GlobalCommitEnded,
     JobCancelled,
     RecoveryEnded,
     RecoveryStep,
     ReleaseSlot,
     Request,
-    SavepointRequested,
+    SavepointWritten,
     SendHeartbeats,
     SlotGone,
     SlotSaid,
@@ -71,8 +69,8 @@ from onceflow.core.storage.decision_log import DecisionUnknown
 OLDER = AttemptId(ATTEMPT - 1)
 MANUAL = CheckpointRequested(CheckpointKind.MANUAL)
 STOP = CheckpointRequested(CheckpointKind.STOP)
-SAVEPOINT = SavepointRequested(SavepointRequest("kept", CheckpointKind.SAVEPOINT))
-STOP_SAVEPOINT = SavepointRequested(SavepointRequest("last", CheckpointKind.SAVEPOINT_STOP))
+SAVEPOINT = SavepointRequest("kept", CheckpointKind.SAVEPOINT)
+STOP_SAVEPOINT = SavepointRequest("last", CheckpointKind.SAVEPOINT_STOP)
 CANCEL = CancelRequested()
 CHANNEL_BROKE = Failed(1, "SlotLost", str(LOST), "", "job")
 
@@ -233,7 +231,7 @@ def test_what_comes_while_a_decision_is_appended_is_told_after_it_and_in_order()
     driving.on(MANUAL, SAVEPOINT)
     driving.say(Acked(CheckpointId(2), snapshot(SOURCES[0])))
     assert driving.triggered == [2]
-    assert not driving.of_type(BeginSavepoint)
+    assert not driving.of_type(SavepointRequest)
     driving.tick(3600.0 / 1e3)
     driving.end_append()
     kinds = [trigger.kind for trigger in driving.of_type(TriggerCheckpoint)]
@@ -353,7 +351,7 @@ def _append(driving: Driving) -> None:
 
 def _write(driving: Driving) -> None:
     driving.run()
-    driving.on(SavepointRequested(SavepointRequest("first", CheckpointKind.SAVEPOINT)))
+    driving.on(SavepointRequest("first", CheckpointKind.SAVEPOINT))
     driving.ack_all(2)
 
 
@@ -394,12 +392,12 @@ def test_a_request_at_every_moment_of_an_attempt_is_taken_up_or_left_to_the_next
     driving.on(SlotsEnded(ATTEMPT, SlotLost("gone")))
     driving.tick(60.0)
     assert driving.is_over
-    began = [begin.request for begin in driving.of_type(BeginSavepoint)]
+    began = [*driving.of_type(SavepointRequest)]
     match request_:
         case CancelRequested() if not ended:
             (end,) = driving.of_type(EndAttempt)
             assert isinstance(end.error, JobCancelled)
-        case SavepointRequested(request) if request in began:
+        case SavepointRequest() if request_ in began:
             # Whoever has begun it answers when the attempt ends: it is not asked for twice.
             assert request_ not in driving.loop.unanswered
         case _:
@@ -411,7 +409,7 @@ def test_what_was_asked_for_before_every_slot_runs_is_done_once_they_do() -> Non
     driving.on(MANUAL, SAVEPOINT)
     driving.run()
     assert len(driving.triggered) == 2
-    assert driving.of_type(BeginSavepoint) == [BeginSavepoint(SAVEPOINT.request)]
+    assert driving.of_type(SavepointRequest) == [SAVEPOINT]
 
 
 def test_a_savepoint_is_answered_once_whether_it_is_written_or_not() -> None:
@@ -421,15 +419,15 @@ def test_a_savepoint_is_answered_once_whether_it_is_written_or_not() -> None:
     driving.ack_all(2)
     driving.finish_savepoint()
     driving.finish_savepoint()
-    assert len(driving.of_type(FulfillSavepoint)) == 1
+    assert len(driving.of_type(SavepointWritten)) == 1
     assert not driving.of_type(AbortSavepoint)
     driving = Driving()
     driving.run()
     driving.on(SAVEPOINT)
     driving.ack_all(2)
     driving.finish_savepoint("no space")
-    assert not driving.of_type(FulfillSavepoint)
-    assert [abort.request for abort in driving.of_type(AbortSavepoint)] == [SAVEPOINT.request]
+    assert not driving.of_type(SavepointWritten)
+    assert [abort.request for abort in driving.of_type(AbortSavepoint)] == [SAVEPOINT]
 
 
 def test_a_savepoint_that_has_waited_too_long_is_not_begun_and_holds_nobody_up() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onceflow import JobState
+from onceflow import FileSystemStorage, JobState
 from onceflow.core.errors import SavepointFailed, StorageError
 from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.runtime.driver.http_server import Request
@@ -22,6 +22,7 @@ from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.driver.status import JobStatus, apply
 
 TOKEN, INSTANCE = "the token", "this one"
+DIRECTORY = FileSystemStorage("/kept").open_savepoint("/kept/1")
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Job:
         if directory == "/refused":
             raise StorageError("/refused cannot be written")
         self.asked.append((kind, directory))
-        return AskedSavepoint(SavepointRequest("1", kind), "/kept/1", self.done)
+        return AskedSavepoint(SavepointRequest("1", kind), DIRECTORY, self.done)
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
         self.asked.append((uid, state, keys))
