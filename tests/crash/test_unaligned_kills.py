@@ -36,7 +36,7 @@ SLOT_POINTS = (*(point for point in CRASH_POINTS if point != "logged"), *OVERTAK
     ],
 )
 @pytest.mark.only_proof
-def test_slots_killed_while_barriers_overtake_leave_every_row_once_at_any_parallelism(
+def test_slots_killed_while_barriers_overtake_leave_every_row_once_through_rescaling(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,
     judge: Judge,

@@ -117,7 +117,7 @@ def server() -> Iterator[S3Server]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.servers
-def test_job_killed_at_any_step_in_a_directory_writes_each_row_once(
+def test_job_killed_at_steps_in_a_directory_writes_each_row_once(
     runner: JobRunner, tmp_path: Path, every: int
 ) -> None:
     """Every so many steps are tried; every third restart is killed as well, at another step."""

@@ -158,7 +158,7 @@ def test_at_least_once_job_killed_before_its_decision_doubles_records(runs: Runs
 
 @pytest.mark.parametrize("seed", [1])
 @pytest.mark.servers
-def test_job_and_broker_killed_at_any_moment_write_each_record_once(
+def test_job_and_broker_killed_at_random_moments_write_each_record_once(
     tmp_path: Path, seed: int
 ) -> None:
     """Set ONCEFLOW_TEST_SEED to run another schedule."""

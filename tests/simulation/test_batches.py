@@ -17,7 +17,7 @@ MUTANT_SCHEDULES_MAX = 1_000
 """Every one is caught within some 500."""
 
 
-def test_no_row_of_a_batch_is_lost_or_doubled_in_any_schedule() -> None:
+def test_no_row_of_a_batch_is_lost_or_doubled_in_random_schedules() -> None:
     outcomes = [run_batches(seed) for seed in range(SEED, SEED + SCHEDULES)]
     failed = [outcome for outcome in outcomes if outcome.violation]
     if failed:

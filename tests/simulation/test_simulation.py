@@ -23,7 +23,7 @@ SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "500"))
     "schedules", [SCHEDULES, pytest.param(10 * SCHEDULES, marks=pytest.mark.slow)]
 )
 @pytest.mark.only_proof
-def test_every_invariant_holds_in_every_schedule(schedules: int) -> None:
+def test_every_invariant_holds_in_random_schedules(schedules: int) -> None:
     found = explore(schedules, SEED)
     if found.failures:
         first = shortest(found.failures)

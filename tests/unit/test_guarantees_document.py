@@ -77,3 +77,16 @@ def test_every_line_has_a_proof_among_the_tests_of_this_run(request: pytest.Fixt
 def test_every_scenario_that_is_no_clause_has_a_word() -> None:
     text = _DOCUMENT.read_text(encoding="utf-8")
     assert [number for number in NOT_OF_SINKS if not re.search(rf"\bS{number}\b", text)] == []
+
+
+def test_the_page_of_scenarios_has_each_that_a_test_or_a_document_names() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| (S\d+) \|", page, re.MULTILINE))
+    assert {f"S{number}" for number in range(1, 44)} <= listed
+    texts = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (name, path.name)
+        for path in texts
+        for name in re.findall(r"\bS\d{1,2}\b", path.read_text(encoding="utf-8"))
+    }
+    assert {one for one in named if one[0] not in listed} == set()

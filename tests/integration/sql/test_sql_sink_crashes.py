@@ -146,7 +146,7 @@ def test_at_least_once_job_killed_before_its_decision_doubles_rows(
     indirect=["kind"],
 )
 @pytest.mark.only_proof
-def test_job_and_server_killed_at_any_moment_write_each_row_once(
+def test_job_and_server_killed_at_random_moments_write_each_row_once(
     kind: type[Database], tmp_path: Path, mode: str, seed: int
 ) -> None:
     """Set ONCEFLOW_TEST_SEED to run another schedule.

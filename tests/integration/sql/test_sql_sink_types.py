@@ -154,7 +154,7 @@ def test_encodings_of_text_are_the_same_text(database: Database, column: pa.Arra
 
 
 @pytest.mark.only_proof
-def test_any_values_arrive_as_they_were(database: Database, tables: TypeTables) -> None:
+def test_random_values_arrive_as_they_were(database: Database, tables: TypeTables) -> None:
     """Each of many columns holds anything its type can; what arrives is what was written."""
     shown = ", ".join(f"{name} {one[0]}" for name, one in tables.fuzzed.items())
     _create(database, f"n int PRIMARY KEY, {shown}")

@@ -106,7 +106,7 @@ def _types(draw: st.DrawFn, depth: int) -> tuple[Any, st.SearchStrategy[Any]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_records_of_any_schema_are_read_as_fastavro_reads_them(data: st.DataObject) -> None:
+def test_records_of_random_schemas_are_read_as_fastavro_reads_them(data: st.DataObject) -> None:
     kinds = [data.draw(_types(2)) for _ in range(data.draw(st.integers(1, 3)))]
     schema = _record(*((f"f{at}", kind) for at, (kind, _) in enumerate(kinds)))
     row = st.fixed_dictionaries({f"f{at}": values for at, (_, values) in enumerate(kinds)})
