@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.spread import percentile
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.storage import CheckpointStorage
-from onceflow.core.storage.filesystem import Created, CreatesAtomically
+from onceflow.core.storage.filesystems.filesystem import Created, CreatesAtomically
 
 APPENDS = 120
 _SUBTASKS = 4

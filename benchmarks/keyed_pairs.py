@@ -54,7 +54,7 @@ from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.operator_state import OperatorStateStore
 
 BATCH_ROWS = 10_000

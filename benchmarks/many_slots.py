@@ -23,8 +23,13 @@ from unittest.mock import patch
 from benchmarks.discarding_sink import DiscardingSink
 from onceflow import Checkpointing, Job, LocalProcesses, NoRestart, Pipeline, sum_
 from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.checkpoints.decisions import TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import (
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.decisions import TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import (
@@ -40,7 +45,6 @@ from onceflow.core.protocol.messages import (
     SlotClosed,
     SlotMessage,
 )
-from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split, key_group_range
 from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
 from onceflow.core.runtime.messages import decode_message, encode_message

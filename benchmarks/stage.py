@@ -24,7 +24,7 @@ from benchmarks.discarding_sink import DiscardingSink
 from benchmarks.job_spec import Database, JobResult, JobSpec
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import FileSystemStorage, ObjectStorage
-from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.integration.faults.processes import children_of, kill_process, kill_tree
 from onceflow.integration.oracle import verify
 from onceflow.integration.servers import (

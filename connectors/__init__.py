@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Unknown,
     )
     from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-    from onceflow.core.protocol.target_records import TargetRecord, to_record
+    from onceflow.core.protocol.log.target_records import TargetRecord, to_record
     from onceflow.core.secret_references import followed
     from onceflow.core.spi import (
         CommittedBy,
@@ -125,7 +125,7 @@ else:
             "onceflow.core.commit.in_doubt": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
-            "onceflow.core.protocol.target_records": "TargetRecord to_record",
+            "onceflow.core.protocol.log.target_records": "TargetRecord to_record",
             "onceflow.core.secret_references": "followed",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"

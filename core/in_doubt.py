@@ -43,9 +43,9 @@ from onceflow.core.commit.in_doubt import (
 from onceflow.core.errors import ConfigError, OnceflowError, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import commit_order
-from onceflow.core.protocol.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext, Sink
 from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
 from onceflow.core.storage import JobStorage

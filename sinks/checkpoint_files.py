@@ -22,10 +22,10 @@ from typing_extensions import override
 from onceflow.core.errors import PreCommitFailed
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
-from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext, SinkWriter, TransactionNamer, WriterContext
-from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.sinks.files.layout import SinkPaths, claim, claims_through, read_claim
 from onceflow.sinks.files.publication import open_files, sink_errors
 

@@ -18,11 +18,11 @@ import typer
 from onceflow.cli.jobs.client import DriverLocation
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.storage import CheckpointStorage, JobStorage
-from onceflow.core.storage.savepoints import damages
-from onceflow.core.storage.stored_checkpoints import (
+from onceflow.core.storage.snapshots.savepoints import damages
+from onceflow.core.storage.snapshots.stored_checkpoints import (
     StoredCheckpoint,
     checkpoint_at,
     checkpoints_of,

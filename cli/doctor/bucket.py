@@ -11,13 +11,13 @@ from contextlib import suppress
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import HdfsStorage, ObjectStorage
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
     CreateOutcome,
     CreatesAtomically,
 )
-from onceflow.core.storage.webhdfs import is_hdfs
+from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 SLOW_CREATE_S = 0.5
 """A decision is a creation and two questions: above this checkpoints wait for the store."""

@@ -21,8 +21,8 @@ from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
-from onceflow.core.storage.bucket_settings import is_bucket
-from onceflow.core.storage.webhdfs import is_hdfs
+from onceflow.core.storage.filesystems.bucket_settings import is_bucket
+from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 CLOCK_SKEW_MAX_S = 5.0
 _ERROR_LENGTH_MAX = 600

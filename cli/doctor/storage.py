@@ -14,10 +14,10 @@ from onceflow.cli.doctor.bucket import check_bucket
 from onceflow.core.errors import StorageError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
-from onceflow.core.storage.bucket_settings import is_bucket
-from onceflow.core.storage.filesystem import AlreadyExists, Created
-from onceflow.core.storage.local import LocalFileSystem
-from onceflow.core.storage.webhdfs import is_hdfs
+from onceflow.core.storage.filesystems.bucket_settings import is_bucket
+from onceflow.core.storage.filesystems.filesystem import AlreadyExists, Created
+from onceflow.core.storage.filesystems.local import LocalFileSystem
+from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 FREE_MIN_BYTES = 1 << 30
 FREE_MIN_SHARE = 0.05

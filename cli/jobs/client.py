@@ -24,8 +24,8 @@ from urllib.parse import quote, urlsplit
 from onceflow.core.errors import CheckpointError, ConfigError, StateIncompatible, StorageError
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.storage import CheckpointStorage, JobStorage, checkpoint_storage
-from onceflow.core.storage.driver_address import DriverAddress
-from onceflow.core.storage.last_run import LastRun
+from onceflow.core.storage.log.driver_address import DriverAddress
+from onceflow.core.storage.log.last_run import LastRun
 
 Answer = dict[str, Any]
 LOG_TIMEOUT_S = 10.0

@@ -42,7 +42,7 @@ from onceflow.core.errors import (
 )
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 from onceflow.core.storage import CheckpointStorage, FileSystemStorage
-from onceflow.core.storage.inputs import InputFiles
+from onceflow.core.storage.staging.inputs import InputFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.state.key_groups import nanoseconds_of
+from onceflow.core.state.keys.key_groups import nanoseconds_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.descriptors import DIGITS_MAX
+from onceflow.core.state.api.descriptors import DIGITS_MAX
 
 Record: TypeAlias = dict[str, Any]
 """One row: column name to Python value, as `pyarrow.RecordBatch.to_pylist` gives it."""

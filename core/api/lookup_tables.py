@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from onceflow.core.api.dataframe_source import is_dataframe, schema_of_dataframe
 from onceflow.core.errors import ConfigError, DataFrameFailed
-from onceflow.core.state.key_columns import check_key_type
+from onceflow.core.state.keys.key_columns import check_key_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

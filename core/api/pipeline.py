@@ -15,7 +15,7 @@ from onceflow.core.api.event_time import WatermarkStrategy
 from onceflow.core.api.graph import NAME, Feed, GraphBuilder, ReadFrom
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
 from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.protocol.splits import default_max_parallelism

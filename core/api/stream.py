@@ -71,7 +71,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
-from onceflow.core.state.key_columns import check_key_type, check_rows_can_be_divided
+from onceflow.core.state.keys.key_columns import check_key_type, check_rows_can_be_divided
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -46,8 +46,8 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.descriptors import TypeSpec
-from onceflow.core.state.record_types import record_type
+from onceflow.core.state.api.descriptors import TypeSpec
+from onceflow.core.state.types.record_types import record_type
 
 
 @dataclass(frozen=True, slots=True)

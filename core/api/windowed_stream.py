@@ -29,7 +29,7 @@ from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.state import AggregateFunction
-from onceflow.core.state.descriptors import TypeSpec
+from onceflow.core.state.api.descriptors import TypeSpec
 
 StreamT = TypeVar("StreamT")
 

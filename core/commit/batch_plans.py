@@ -13,7 +13,7 @@ from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.protocol.batches import BatchClaim, BatchDecision
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log_memory import Coverage
+from onceflow.core.protocol.log.memory import Coverage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommittedBy, CommitterContext, GlobalCommitter, Sink
 
 

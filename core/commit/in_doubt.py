@@ -15,13 +15,13 @@ from enum import Enum
 
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.protocol.batches import BatchClaim
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, TransactionId, sink_id_of
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.log_memory import Coverage
+from onceflow.core.protocol.log.memory import Coverage
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import TargetRecord, last_unknown_commit
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.target_records import TargetRecord, last_unknown_commit
 
 
 class LoggedDecision(Enum):

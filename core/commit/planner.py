@@ -22,7 +22,7 @@ from typing import Protocol
 
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, Coverage
+from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, Coverage
 from onceflow.core.protocol.recovery import commit_order
 
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.commit.queue import CommitRetryPolicy, OrderedCommits, require_named
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.invariant import require
-from onceflow.core.protocol.log_memory import NOTHING_REMEMBERED, LogMemory
+from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split
 
 # --- slot to driver ---------------------------------------------------------------------------

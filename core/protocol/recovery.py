@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
 def commit_order(committable: Committable) -> tuple[int, int, int, int]:

@@ -25,8 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.ids import PARALLELISM_MAX, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 
 KEY_GROUPS_DEFAULT_MIN = 128
 

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.coordinator import CheckpointSettings
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.setting_values import choice_of, seconds_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from onceflow.core.protocol.splits import Split as Split  # noqa: PLC0414 - part
 from onceflow.core.spi.staging import StagingArea
 
 if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.protocol.target_records import TargetRecord
+    from onceflow.core.protocol.log.target_records import TargetRecord
 
 
 class OnBadRow(Enum):

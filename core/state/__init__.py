@@ -1,20 +1,9 @@
 """Keyed and operator state: what functions read and write, and the backends that keep it."""
 
-from onceflow.core.state.accumulators import AccumulatorTable
-from onceflow.core.state.api import (
-    AggregatingState,
-    KeyedStateStore,
-    ListState,
-    MapState,
-    PendingSnapshot,
-    ReducingState,
-    StateBackend,
-    ValueState,
-)
-from onceflow.core.state.backends import HeapBackend, RocksDBBackend
-from onceflow.core.state.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
-from onceflow.core.state.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.descriptors import (
+from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.api.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.api.descriptors import (
     AccumulatorColumn,
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -24,11 +13,22 @@ from onceflow.core.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from onceflow.core.state.key_groups import hash_key, hash_keys, key_group_of, key_groups
-from onceflow.core.state.keyed_states import KeyedStates, Namespace
+from onceflow.core.state.api.keyed_states import KeyedStates, Namespace
+from onceflow.core.state.api.stores import (
+    AggregatingState,
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingSnapshot,
+    ReducingState,
+    StateBackend,
+    ValueState,
+)
+from onceflow.core.state.api.timers import Timer, Timers
+from onceflow.core.state.backends import HeapBackend, RocksDBBackend
+from onceflow.core.state.keys.key_groups import hash_key, hash_keys, key_group_of, key_groups
 from onceflow.core.state.operator_state import RawKeyedState
-from onceflow.core.state.serializers import Serializer
-from onceflow.core.state.timers import Timer, Timers
+from onceflow.core.state.types.serializers import Serializer
 
 __all__ = [
     "AccumulatorColumn",

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.scratch import directory_of_process
-from onceflow.core.state.api import KeyedStateStore, StateBackend
-from onceflow.core.state.context import StateContext, StateHandle, StateReader
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
+from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class HeapBackend(StateBackend):
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
         """Return a store in memory, holding what `restored` says about the context's key groups."""
-        from onceflow.core.state.heap import HeapStore
+        from onceflow.core.state.heap.store import HeapStore
 
         return HeapStore.open(context, restored, reader)
 
@@ -55,8 +55,8 @@ class RocksDBBackend(StateBackend):
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
         """Return a store over a new database, holding what `restored` says about the key groups."""
-        from onceflow.core.state.rocksdb import RocksDBStore
-        from onceflow.core.state.rocksdb_database import DatabaseOptions
+        from onceflow.core.state.rocksdb.database import DatabaseOptions
+        from onceflow.core.state.rocksdb.store import RocksDBStore
 
         home = context.scratch_dir
         if self.directory:

@@ -26,13 +26,13 @@ import pyarrow as pa
 
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
-from onceflow.core.state.api import KeyedStateStore
-from onceflow.core.state.descriptors import AccumulatorColumn
-from onceflow.core.state.key_columns import Ints, KeyColumn
-from onceflow.core.state.key_groups import Hashes
-from onceflow.core.state.record_types import not_kept, value_type
-from onceflow.core.state.running import Grouping
-from onceflow.core.state.serializers import serializer_of
+from onceflow.core.state.aggregates.running import Grouping
+from onceflow.core.state.api.descriptors import AccumulatorColumn
+from onceflow.core.state.api.stores import KeyedStateStore
+from onceflow.core.state.keys.key_columns import Ints, KeyColumn
+from onceflow.core.state.keys.key_groups import Hashes
+from onceflow.core.state.types.record_types import not_kept, value_type
+from onceflow.core.state.types.serializers import serializer_of
 
 TIME, COUNT, ALONE = "onceflow.time", "onceflow.count", "onceflow.alone"
 NUMBER_BITS = 24

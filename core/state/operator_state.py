@@ -27,20 +27,20 @@ import msgspec
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import BadStateValue, ConfigError, StateCorrupt, StateIncompatible
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.splits import redistribute_list
-from onceflow.core.state.api import ListState, MapState
-from onceflow.core.state.context import StateReader, StateWriter
-from onceflow.core.state.descriptors import (
+from onceflow.core.state.api.context import StateReader, StateWriter
+from onceflow.core.state.api.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     check_state_name,
 )
-from onceflow.core.state.entries import Cells, MapKeys, Stored
-from onceflow.core.state.key_codec import bytes_of_stored, decode_key, encode_map_key
-from onceflow.core.state.key_groups import key_group_of
-from onceflow.core.state.serializers import serializer_of
-from onceflow.core.state.widening import depends_on_values, misfit, reads_as
+from onceflow.core.state.api.stores import ListState, MapState
+from onceflow.core.state.heap.entries import Cells, MapKeys, Stored
+from onceflow.core.state.keys.key_codec import bytes_of_stored, decode_key, encode_map_key
+from onceflow.core.state.keys.key_groups import key_group_of
+from onceflow.core.state.types.serializers import serializer_of
+from onceflow.core.state.types.widening import depends_on_values, misfit, reads_as
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from onceflow.core.storage.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
     from onceflow.core.storage.descriptions import checkpoint_storage
     from onceflow.core.storage.hdfs_storage import HdfsStorage
+    from onceflow.core.storage.log.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
     from onceflow.core.storage.memory_storage import MemoryStorage
     from onceflow.core.storage.object_storage import ObjectStorage
-    from onceflow.core.storage.staging import FileStagingArea
-    from onceflow.core.storage.state_files import FileStateReader, FileStateWriter
+    from onceflow.core.storage.snapshots.state_files import FileStateReader, FileStateWriter
+    from onceflow.core.storage.staging.staged_rows import FileStagingArea
     from onceflow.core.storage.storage import (
         CheckpointStorage,
         FileSystemStorage,
@@ -27,13 +27,13 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "onceflow.core.storage.decision_log": "ClaimedLog DecisionLog DecisionUnknown",
+            "onceflow.core.storage.log.decision_log": "ClaimedLog DecisionLog DecisionUnknown",
             "onceflow.core.storage.descriptions": "checkpoint_storage",
             "onceflow.core.storage.hdfs_storage": "HdfsStorage",
             "onceflow.core.storage.memory_storage": "MemoryStorage",
             "onceflow.core.storage.object_storage": "ObjectStorage",
-            "onceflow.core.storage.staging": "FileStagingArea",
-            "onceflow.core.storage.state_files": "FileStateReader FileStateWriter",
+            "onceflow.core.storage.staging.staged_rows": "FileStagingArea",
+            "onceflow.core.storage.snapshots.state_files": "FileStateReader FileStateWriter",
             "onceflow.core.storage.storage": "CheckpointStorage FileSystemStorage JobStorage Probe",
         },
     )

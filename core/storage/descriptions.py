@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from onceflow.core.storage.bucket_settings import is_bucket
+from onceflow.core.storage.filesystems.bucket_settings import is_bucket
+from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 from onceflow.core.storage.hdfs_storage import HdfsStorage
 from onceflow.core.storage.memory_storage import MemoryStorage
 from onceflow.core.storage.object_storage import ObjectStorage
-from onceflow.core.storage.savepoints import SavepointDirectory
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage
-from onceflow.core.storage.webhdfs import is_hdfs
 
 
 def checkpoint_storage(said: str | CheckpointStorage) -> CheckpointStorage:

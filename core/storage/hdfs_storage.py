@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.storage.bucket_settings import REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, Patience
-from onceflow.core.storage.filesystem import CreatesAtomically
-from onceflow.core.storage.hdfs import HdfsFiles
-from onceflow.core.storage.savepoints import SavepointDirectory
+from onceflow.core.storage.filesystems.bucket_settings import (
+    REQUEST_TIMEOUT_S,
+    RETRY_TIMEOUT_S,
+    Patience,
+)
+from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
+from onceflow.core.storage.filesystems.hdfs import HdfsFiles
+from onceflow.core.storage.filesystems.webhdfs import HdfsSettings, is_hdfs
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
     CheckpointStorage,
     JobStorage,
     checked_inline_threshold,
 )
-from onceflow.core.storage.webhdfs import HdfsSettings, is_hdfs
 
 
 @dataclass(frozen=True, slots=True)

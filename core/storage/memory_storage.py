@@ -17,18 +17,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.spi.staging import StagedRows, StagingArea
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
     CreateOutcome,
     CreatesAtomically,
 )
+from onceflow.core.storage.filesystems.local import CHUNK_BYTES
 from onceflow.core.storage.layout import StateNames
-from onceflow.core.storage.local import CHUNK_BYTES
-from onceflow.core.storage.state_files import FileStateWriter
+from onceflow.core.storage.snapshots.state_files import FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, JobStorage
 
 STATE_BYTES_MAX = 5_000_000

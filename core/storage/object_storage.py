@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.storage.bucket import BucketFiles
-from onceflow.core.storage.bucket_settings import (
+from onceflow.core.storage.filesystems.bucket import BucketFiles
+from onceflow.core.storage.filesystems.bucket_settings import (
     PART_BYTES,
     PARTS_AT_ONCE,
     REQUEST_TIMEOUT_S,
@@ -18,8 +18,8 @@ from onceflow.core.storage.bucket_settings import (
     BucketSettings,
     Patience,
 )
-from onceflow.core.storage.filesystem import CreatesAtomically
-from onceflow.core.storage.savepoints import SavepointDirectory
+from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
     CheckpointStorage,

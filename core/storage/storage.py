@@ -18,26 +18,31 @@ from onceflow.core.errors import (
     StateIncompatible,
     StorageError,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import Savepoint
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.spi.staging import StagingArea
-from onceflow.core.storage.decision_log import DecisionLog, log_id
-from onceflow.core.storage.driver_address import AddressFiles
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
     CreatesAtomically,
     StorageRefused,
 )
-from onceflow.core.storage.inputs import InputFiles
-from onceflow.core.storage.last_run import LastRunFile
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
-from onceflow.core.storage.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
-from onceflow.core.storage.savepoints import SavepointDirectory, copied_into
-from onceflow.core.storage.staging import FileStagingArea
-from onceflow.core.storage.state_files import FileStateReader, FileStateWriter, discard, sweep
+from onceflow.core.storage.log.decision_log import DecisionLog, log_id
+from onceflow.core.storage.log.driver_address import AddressFiles
+from onceflow.core.storage.log.last_run import LastRunFile
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, copied_into
+from onceflow.core.storage.snapshots.state_files import (
+    FileStateReader,
+    FileStateWriter,
+    discard,
+    sweep,
+)
+from onceflow.core.storage.staging.inputs import InputFiles
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 INLINE_THRESHOLD_BYTES = 20_000
 INLINE_THRESHOLD_BYTES_MAX = 1_000_000

@@ -39,8 +39,8 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     key_group_of,
 )
-from onceflow.core.state.clock import StateClock
-from onceflow.core.state.timers import TIME_DOMAINS, TimeDomain
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.timers import TIME_DOMAINS, TimeDomain
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.state_models import TTL_MS, KeyModel, Mean, Reading
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.restart import NoRestart
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses, fork_own_host
 from onceflow.core.runtime.cluster.process_host import Link

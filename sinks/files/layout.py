@@ -32,10 +32,10 @@ import msgspec
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.log import NO_ATTEMPT
-from onceflow.core.protocol.log_memory import ATTEMPTS_MAX
+from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
+from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
-from onceflow.core.storage.filesystem import Created, FileSystem
+from onceflow.core.storage.filesystems.filesystem import Created, FileSystem
 from onceflow.core.storage.layout import safe_name
 from onceflow.sinks.fence import FenceOwner, check_owner
 

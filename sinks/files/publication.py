@@ -35,9 +35,14 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.storage.file_location import FileLocation, Publish
-from onceflow.core.storage.filesystem import Copies, Renames, StorageRefused, StreamedFiles
-from onceflow.core.storage.local import Advice
+from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
+from onceflow.core.storage.filesystems.filesystem import (
+    Copies,
+    Renames,
+    StorageRefused,
+    StreamedFiles,
+)
+from onceflow.core.storage.filesystems.local import Advice
 from onceflow.sinks.files.layout import SinkPaths, create_file, name_of
 
 

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.storage.file_location import FileLocation, Publish
-from onceflow.core.storage.filesystem import StreamedFiles
-from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
+from onceflow.core.storage.filesystems.filesystem import StreamedFiles
+from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.sinks.files.layout import HIDDEN, Owner
 from onceflow.sinks.files.partitions import NULL_DIRECTORY
 from onceflow.sinks.files.publication import (

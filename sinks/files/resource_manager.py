@@ -8,9 +8,9 @@ from typing_extensions import override
 
 from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.sinks.files.layout import owners
 from onceflow.sinks.files.publication import open_files, sink_errors
 

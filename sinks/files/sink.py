@@ -25,11 +25,11 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
-from onceflow.core.storage.file_location import FileLocation, Publish
-from onceflow.core.storage.filesystem import StreamedFiles
+from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
+from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.files.formats import Compression, file_format
 from onceflow.sinks.files.layout import SinkPaths, claim, read_claim

@@ -28,8 +28,8 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.filesystem import StorageRefused, StreamedFiles
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.filesystem import StorageRefused, StreamedFiles
 from onceflow.sinks.files.formats import FileEncoder, FileFormat
 from onceflow.sinks.files.layout import SinkPaths
 from onceflow.sinks.files.partitions import Partitions

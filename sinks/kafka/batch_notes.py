@@ -22,7 +22,7 @@ from onceflow.core.batch_notes import BatchNotes, NotedBatches
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,

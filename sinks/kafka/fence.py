@@ -19,8 +19,8 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from onceflow.connectors.kafka.client import describe_error, error_of
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka.clients import (

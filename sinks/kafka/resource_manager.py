@@ -16,7 +16,7 @@ from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.commit.in_doubt import LogFacts
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,

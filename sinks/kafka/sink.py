@@ -11,7 +11,7 @@ import pyarrow as pa
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.registry import registry_settings
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import (

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.in_doubt import ResourceManager
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.sql.session import Session, SqlError, TableMissing
 from onceflow.sinks.sql.sink import SqlSink

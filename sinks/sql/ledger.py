@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.log.memory import Decided
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import DuplicateKey, Session

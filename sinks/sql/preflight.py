@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id

@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext

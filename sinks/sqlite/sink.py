@@ -11,7 +11,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
 from onceflow.sinks.sql.dialect import Dialect

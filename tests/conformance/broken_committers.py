@@ -26,7 +26,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 
 _INSERT = "INSERT INTO target VALUES (:id, :account, :amount)"

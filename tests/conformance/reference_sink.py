@@ -30,7 +30,7 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.integration.conformance import SinkTarget
 

@@ -16,8 +16,8 @@ from tests.integration.file_sink_kit import S3Server
 from tests.support.clouds import Cloud, cloud_of
 
 from onceflow.core.errors import StorageError
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.filesystem import (
     AdoptsFiles,
     AlreadyExists,
     Copies,
@@ -28,9 +28,9 @@ from onceflow.core.storage.filesystem import (
     Renames,
     StreamedFiles,
 )
-from onceflow.core.storage.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
+from onceflow.core.storage.filesystems.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
+from onceflow.core.storage.filesystems.remote import RemoteDirectory
 from onceflow.core.storage.memory_storage import MemoryFiles
-from onceflow.core.storage.remote import RemoteDirectory
 from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 WHOLE = b"whole " * 1000

@@ -37,16 +37,16 @@ from onceflow.core.api.join_functions import (
 )
 from onceflow.core.api.joined_streams import joined_as, regular_join
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.state import key_group_of
-from onceflow.core.state.canonical import read_canonical
-from onceflow.core.state.clock import StateClock
-from onceflow.core.state.serializers import serializer_of
-from onceflow.core.state.state_columns import columns_of
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.snapshots.canonical import read_canonical
+from onceflow.core.state.snapshots.state_columns import columns_of
+from onceflow.core.state.types.serializers import serializer_of
 
 ORDERS = pa.schema([("account", pa.string()), ("at", pa.int64()), ("order", pa.int64())])
 PAID = pa.schema([("account", pa.string()), ("at", pa.int64()), ("paid", pa.int64())])

@@ -19,7 +19,7 @@ from tests.conformance.state_job import (
 
 from onceflow.core.errors import StateError
 from onceflow.core.state import AccumulatorColumn, StateHandle, hash_keys
-from onceflow.core.state.key_columns import read_key_columns
+from onceflow.core.state.keys.key_columns import read_key_columns
 
 
 class Expected:
@@ -124,8 +124,8 @@ def test_last_values_of_text_and_bytes_equal_a_dict_through_removals_and_snapsho
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most values are overwritten or removed, so that the arenas of values are packed."""
-    monkeypatch.setattr("onceflow.core.state.byte_values.SPARE_VALUES", 8)
-    monkeypatch.setattr("onceflow.core.state.accumulators.REMOVED_MIN", 8)
+    monkeypatch.setattr("onceflow.core.state.aggregates.byte_values.SPARE_VALUES", 8)
+    monkeypatch.setattr("onceflow.core.state.aggregates.accumulators.REMOVED_MIN", 8)
     rng = random.Random(5)
     model: dict[tuple[int, str], tuple[int, str | None, bytes | None]] = {}
     columns = [

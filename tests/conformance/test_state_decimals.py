@@ -16,7 +16,7 @@ from tests.conformance.state_job import Job
 from onceflow.core.api.functions import Aggregate, avg, max_, min_, sum_
 from onceflow.core.errors import BadStateValue, StateIncompatible
 from onceflow.core.state import AccumulatorTable, KeyedStateStore, hash_keys
-from onceflow.core.state.totals import typed_array
+from onceflow.core.state.aggregates.totals import typed_array
 
 AGGREGATES = {"total": sum_("v"), "low": min_("v"), "high": max_("v"), "mean": avg("v")}
 

@@ -29,8 +29,8 @@ from onceflow.core.state import (
     StateTtlConfig,
     key_group_of,
 )
-from onceflow.core.state.canonical import read_canonical
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.snapshots.canonical import read_canonical
 
 TEN_S = StateTtlConfig(10)
 TOTAL = AccumulatorColumn("total", "sum", pa.int64())

@@ -15,7 +15,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
     key_group_of,
 )
-from onceflow.core.state.rocksdb_database import Database
+from onceflow.core.state.rocksdb.database import Database
 
 KEYS = [f"key-{number}" for number in range(30)]
 

@@ -22,7 +22,7 @@ from onceflow.core.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.api.clock import StateClock
 
 TEN_S = StateTtlConfig(10)
 KEYS = [f"key-{number}" for number in range(40)]

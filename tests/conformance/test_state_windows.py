@@ -27,7 +27,7 @@ from onceflow import (
 from onceflow.core.api.graph import AggregateWindows, Feed
 from onceflow.core.api.windows import PaneAssigner, WindowAssigner, window_schema
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.protocol.snapshots import OperatorSnapshot
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME

@@ -20,8 +20,12 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import ProcessFunction, Record
 from onceflow.core.api.graph import Graph, Operator, ProcessRecords
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.driver import restore
 from onceflow.core.runtime.driver.restore import restored_slots

@@ -44,7 +44,7 @@ from onceflow.core.api.window_functions import (
 )
 from onceflow.core.api.windows import WindowAssigner, window_schema
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (

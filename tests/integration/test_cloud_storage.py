@@ -30,9 +30,13 @@ from onceflow.cli.doctor.storage import check_storage
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.committables import AlreadyCommitted, Committed, Lost
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.storage.bucket import BucketFiles
-from onceflow.core.storage.bucket_settings import PART_BYTES_MIN, BucketSettings, Patience
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.bucket import BucketFiles
+from onceflow.core.storage.filesystems.bucket_settings import (
+    PART_BYTES_MIN,
+    BucketSettings,
+    Patience,
+)
+from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
     CreateOutcome,

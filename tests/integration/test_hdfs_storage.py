@@ -20,10 +20,15 @@ from onceflow import HdfsStorage, Job, JobState
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.core.errors import ConfigError, Fenced, StorageError
 from onceflow.core.storage import FileSystemStorage, checkpoint_storage
-from onceflow.core.storage.bucket_settings import Patience
-from onceflow.core.storage.filesystem import AlreadyExists, Created, CreationUnknown, StorageRefused
-from onceflow.core.storage.hdfs import HdfsFiles
-from onceflow.core.storage.webhdfs import HdfsSettings
+from onceflow.core.storage.filesystems.bucket_settings import Patience
+from onceflow.core.storage.filesystems.filesystem import (
+    AlreadyExists,
+    Created,
+    CreationUnknown,
+    StorageRefused,
+)
+from onceflow.core.storage.filesystems.hdfs import HdfsFiles
+from onceflow.core.storage.filesystems.webhdfs import HdfsSettings
 from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 pytestmark = pytest.mark.timeout(900)  # a JVM has to start, and the first time to be fetched

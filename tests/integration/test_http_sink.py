@@ -21,7 +21,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.spi import Committer, CommitterContext, WriterContext
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 _SCHEMA = pa.schema([pa.field("id", pa.int64())])
 

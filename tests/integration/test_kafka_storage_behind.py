@@ -19,8 +19,8 @@ from tests.support.moving_job import (
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log_memory import Decided
-from onceflow.core.protocol.target_records import TargetRecord
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sinks import KafkaSink

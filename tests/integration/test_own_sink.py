@@ -27,7 +27,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, OnBadRow, SinkWriter, WriterContext
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])

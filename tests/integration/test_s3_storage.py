@@ -20,9 +20,13 @@ from onceflow.cli.doctor.storage import check_storage
 from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.storage.bucket import BucketFiles
-from onceflow.core.storage.bucket_settings import PART_BYTES_MIN, BucketSettings, Patience
-from onceflow.core.storage.filesystem import AlreadyExists, Created, StorageRefused
+from onceflow.core.storage.filesystems.bucket import BucketFiles
+from onceflow.core.storage.filesystems.bucket_settings import (
+    PART_BYTES_MIN,
+    BucketSettings,
+    Patience,
+)
+from onceflow.core.storage.filesystems.filesystem import AlreadyExists, Created, StorageRefused
 from onceflow.integration.servers.s3 import environment_of
 from onceflow.testing import OwnS3, S3Factory, S3Server
 

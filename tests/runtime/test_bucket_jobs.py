@@ -25,11 +25,11 @@ from onceflow import (
 )
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, SlotLost, StorageError
-from onceflow.core.protocol.snapshots import paths_of
+from onceflow.core.protocol.checkpoints.snapshots import paths_of
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import CheckpointStorage
-from onceflow.core.storage.bucket import BucketFiles
-from onceflow.core.storage.bucket_settings import BucketSettings
+from onceflow.core.storage.filesystems.bucket import BucketFiles
+from onceflow.core.storage.filesystems.bucket_settings import BucketSettings
 from onceflow.testing import S3Factory
 
 ROCKSDB = RocksDBBackend(incremental=True)

@@ -29,7 +29,7 @@ from onceflow import (
 from onceflow.core.errors import CommitFailed, ConfigError, OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.storage.filesystem import StorageRefused
+from onceflow.core.storage.filesystems.filesystem import StorageRefused
 
 
 class Unspeakable(Exception):

@@ -18,7 +18,7 @@ from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipelin
 from onceflow.cli.main import app
 from onceflow.core.crash_points import VARIABLE
 from onceflow.core.errors import DecisionForgotten, OnceflowError
-from onceflow.core.protocol import log_memory
+from onceflow.core.protocol.log import memory as log_memory
 from onceflow.core.storage import FileSystemStorage
 
 _RECORDS = 2_000

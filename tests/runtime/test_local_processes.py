@@ -48,7 +48,9 @@ def _modules(link: Link) -> list[str]:
 
 def test_a_process_begins_with_what_every_slot_would_import(onceflow_processes: Processes) -> None:
     imported = onceflow_processes.run(_modules)
-    assert {"pandas", "onceflow.core.state.heap", "onceflow.core.state.rocksdb"} <= set(imported)
+    assert {"pandas", "onceflow.core.state.heap.store", "onceflow.core.state.rocksdb.store"} <= set(
+        imported
+    )
 
 
 def _says_something_and_dies(record: Any) -> Any:

@@ -14,7 +14,7 @@ from tests.support.ledger import assert_exactly_once, ledger
 from onceflow import FileSystemStorage, JobEvent, JobState, JobStatus, LocalProcesses
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SavepointFailed
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops import attempt
 from onceflow.core.protocol.loops.attempt_facts import SlotSaid

@@ -13,7 +13,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import HeapBackend, JobState, LocalProcesses, RuntimeSettings
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.state import (
     KeyedStateStore,
     StateBackend,

@@ -33,7 +33,7 @@ from onceflow import (
     count,
 )
 from onceflow.core.errors import SavepointRefused
-from onceflow.core.protocol.decisions import WriteSavepoint
+from onceflow.core.protocol.checkpoints.decisions import WriteSavepoint
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.storage import ClaimedLog
 

@@ -34,7 +34,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.errors import StateIncompatible
-from onceflow.core.protocol import schedule
+from onceflow.core.protocol.checkpoints import schedule
 from onceflow.core.state import StateBackend
 
 

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 from tests.simulation.clock import Bell
 from tests.simulation.targets import Row
 
-from onceflow.core.protocol.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.in_flight import Announced, InputQueues, OutputQueue, Received
+from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.in_flight import (
+    Announced,
+    InputQueues,
+    OutputQueue,
+    Received,
+)
 from onceflow.core.protocol.splits import owner_of
 
 if TYPE_CHECKING:

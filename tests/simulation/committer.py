@@ -17,9 +17,9 @@ from onceflow.core.commit.queue import (
 )
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.errors import CommitFailed, OnceflowError, PreparedTransactionLost
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import Committable, Committed, Lost, Unknown
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot

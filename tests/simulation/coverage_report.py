@@ -108,34 +108,34 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "in_flight.py:InputQueues.forget": Excuse(
             "only what is recorded is forgotten", ("if self._recording",)
         ),
-        "log.py:replay": Excuse(_DAMAGED, ("raise CheckpointCorrupt",)),
-        "log.py:apply": Excuse(_DAMAGED, ("raise CheckpointCorrupt",)),
-        "log.py:next_decision": Excuse("a fenced attempt of the model ends", ("raise Fenced",)),
-        "log.py:prunable": Excuse(
+        "rules.py:replay": Excuse(_DAMAGED, ("raise CheckpointCorrupt",)),
+        "rules.py:apply": Excuse(_DAMAGED, ("raise CheckpointCorrupt",)),
+        "rules.py:next_decision": Excuse("a fenced attempt of the model ends", ("raise Fenced",)),
+        "rules.py:prunable": Excuse(
             "a job of the model prunes after its first decision", ("return view.orphans",)
         ),
-        "log_memory.py:LogMemory.coverage": Excuse(_OLD_DECISIONS, ("return Coverage.FORGOTTEN",)),
+        "memory.py:LogMemory.coverage": Excuse(_OLD_DECISIONS, ("return Coverage.FORGOTTEN",)),
         "planner.py:judge_transaction": Excuse(
             f"targets list their own sink's transactions, and {_OLD_DECISIONS}",
             ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
         ),
         "recovery.py:begun_anew": Excuse("nobody deletes the model's state to begin anew"),
-        "savepoints.py:seeded": Excuse(_STORAGE),
-        "savepoints.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
-        "savepoints.py:check_savepoint": Excuse(
+        "savepoint.py:seeded": Excuse(_STORAGE),
+        "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
+        "savepoint.py:check_savepoint": Excuse(
             f"one job with one log, and no savepoint of DataFrames: {_STORAGE}",
             (
                 "raise SavepointRefused",
                 "return",
             ),
         ),
-        "savepoints.py:check_form": Excuse("the model has one state backend"),
-        "savepoints.py:is_staged_for": Excuse(_STAGED),
-        "savepoints.py:sinks_to_import": Excuse(_STAGED),
-        "savepoints.py:_listed_at_rewind": Excuse(
+        "savepoint.py:check_form": Excuse("the model has one state backend"),
+        "savepoint.py:is_staged_for": Excuse(_STAGED),
+        "savepoint.py:sinks_to_import": Excuse(_STAGED),
+        "savepoint.py:_listed_at_rewind": Excuse(
             _REWINDS, ("tell = ", "last = ", "listed = [(ref, _only", "listed += ")
         ),
-        "savepoints.py:_only_undecided": Excuse(_REWINDS),
+        "savepoint.py:_only_undecided": Excuse(_REWINDS),
         "target_records.py:is_set_back": Excuse(_REWINDS),
         "target_records.py:newest_attempt": Excuse("attempts of the model are never claimed above"),
         "snapshots.py:paths_of": Excuse("the model asks for handles"),

@@ -7,16 +7,16 @@ from typing import Any
 
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     Decision,
     TriggerCheckpoint,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.schedule import TriggerSchedule
+from onceflow.core.protocol.checkpoints.snapshots import SubtaskSnapshot
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.schedule import TriggerSchedule
-from onceflow.core.protocol.snapshots import SubtaskSnapshot
 
 
 class _EndsWithoutLastRows(CheckpointCoordinator):

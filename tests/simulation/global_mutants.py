@@ -15,14 +15,14 @@ from onceflow.core.commit.whole_checkpoints import (
     PreCommits,
     plan_global_recovery,
 )
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.coordinator import (
+from onceflow.core.protocol.checkpoints.coordinator import (
     CheckpointCoordinator,
     _Pending,  # pyright: ignore[reportPrivateUsage]
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.log.memory import LogMemory
 from onceflow.core.protocol.splits import with_lists
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from onceflow.core.errors import (
     SlotLost,
     StorageError,
 )
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
     CheckpointKind,
@@ -40,6 +40,11 @@ from onceflow.core.protocol.decisions import (
     SavepointRequest,
     TriggerCheckpoint,
     WriteSavepoint,
+)
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef, committer_ref
 from onceflow.core.protocol.loops.attempt import AttemptLoop
@@ -83,7 +88,6 @@ from onceflow.core.protocol.messages import (
     Shutdown,
 )
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import Split, SplitOffers, assign_splits
 
 NEVER_S = 1e9

@@ -10,8 +10,9 @@ from tests.simulation.clock import Gone, Steps, Violation
 from tests.simulation.storage import Look, digest_of
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError, Fenced, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log import (
+from onceflow.core.protocol.log.rules import (
     AppendStands,
     LogEntry,
     LogRecord,
@@ -23,10 +24,9 @@ from onceflow.core.protocol.log import (
     prunable,
     replay,
 )
-from onceflow.core.protocol.savepoints import Savepoint, seeded, view_before
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.target_records import TargetRecord
-from onceflow.core.storage.decision_log import DecisionUnknown
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, seeded, view_before
+from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 if TYPE_CHECKING:
     from tests.simulation.world import Pipeline, World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.decisions import AppendDecision, SavepointRequest
+from onceflow.core.protocol.checkpoints.decisions import AppendDecision, SavepointRequest
 from onceflow.core.protocol.loops.attempt import (
     AttemptLoop,
     _Coordinating,  # pyright: ignore[reportPrivateUsage]

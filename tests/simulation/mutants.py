@@ -20,15 +20,14 @@ from tests.simulation.world import World
 
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.queue import CommitQueue
-from onceflow.core.protocol.alignment import (
+from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAction,
     AlignmentMode,
     Barrier,
     BarrierAlignment,
 )
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.coordinator import CheckpointCoordinator, Confirmed
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, Confirmed
+from onceflow.core.protocol.checkpoints.decisions import (
     AppendDecision,
     CheckpointKind,
     Decision,
@@ -36,10 +35,7 @@ from onceflow.core.protocol.decisions import (
     NotifyAbort,
     NotifyComplete,
 )
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.recovery import retain_ledger_from
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     StateFiles,
     StateHandle,
@@ -47,7 +43,11 @@ from onceflow.core.protocol.snapshots import (
     handles_of,
     paths_of,
 )
-from onceflow.core.storage.decision_log import DecisionUnknown
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log.memory import LogMemory
+from onceflow.core.protocol.recovery import retain_ledger_from
+from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 # --- the coordinator -----------------------------------------------------------------------------
 

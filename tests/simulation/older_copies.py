@@ -16,10 +16,10 @@ from tests.simulation.targets import Target, Versioned
 
 from onceflow.core.errors import SavepointRefused, StorageBehind
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log import LogEntry, LogView, apply, next_claim, replay
+from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, replay
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.savepoints import seeded
-from onceflow.core.protocol.target_records import TargetRecord, to_record
+from onceflow.core.protocol.savepoints.savepoint import seeded
 
 if TYPE_CHECKING:
     from tests.simulation.savepoints import Kept

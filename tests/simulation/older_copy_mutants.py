@@ -9,9 +9,9 @@ from typing import Any
 from tests.simulation.variant import Variant
 
 from onceflow.core.errors import SavepointRefused, StorageBehind
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import Savepoint, check_targets
-from onceflow.core.protocol.target_records import TargetRecord, newest_attempt
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import TargetRecord, newest_attempt
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, check_targets
 
 
 def _never_behind(view: LogView, records: Iterable[TargetRecord], storage: str) -> None:

@@ -22,12 +22,12 @@ from tests.simulation.storage import handles_in
 from tests.simulation.targets import Target, names
 
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
-from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
-from onceflow.core.protocol.log import CheckpointDecided, LogRecord, LogView, replay
+from onceflow.core.protocol.log.rules import CheckpointDecided, LogRecord, LogView, replay
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -9,7 +9,7 @@ from tests.simulation.channels import Inputs
 from tests.simulation.targets import Row
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.alignment import (
+from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAction,
     Barrier,
     BarrierAlignment,
@@ -18,14 +18,14 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     _Announced,  # pyright: ignore[reportPrivateUsage]
 )
-from onceflow.core.protocol.coordinator import (
+from onceflow.core.protocol.checkpoints.coordinator import (
     CheckpointCoordinator,
     _Pending,  # pyright: ignore[reportPrivateUsage]
 )
-from onceflow.core.protocol.decisions import CheckpointKind, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.in_flight import Announced, OutputQueue, Received
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import Announced, OutputQueue, Received
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 
 
 class _KeepsNothing(Inputs):

@@ -26,6 +26,7 @@ from onceflow.core.commit.steps import (
 )
 from onceflow.core.commit.whole_checkpoints import undecided
 from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -35,9 +36,8 @@ from onceflow.core.protocol.committables import (
     Lost,
 )
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
-from onceflow.core.protocol.target_records import TargetRecord
 
 if TYPE_CHECKING:
     from tests.simulation.job import Driver

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.clock import Violation
 
-from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest
 from onceflow.core.protocol.loops.attempt_facts import Request
 
 

@@ -9,29 +9,29 @@ from typing import Any
 from tests.simulation.slots import SPLITS
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.alignment import BarrierAlignment
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.alignment import BarrierAlignment
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import (
     Decision,
     DiscardState,
     NotifyComplete,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    SubtaskSnapshot,
+    handles_of,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.savepoints import (
+from onceflow.core.protocol.log.memory import LogMemory
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
     check_savepoint,
     restored_from,
 )
-from onceflow.core.protocol.savepoints import (
+from onceflow.core.protocol.savepoints.savepoint import (
     _positions as _read_by,  # pyright: ignore[reportPrivateUsage]
-)
-from onceflow.core.protocol.snapshots import (
-    CompletedCheckpoint,
-    SubtaskSnapshot,
-    handles_of,
 )
 
 

@@ -10,14 +10,18 @@ from tests.simulation.older_copies import committed_in
 from tests.simulation.storage import handles_in
 
 from onceflow.core.errors import SavepointRefused
-from onceflow.core.protocol.decisions import CheckpointKind, WriteSavepoint
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, WriteSavepoint
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+)
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import (
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
     is_restored,
 )
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, StateHandle
 
 if TYPE_CHECKING:
     from tests.simulation.log_owner import LogOwner

@@ -11,9 +11,9 @@ from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
 from onceflow.core.errors import OnceflowError
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.core.protocol.log import replay
+from onceflow.core.protocol.log.rules import replay
 
 CALM_AFTER_S = 4.0
 DECIDED_BY_COPY = 3

@@ -25,8 +25,18 @@ from tests.simulation.targets import Row, Target
 from tests.simulation.uploads import Uploads
 
 from onceflow.core.errors import PreparedTransactionLost, SlotLost
-from onceflow.core.protocol.alignment import Barrier
-from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.alignment import Barrier
+from onceflow.core.protocol.checkpoints.decisions import (
+    CheckpointKind,
+    NotifyAbort,
+    TriggerCheckpoint,
+)
+from onceflow.core.protocol.checkpoints.snapshots import (
+    InFlight,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
 from onceflow.core.protocol.loops.slot import (
@@ -50,12 +60,6 @@ from onceflow.core.protocol.messages import (
     OfferSplits,
     SlotMessage,
     SourceExhausted,
-)
-from onceflow.core.protocol.snapshots import (
-    InFlight,
-    OperatorSnapshot,
-    StateHandle,
-    SubtaskSnapshot,
 )
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 

@@ -19,7 +19,7 @@ from tests.simulation.committer import Committer, Confirmations, PreCommitter
 from tests.simulation.targets import Row, Target, Versioned
 from tests.simulation.uploads import Finish
 
-from onceflow.core.protocol.alignment import (
+from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
     AlignmentMode,
@@ -31,16 +31,16 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
-from onceflow.core.protocol.messages import Acked, CommittedThrough, Declined
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.in_flight import REPLAYED, Announced, ChannelEnd, Received
+from onceflow.core.protocol.checkpoints.snapshots import (
     InFlight,
     OperatorSnapshot,
     StateHandle,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.messages import Acked, CommittedThrough, Declined
 from onceflow.core.protocol.splits import key_group_range
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from tests.simulation.clock import Clock, Gone, Server, Violation
 from tests.simulation.targets import Row
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.log import LogEntry, LogRecord
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
+from onceflow.core.protocol.log.rules import LogEntry, LogRecord
 
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot

@@ -26,7 +26,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.log.memory import Decided
 
 Row = tuple[str, int, int, int]
 """(partition, offset, key, count of the key up to this record)"""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.clock import Gone, Steps
 from tests.simulation.targets import Row
 
+from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Declined
-from onceflow.core.protocol.snapshots import InFlight, StateHandle
 
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot

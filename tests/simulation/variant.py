@@ -19,19 +19,27 @@ from onceflow.core.commit.whole_checkpoints import (
     plan_global_recovery,
 )
 from onceflow.core.errors import StorageError
-from onceflow.core.protocol.alignment import AlignmentMode, BarrierAlignment, SourceBarriers
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.alignment import (
+    AlignmentMode,
+    BarrierAlignment,
+    SourceBarriers,
+)
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.in_flight import OutputQueue
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import OutputQueue
-from onceflow.core.protocol.log import CheckpointDecided, LogView, next_decision
-from onceflow.core.protocol.log_memory import LogMemory
+from onceflow.core.protocol.log.memory import LogMemory
+from onceflow.core.protocol.log.rules import CheckpointDecided, LogView, next_decision
+from onceflow.core.protocol.log.target_records import require_not_behind
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.slot import SlotLoop
 from onceflow.core.protocol.recovery import retain_ledger_from
-from onceflow.core.protocol.savepoints import check_savepoint, check_targets, restored_from
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.savepoints.savepoint import (
+    check_savepoint,
+    check_targets,
+    restored_from,
+)
 from onceflow.core.protocol.splits import broadcast_copy, with_lists
-from onceflow.core.protocol.target_records import require_not_behind
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

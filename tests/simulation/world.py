@@ -15,11 +15,12 @@ from tests.simulation.storage import Files, SharedLog
 from tests.simulation.targets import Staged, Target, TwoPhase, Versioned
 from tests.simulation.variant import Variant
 
-from onceflow.core.protocol.alignment import AlignmentMode
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log import AttemptClaimed, LogRecord
-from onceflow.core.protocol.log_memory import ATTEMPTS_MAX
+from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
+from onceflow.core.protocol.log.rules import AttemptClaimed, LogRecord
 from onceflow.core.protocol.restart import (
     ExponentialDelay,
     FailureRate,
@@ -27,7 +28,6 @@ from onceflow.core.protocol.restart import (
     NoRestart,
     RestartStrategy,
 )
-from onceflow.core.protocol.schedule import CheckpointSettings
 
 if TYPE_CHECKING:
     from tests.simulation.slots import Slot

@@ -18,7 +18,7 @@ from tests.integration.killed_jobs import start
 from onceflow.connectors.spark.batch.commits import BatchTarget
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.spi import Sink
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 from onceflow.integration.conformance.batch_driver import BatchDriver
 
 Driver: TypeAlias = BatchDriver[Iterable[int]]

@@ -13,7 +13,7 @@ from onceflow.core.state import (
     StateHandle,
     StateReader,
 )
-from onceflow.core.state.heap import HeapStore
+from onceflow.core.state.heap.store import HeapStore
 
 
 class CountingStore(HeapStore):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onceflow.core import errors
 from onceflow.core.errors import CheckpointError, OnceflowError
-from onceflow.core.storage.filesystem import StorageRefused
+from onceflow.core.storage.filesystems.filesystem import StorageRefused
 
 _PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 _ROOTS = {OnceflowError, CheckpointError}

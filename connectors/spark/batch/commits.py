@@ -58,7 +58,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import (
     CommittedBy,
     Committer,

@@ -12,14 +12,14 @@ from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.batch_notes import BatchNotes
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log import NO_ATTEMPT
+from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Sink
-from onceflow.core.storage.batch_decisions import LoggedBatchDecisions
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.filesystem import CreatesAtomically
-from onceflow.core.storage.local import CHECKPOINT_STORAGE
-from onceflow.core.storage.noted_batch_decisions import NotedBatchDecisions
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.log.batch_decisions import LoggedBatchDecisions
+from onceflow.core.storage.log.noted_batch_decisions import NotedBatchDecisions
 from onceflow.sinks.sql.batch_decisions import DecidedPart, SqlBatchDecisions
 from onceflow.sinks.sql.session import Endpoint
 from onceflow.sinks.sql.sink import SqlSink

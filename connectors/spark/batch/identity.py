@@ -24,10 +24,10 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.staging import StagingArea
-from onceflow.core.storage.file_location import FileLocation
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.layout import safe_name
-from onceflow.core.storage.local import CHECKPOINT_STORAGE
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.sql.sink import SqlSink
 

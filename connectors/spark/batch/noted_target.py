@@ -18,9 +18,9 @@ import msgspec
 from onceflow.connectors.spark.options.tables import sink_options
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.storage.batch_decisions import decision_directory
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.log.batch_decisions import decision_directory
 
 _FILE = "target.json"
 _DIGEST_LENGTH = 10

@@ -21,10 +21,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from onceflow.connectors.spark.options.state import SavepointWrite
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.core.errors import BadStateValue, SavepointRefused
-from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
-from onceflow.core.protocol.savepoints import Savepoint
-from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.state.bootstrap import (
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
+from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
+from onceflow.core.state.api.context import StateContext
+from onceflow.core.state.heap.entries import split_map_row_key
+from onceflow.core.state.keys.key_codec import decode_key
+from onceflow.core.state.snapshots.bootstrap import (
     StateEncoder,
     StateOfTable,
     buckets_of,
@@ -32,12 +35,14 @@ from onceflow.core.state.bootstrap import (
     encoder_of,
     repeated_key,
 )
-from onceflow.core.state.canonical import PART_BYTES, StateRows, read_canonical, write_canonical
-from onceflow.core.state.context import StateContext
-from onceflow.core.state.entries import split_map_row_key
-from onceflow.core.state.key_codec import decode_key
-from onceflow.core.state.stored import metas_by_name, pieces_of
-from onceflow.core.storage.savepoints import SavepointDirectory, SavepointStateWriter
+from onceflow.core.state.snapshots.canonical import (
+    PART_BYTES,
+    StateRows,
+    read_canonical,
+    write_canonical,
+)
+from onceflow.core.state.snapshots.stored import metas_by_name, pieces_of
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, SavepointStateWriter
 
 
 @dataclass(frozen=True)

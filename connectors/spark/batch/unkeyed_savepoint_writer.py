@@ -27,16 +27,16 @@ from onceflow.connectors.spark.batch.savepoint_writer import (
 from onceflow.connectors.spark.options.state import SAVEPOINT_WRITE, SavepointWrite
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.core.errors import ConfigError, StorageError
-from onceflow.core.protocol.bootstrap import NewState, check_addition, with_state
-from onceflow.core.protocol.savepoints import Savepoint
-from onceflow.core.protocol.snapshots import StateHandle
-from onceflow.core.state.bootstrap import (
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
+from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
+from onceflow.core.state.operator_state import Saved, mode_of, read_saved, write_saved
+from onceflow.core.state.snapshots.bootstrap import (
     StateOfTable,
     UnkeyedEncoder,
     UnkeyedStateOfTable,
     unkeyed_encoder_of,
 )
-from onceflow.core.state.operator_state import Saved, mode_of, read_saved, write_saved
 
 
 class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):

@@ -15,7 +15,7 @@ from onceflow.connectors.spark.options.tables import (
     SparkOption,
     choice,
 )
-from onceflow.core.storage.file_location import Publish
+from onceflow.core.storage.filesystems.file_location import Publish
 from onceflow.sinks.files import FileSink
 from onceflow.sinks.files.published import PublishedTable
 

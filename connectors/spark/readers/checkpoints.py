@@ -16,12 +16,12 @@ from pyspark.sql.types import StructType
 from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, JobLocation
 from onceflow.core.errors import CheckpointError, StateError, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, handles_of
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import OperatorSnapshot, handles_of
-from onceflow.core.state.operator_columns import operator_states
 from onceflow.core.state.operator_state import Mode
-from onceflow.core.state.stored import metas_by_name, pieces_of
-from onceflow.core.storage.stored_checkpoints import (
+from onceflow.core.state.snapshots.operator_columns import operator_states
+from onceflow.core.state.snapshots.stored import metas_by_name, pieces_of
+from onceflow.core.storage.snapshots.stored_checkpoints import (
     StoredCheckpoint,
     checkpoints_of,
     open_job,

@@ -17,16 +17,16 @@ from pyspark.sql.types import StructType
 from onceflow.connectors.spark.arrow_rows import fit, spark_schema
 from onceflow.connectors.spark.options.state import STATE_READ, StateKindName, StateRead
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.snapshots import OperatorSnapshot, StateHandle
-from onceflow.core.state.canonical import StateMeta
-from onceflow.core.state.context import StateReader as HandleReader
-from onceflow.core.state.operator_columns import OperatorState, operator_states
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
+from onceflow.core.state.api.context import StateReader as HandleReader
 from onceflow.core.state.operator_state import Mode, mode_of, read_saved
-from onceflow.core.state.state_columns import columns_of, json_of
-from onceflow.core.state.stored import StatePiece, metas_by_name, pieces_of
+from onceflow.core.state.snapshots.canonical import StateMeta
+from onceflow.core.state.snapshots.operator_columns import OperatorState, operator_states
+from onceflow.core.state.snapshots.state_columns import columns_of, json_of
+from onceflow.core.state.snapshots.stored import StatePiece, metas_by_name, pieces_of
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.descriptions import savepoint_directory
-from onceflow.core.storage.stored_checkpoints import StoredCheckpoint, nearest
+from onceflow.core.storage.snapshots.stored_checkpoints import StoredCheckpoint, nearest
 
 _SPLITS = "splits"
 

@@ -20,8 +20,8 @@ import msgspec
 
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _DIGEST_LENGTH = 10
 _ONE_SLASH = re.compile(r"file:/(?!/)")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.errors import ConfigError
-from onceflow.core.storage.file_location import FileLocation
-from onceflow.core.storage.local import CHECKPOINT_STORAGE
+from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _FILE = "first_sink"
 

@@ -27,10 +27,10 @@ from pyspark.sql.streaming.listener import (
 )
 from typing_extensions import override
 
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SubtaskMetrics
-from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
     AttemptEnded,

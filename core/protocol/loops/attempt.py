@@ -32,8 +32,8 @@ from onceflow.core.errors import (
     SlotLost,
     StorageError,
 )
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
     CheckpointKind,
@@ -48,6 +48,7 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, committer_ref
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.loops.attempt_facts import (
@@ -99,7 +100,6 @@ from onceflow.core.protocol.messages import (
     SlotMessage,
     SourceExhausted,
 )
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitOffers
 
 INVESTIGATION_S: Final = 0.3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from onceflow.core.errors import OnceflowError, SourceError
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
     CheckpointKind,
@@ -25,6 +25,7 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (
     Acked,
@@ -38,7 +39,6 @@ from onceflow.core.protocol.messages import (
     Shutdown,
     SlotMessage,
 )
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import Split
 
 # --- facts: slots -----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 from typing_extensions import assert_never
 
 from onceflow.core.errors import MessageCorrupt
-from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import (
     Acked,

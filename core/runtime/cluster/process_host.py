@@ -38,9 +38,9 @@ _PRELOADED = (
     # pyarrow imports it as soon as it is given a list, and it is half of what a slot ever imports.
     "pandas",
     "pyarrow.pandas_compat",
-    "onceflow.core.state.expired_rows",
-    "onceflow.core.state.heap",
-    "onceflow.core.state.rocksdb",
+    "onceflow.core.state.snapshots.expired_rows",
+    "onceflow.core.state.heap.store",
+    "onceflow.core.state.rocksdb.store",
 )
 """What slots need in any case: imported once, before they are forked. Left out where it is not."""
 

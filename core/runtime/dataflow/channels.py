@@ -1,7 +1,7 @@
 """What travels between subtasks: batches and barriers, in channels, read through one gate each.
 
 A channel is FIFO and bounded by credits; a `Partitioner` says which one a row takes. What waits on
-either side, and what a barrier overtakes there, is decided by `protocol.in_flight`.
+either side, and what a barrier overtakes there, is decided by `protocol.checkpoints.in_flight`.
 
 Invariants:
     a channel delivers its elements in the order in which they were sent
@@ -27,9 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import (
+from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.in_flight import (
     REPLAYED,
     Announced,
     ChannelEnd,
@@ -37,6 +36,7 @@ from onceflow.core.protocol.in_flight import (
     OutputQueue,
     Received,
 )
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.messages import SubtaskMail
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]

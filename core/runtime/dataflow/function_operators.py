@@ -24,8 +24,8 @@ from onceflow.core.api.graph import (
 from onceflow.core.api.process_functions import BroadcastProcessFunction, ProcessFunction
 from onceflow.core.api.window_functions import WindowsOfRecords
 from onceflow.core.errors import BadStateValue
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_context import (
@@ -55,9 +55,9 @@ from onceflow.core.runtime.dataflow.user_functions import (
     user_error,
 )
 from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
-from onceflow.core.state.api import PendingSnapshot as FrozenState
+from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.api.timers import DomainTimers, Timers
 from onceflow.core.state.operator_state import OperatorStateStore
-from onceflow.core.state.timers import DomainTimers, Timers
 
 RecordFunction: TypeAlias = Callable[[Record], Results]
 

@@ -47,11 +47,11 @@ from onceflow.core.runtime.dataflow.user_functions import (
     user_error,
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.api import PendingSnapshot as FrozenState
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
 from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
-from onceflow.core.state.key_columns import Ints, read_key_columns
-from onceflow.core.state.key_groups import Hashes
+from onceflow.core.state.keys.key_columns import Ints, read_key_columns
+from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.operator_state import OperatorStateStore
 
 Side: TypeAlias = pa.RecordBatch | None

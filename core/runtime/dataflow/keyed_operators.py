@@ -8,15 +8,15 @@ import pyarrow as pa
 
 from onceflow.core.api.graph import RunAggregates
 from onceflow.core.errors import BadStateValue
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
-from onceflow.core.state.api import PendingSnapshot as FrozenState
-from onceflow.core.state.totals import typed_array
+from onceflow.core.state.aggregates.totals import typed_array
+from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
 
 
 class KeyedOperator(RunningOperator):

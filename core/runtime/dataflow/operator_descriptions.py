@@ -32,7 +32,7 @@ from onceflow.core.api.graph import (
 from onceflow.core.api.join_functions import TimedJoin
 from onceflow.core.api.window_functions import WindowsOfRecords
 from onceflow.core.api.windows import EventTimeSessionWindows, WindowAssigner, pane_windows
-from onceflow.core.state.accumulator_shape import key_kind
+from onceflow.core.state.aggregates.accumulator_shape import key_kind
 
 LATENESS = "allowed lateness"
 

@@ -33,10 +33,10 @@ from onceflow.core.api.graph import (
 from onceflow.core.crash_points import reach
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.messages import SinkMetrics
-from onceflow.core.protocol.snapshots import OperatorSnapshot
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.batch_iterators import (

@@ -24,9 +24,9 @@ from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.state import hash_keys
-from onceflow.core.state.canonical import Groups
-from onceflow.core.state.key_columns import Ints
-from onceflow.core.state.key_groups import Hashes, key_group_of, key_groups
+from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.keys.key_groups import Hashes, key_group_of, key_groups
+from onceflow.core.state.snapshots.canonical import Groups
 
 EVENT_TIME = "event-time"
 """The name of the list state that says how far event time had come, by key groups."""

@@ -32,9 +32,9 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.runtime.dataflow.window_operators import WindowOperator
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, hash_keys
-from onceflow.core.state.canonical import Groups
-from onceflow.core.state.key_columns import Ints, plain_keys
-from onceflow.core.state.key_groups import Hashes
+from onceflow.core.state.keys.key_columns import Ints, plain_keys
+from onceflow.core.state.keys.key_groups import Hashes
+from onceflow.core.state.snapshots.canonical import Groups
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
 """Of each session its bounds; of a key's first one, how many the key has."""

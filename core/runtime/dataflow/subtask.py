@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from onceflow.core.protocol.alignment import (
+from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
     AlignmentMode,
@@ -32,14 +32,15 @@ from onceflow.core.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,
     StateForm,
     TriggerCheckpoint,
 )
+from onceflow.core.protocol.checkpoints.in_flight import Announced, Received
+from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.in_flight import Announced, Received
 from onceflow.core.protocol.loops.slot import SnapshotFrozen
 from onceflow.core.protocol.messages import (
     Complete,
@@ -52,7 +53,6 @@ from onceflow.core.protocol.messages import (
     SubtaskMail,
     SubtaskMetrics,
 )
-from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
     Batch,

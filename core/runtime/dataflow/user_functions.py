@@ -22,7 +22,7 @@ from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
 from onceflow.core.arrow.instants import ERRORS as VALUE_ERRORS
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
-from onceflow.core.state.python_keys import has_own_python_keys, python_keys
+from onceflow.core.state.keys.python_keys import has_own_python_keys, python_keys
 
 T = TypeVar("T")
 

@@ -36,11 +36,11 @@ from onceflow.core.runtime.dataflow.user_functions import (
     user_error,
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
-from onceflow.core.state.api import PendingSnapshot as FrozenState
-from onceflow.core.state.canonical import Groups
-from onceflow.core.state.clock import StateClock
-from onceflow.core.state.key_columns import Ints
-from onceflow.core.state.key_groups import Hashes
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.keys.key_groups import Hashes
+from onceflow.core.state.snapshots.canonical import Groups
 
 ROWS_A_BATCH = 32_768
 _log = logging.getLogger("onceflow.runtime")

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing_extensions import assert_never
 
 from onceflow.core.crash_points import reach
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
     AppendDecision,
     CountFailure,
@@ -28,6 +28,7 @@ from onceflow.core.protocol.decisions import (
     TriggerCheckpoint,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.attempt_facts import (
     AdmitSlot,
@@ -67,7 +68,6 @@ from onceflow.core.protocol.messages import (
     Shutdown,
 )
 from onceflow.core.protocol.recovery import retain_ledger_from
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.global_commits import GlobalCommits

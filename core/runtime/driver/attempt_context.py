@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from onceflow.core.api.graph import Graph
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import AttemptFact
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.job_events import JobEvent
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.job_events import LeftoversAborted
 

@@ -21,10 +21,12 @@ from typing_extensions import assert_never
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
-from onceflow.core.protocol.coordinator import CheckpointCoordinator
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import committer_ref
-from onceflow.core.protocol.log import LogView
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import (
     CancelRequested,
     CheckpointRequested,
@@ -38,10 +40,8 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
-from onceflow.core.protocol.savepoints import seeded
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.savepoints.savepoint import seeded
 from onceflow.core.protocol.splits import default_max_parallelism
-from onceflow.core.protocol.target_records import newest_attempt, require_not_behind
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
@@ -96,7 +96,7 @@ from onceflow.core.settings.pipeline_settings import (
 from onceflow.core.spi import CommittedBy, Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
-from onceflow.core.storage.filesystem import StorageRefused
+from onceflow.core.storage.filesystems.filesystem import StorageRefused
 
 _log = logging.getLogger("onceflow.runtime.driver")
 

@@ -24,7 +24,7 @@ from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.driver.listeners import JobListener
 from onceflow.core.settings.pipeline_settings import Endpoint
-from onceflow.core.storage.driver_address import AddressFiles, DriverAddress
+from onceflow.core.storage.log.driver_address import AddressFiles, DriverAddress
 
 TOLD_TIMEOUT_S = 2.0
 """How long an ended job waits for those who asked for something to hear how that ended."""

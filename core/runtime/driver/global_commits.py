@@ -11,10 +11,10 @@ from functools import partial
 
 from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import CommitOutcome
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.slot.commits import CommitThread
 from onceflow.core.spi import GlobalCommitter

@@ -34,7 +34,7 @@ import msgspec
 
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.job_events import JobEvent, JobState
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint

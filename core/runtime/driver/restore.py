@@ -26,16 +26,16 @@ from onceflow.core.api.graph import (
     WriteTo,
 )
 from onceflow.core.errors import ConfigError, StateIncompatible
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.messages import RestoredOperator
-from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
     OperatorSnapshot,
     StateHandle,
 )
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.messages import RestoredOperator
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split

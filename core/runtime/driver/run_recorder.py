@@ -15,7 +15,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.runtime.driver.background import Background
 from onceflow.core.runtime.driver.job_events import JobState
 from onceflow.core.storage import JobStorage
-from onceflow.core.storage.last_run import ERROR_LENGTH_MAX, LastRun
+from onceflow.core.storage.log.last_run import ERROR_LENGTH_MAX, LastRun
 
 END_TIMEOUT_S = 10.0
 """How long an ended job waits for storage to take the record: it has ended whether or not."""

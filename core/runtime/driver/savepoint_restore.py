@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from onceflow.core.errors import SavepointRefused, StorageError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log import LogView
-from onceflow.core.protocol.savepoints import (
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import TargetRecord, is_set_back, require_not_behind
+from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
     check_form,
     check_savepoint,
@@ -22,11 +23,10 @@ from onceflow.core.protocol.savepoints import (
     restored_from,
     sinks_to_import,
 )
-from onceflow.core.protocol.target_records import TargetRecord, is_set_back, require_not_behind
 from onceflow.core.runtime.driver.job_events import SavepointRestored
 from onceflow.core.runtime.driver.restore import check_max_parallelism
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
-from onceflow.core.storage.retained_checkpoints import check_not_claimed, restore_point
+from onceflow.core.storage.snapshots.retained_checkpoints import check_not_claimed, restore_point
 
 _log = logging.getLogger("onceflow.runtime.driver")
 

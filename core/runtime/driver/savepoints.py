@@ -18,19 +18,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from onceflow.core.errors import OnceflowError, SavepointFailed, StorageError
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     SavepointRequest,
     StateForm,
     WriteSavepoint,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log_memory import LogMemory
-from onceflow.core.protocol.savepoints import Savepoint, is_staged_for
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, handles_of
+from onceflow.core.protocol.log.memory import LogMemory
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, is_staged_for
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
 from onceflow.core.storage.descriptions import savepoint_directory
-from onceflow.core.storage.savepoints import SavepointDirectory
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 
 _log = logging.getLogger("onceflow.runtime.driver")
 

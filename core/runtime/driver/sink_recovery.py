@@ -41,6 +41,7 @@ from onceflow.core.errors import (
     SinkError,
     StorageBehind,
 )
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,
@@ -48,10 +49,9 @@ from onceflow.core.protocol.committables import (
     Lost,
     Unknown,
 )
+from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.target_records import TargetRecord, require_not_behind
 from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.spi import (
     CommittedBy,

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.errors import SourceError
-from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
-from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
-from onceflow.core.protocol.messages import OfferSplits
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
+from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
+from onceflow.core.protocol.messages import OfferSplits
 from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext

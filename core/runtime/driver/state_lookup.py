@@ -20,15 +20,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, CheckpointCorrupt, ConfigError
-from onceflow.core.state.canonical import StateMeta, StateRows
-from onceflow.core.state.key_codec import encode_key, prefixed
-from onceflow.core.state.key_columns import read_key_columns
-from onceflow.core.state.key_groups import hash_keys, key_group_of, key_groups
-from onceflow.core.state.slot_index import encode_keys
-from onceflow.core.state.state_columns import columns_of, shape_of_meta
-from onceflow.core.state.stored import StatePiece, metas_by_name, pieces_of
+from onceflow.core.state.keys.key_codec import encode_key, prefixed
+from onceflow.core.state.keys.key_columns import read_key_columns
+from onceflow.core.state.keys.key_groups import hash_keys, key_group_of, key_groups
+from onceflow.core.state.keys.slot_index import encode_keys
+from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
+from onceflow.core.state.snapshots.state_columns import columns_of, shape_of_meta
+from onceflow.core.state.snapshots.stored import StatePiece, metas_by_name, pieces_of
 from onceflow.core.storage import JobStorage
-from onceflow.core.storage.stored_checkpoints import StoredCheckpoint, checkpoint_at, nearest
+from onceflow.core.storage.snapshots.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoint_at,
+    nearest,
+)
 
 LOOKUP_BYTES_MAX = 256 << 20
 """What the driver reads for one key at most: all files that hold the key's group."""

@@ -35,9 +35,9 @@ from onceflow.core.api.graph import (
 from onceflow.core.api.windows import EventTimeSessionWindows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost, StateIncompatible
-from onceflow.core.protocol.alignment import AlignmentMode
+from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
+from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd
 from onceflow.core.protocol.ids import SubtaskRef
-from onceflow.core.protocol.in_flight import ChannelEnd
 from onceflow.core.protocol.messages import Deploy, RestoredOperator
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.batch_iterators import ArrowFunction, PandasFunction

@@ -21,7 +21,7 @@ from typing_extensions import assert_never
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.decisions import NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.loops.slot import (
     BeginClosing,
     BeginRestore,

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import StorageError
+from onceflow.core.protocol.checkpoints.snapshots import InFlight, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.messages import Acked, Declined
-from onceflow.core.protocol.snapshots import InFlight, OperatorSnapshot, SubtaskSnapshot
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow.channels import encode_batches
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken

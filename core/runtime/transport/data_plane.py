@@ -28,7 +28,7 @@ from pyarrow import flight
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,

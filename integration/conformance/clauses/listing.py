@@ -7,15 +7,15 @@ import pickle
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from onceflow.core.protocol.committables import AlreadyCommitted, Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.log import CheckpointDecided
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.storage.record_codec import decode_record, encode_record
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log.rules import CheckpointDecided
+from onceflow.core.storage.log.record_codec import decode_record, encode_record
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import (

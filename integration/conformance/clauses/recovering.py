@@ -15,7 +15,7 @@ from onceflow.core.protocol.committables import (
     Committed,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.log_memory import Decided
+from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.spi import Committer
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause

@@ -24,20 +24,20 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow import Checkpointing, LocalProcesses, Pipeline, RuntimeSettings
 from onceflow.core.api.graph import Chain, Edge, Exchange, Graph, Operator, WriteTo
-from onceflow.core.protocol.decisions import (
+from onceflow.core.protocol.checkpoints.decisions import (
     CheckpointKind,
     NotifyAbort,
     StateForm,
     TriggerCheckpoint,
 )
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     InFlight,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Complete, Deploy, PartFailed
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.dataflow import subtask as subtask_module
 from onceflow.core.runtime.dataflow.channels import (

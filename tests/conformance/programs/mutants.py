@@ -16,20 +16,23 @@ from tests.conformance.programs import attempt, run
 from onceflow.core.api.graph import Graph
 from onceflow.core.api.window_functions import KeptRecords
 from onceflow.core.errors import UserFunctionError
-from onceflow.core.protocol.decisions import CheckpointKind
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import NO_WATERMARK, SplitWatermarks, WatermarkMerge
 from onceflow.core.runtime.dataflow import result_rows, user_functions
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.driver.restore import RestoredSlot, restored_slots
-from onceflow.core.state import accumulators, entries, heap, rocksdb_entries
-from onceflow.core.state.accumulator_shape import AccumulatorShape
-from onceflow.core.state.canonical import StateMeta
-from onceflow.core.state.key_arrays import key_array
-from onceflow.core.state.key_codec import encode_key
-from onceflow.core.state.ttl import TimedSerializer
+from onceflow.core.state.aggregates import accumulators
+from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+from onceflow.core.state.api.ttl import TimedSerializer
+from onceflow.core.state.heap import entries
+from onceflow.core.state.heap import store as heap
+from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_codec import encode_key
+from onceflow.core.state.rocksdb import entries as rocksdb_entries
+from onceflow.core.state.snapshots.canonical import StateMeta
 
 Undo = Callable[[], AbstractContextManager[Any]]
 

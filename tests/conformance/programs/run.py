@@ -19,8 +19,8 @@ from tests.unit.state.state_storage_doubles import MemoryStorage
 from onceflow import HeapBackend, RocksDBBackend
 from onceflow.core.api.graph import ReadFrom
 from onceflow.core.errors import StateIncompatible, UserFunctionError
-from onceflow.core.protocol.decisions import CheckpointKind, StateForm
-from onceflow.core.protocol.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.dataflow import operators
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import (
@@ -29,7 +29,7 @@ from onceflow.core.runtime.driver.restore import (
     check_settings,
 )
 from onceflow.core.state import StateBackend
-from onceflow.core.state.clock import StateClock
+from onceflow.core.state.api.clock import StateClock
 
 BACKENDS: dict[str, StateBackend] = {
     "heap": HeapBackend(),

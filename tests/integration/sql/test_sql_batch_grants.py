@@ -14,7 +14,7 @@ from tests.spark_formats.batches import driver_of
 from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
 from onceflow.connectors.spark.readers.sql import RowSource
 from onceflow.core.errors import ConfigError
-from onceflow.core.storage.staging import FileStagingArea
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 pytestmark = pytest.mark.integration
 

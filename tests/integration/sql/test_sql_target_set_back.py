@@ -22,13 +22,13 @@ from onceflow.core.api.graph import Graph, Operator, WriteTo
 from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
 from onceflow.core.in_doubt import InDoubtTransactions, SinkResourceManager
-from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
-from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext

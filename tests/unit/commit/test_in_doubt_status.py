@@ -14,20 +14,20 @@ from onceflow.core.commit.in_doubt import (
     in_doubt_status,
     refusal,
 )
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.log import (
+from onceflow.core.protocol.log.rules import (
     AttemptClaimed,
     CheckpointDecided,
     LogEntry,
     LogRecord,
     LogView,
     apply,
-)
-from onceflow.core.protocol.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
 )
 
 SINK = "payments.out"

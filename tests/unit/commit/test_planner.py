@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.protocol.log_memory import Coverage, LogMemory
+from onceflow.core.protocol.log.memory import Coverage, LogMemory
 
 
 def tx(attempt: int, checkpoint: int, subtask: int = 0, sink_id: str = "job.sink") -> Committable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.protocol.coordination import SINKS, Coordination, completed, of_type
+from tests.unit.protocol.checkpoints.coordination import SINKS, Coordination, completed, of_type
 
 from onceflow.core.commit.queue import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import (
@@ -15,13 +15,17 @@ from onceflow.core.commit.whole_checkpoints import (
     plan_global_recovery,
     undecided,
 )
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
+from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed, Lost
-from onceflow.core.protocol.coordinator import CheckpointSettings
-from onceflow.core.protocol.decisions import AppendDecision, CheckpointKind, FinishJob
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.core.protocol.log_memory import Decided, LogMemory
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, OperatorSnapshot, SubtaskSnapshot
+from onceflow.core.protocol.log.memory import Decided, LogMemory
 
 SINK = "job.lake"
 ATTEMPT = AttemptId(2)

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from tests.unit.protocol.coordination import snapshot
+from tests.unit.protocol.checkpoints.coordination import snapshot
 
 from onceflow.core.errors import BadRecord
-from onceflow.core.protocol.decisions import CheckpointKind, NotifyAbort, TriggerCheckpoint
+from onceflow.core.protocol.checkpoints.decisions import (
+    CheckpointKind,
+    NotifyAbort,
+    TriggerCheckpoint,
+)
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.slot import (
     CLOSE_TIMEOUT_S,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.protocol.coordination import completed, private
+from tests.unit.protocol.checkpoints.coordination import completed, private
 
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.log import LogEntry, LogView, apply, next_claim, next_decision
-from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SubtaskSnapshot,
     handles_of,
 )
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
+from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
 from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitOffers, with_lists
 
 

@@ -9,8 +9,8 @@ from typing import cast
 from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
-from onceflow.core.protocol.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.job_events import JobEvent, RecoveredSink

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import BadRecord, SlotLost
-from onceflow.core.protocol.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import REPLAYED, Announced, ChannelEnd, Received
 from onceflow.core.protocol.messages import Shutdown
 from onceflow.core.runtime.dataflow.channels import (
     Batch,

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.protocol.attempt_driving import SETTINGS
+from tests.unit.protocol.loops.attempt_driving import SETTINGS
 from tests.unit.storage.storage_samples import start_python
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.decisions import NotifyAbort
+from onceflow.core.protocol.checkpoints.decisions import NotifyAbort
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.loops.slots import SlotRoster

@@ -14,10 +14,10 @@ import pytest
 from pyarrow import flight
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.protocol.alignment import Barrier, EndOfStream
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd, Received
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.in_flight import ChannelEnd, Received
 from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate
 from onceflow.core.runtime.transport.credentials import Credentials
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive

@@ -44,7 +44,7 @@ def test_first_messages_of_many_threads_at_once_do_not_end_the_process() -> None
 _STATE_TYPES = """
 import sys, threading
 from dataclasses import make_dataclass
-from onceflow.core.state.serializers import MsgpackSerializer
+from onceflow.core.state.types.serializers import MsgpackSerializer
 
 sys.setswitchinterval(1e-6)
 begin, failed = threading.Barrier(8), []

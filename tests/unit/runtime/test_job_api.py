@@ -13,7 +13,7 @@ import pytest
 
 from onceflow import FileSystemStorage, JobState
 from onceflow.core.errors import SavepointFailed, StorageError
-from onceflow.core.protocol.decisions import CheckpointKind, SavepointRequest, StateForm
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.runtime.driver.http_server import Request
 from onceflow.core.runtime.driver.job_api import JobApi
 from onceflow.core.runtime.driver.job_events import CheckpointTriggered, JobEnded, JobStarted

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.errors import BadRecord
+from onceflow.core.protocol.checkpoints.snapshots import SubtaskSnapshot
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import (
@@ -24,7 +25,6 @@ from onceflow.core.protocol.messages import (
     SlotClosed,
     SlotMessage,
 )
-from onceflow.core.protocol.snapshots import SubtaskSnapshot
 from onceflow.core.runtime.slot.control import ControlMail, SlotControl
 from onceflow.core.runtime.transport.control_plane import (
     ControlEvent,

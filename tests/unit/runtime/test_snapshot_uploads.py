@@ -12,9 +12,9 @@ from tests.unit.runtime.slot_parts import slot_context
 from tests.unit.runtime.storage_faults import mounted, remount
 
 from onceflow.core.errors import StorageError
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, SnapshotTimings
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import Acked, Declined
-from onceflow.core.protocol.snapshots import OperatorSnapshot, SnapshotTimings
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
 from onceflow.core.runtime.slot.context import SlotMail

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.core.protocol.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
-from onceflow.core.protocol.snapshots import SnapshotTimings
 from onceflow.core.runtime.driver.job_events import (
     AttemptBegan,
     AttemptEnded,

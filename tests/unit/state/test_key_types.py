@@ -22,8 +22,8 @@ from onceflow import HeapBackend, MapStateDescriptor, RocksDBBackend, ValueState
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateBackend, StateContext
-from onceflow.core.state.key_arrays import key_array
-from onceflow.core.state.key_codec import (
+from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_codec import (
     decode_key,
     encode_key,
     encode_map_key,
@@ -32,14 +32,14 @@ from onceflow.core.state.key_codec import (
     map_key_of,
     stored_map_key,
 )
-from onceflow.core.state.key_columns import (
+from onceflow.core.state.keys.key_columns import (
     check_key_type,
     check_rows_can_be_divided,
     read_key_columns,
 )
-from onceflow.core.state.key_groups import hash_key, hash_keys
-from onceflow.core.state.python_keys import python_row_keys
-from onceflow.core.state.slot_index import SlotIndex, decode_keys, encode_keys
+from onceflow.core.state.keys.key_groups import hash_key, hash_keys
+from onceflow.core.state.keys.python_keys import python_row_keys
+from onceflow.core.state.keys.slot_index import SlotIndex, decode_keys, encode_keys
 
 NEW_YORK = "America/New_York"
 REPEATED_HOUR_S = int(datetime(2024, 11, 3, 5, 30, tzinfo=timezone.utc).timestamp())

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.errors import BadStateValue, ConfigError, StateIncompatible
-from onceflow.core.protocol.snapshots import StateHandle
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.state import ListStateDescriptor, MapStateDescriptor, StateTtlConfig
 from onceflow.core.state.operator_state import OperatorStateStore

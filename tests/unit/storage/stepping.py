@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from typing_extensions import override
 
-from onceflow.core.storage.filesystem import (
+from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
     CreateOutcome,

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import onceflow
-from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.snapshots import (
+from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
     SnapshotTimings,
     StateHandle,
     SubtaskSnapshot,
 )
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 
 PACKAGE = Path(next(iter(onceflow.__path__)))
 REPOSITORY = Path(__file__).parents[3]

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.errors import StorageError
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.protocol.snapshots import StateHandle
 from onceflow.core.storage import FileSystemStorage, JobStorage
-from onceflow.core.storage.local import LocalFileSystem
+from onceflow.core.storage.filesystems.local import LocalFileSystem
 
 BIG = bytes(30_000)
 

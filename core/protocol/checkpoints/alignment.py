@@ -1,0 +1,425 @@
+"""When a subtask takes part in a checkpoint: one with several input channels, or a source's.
+
+One channel is FIFO and brings barriers in rising order; across channels there is no order. When
+barrier n has come on all channels, everything before it has been read. A channel that skipped n
+(its source never saw the trigger) shows so by bringing a later barrier.
+
+A barrier that may overtake is announced as soon as it is in a channel, whatever waits before it.
+One that overtakes has the snapshot taken at the first announcement; what it overtakes on each
+channel is in flight and part of the snapshot, so that is complete with the last announcement.
+Checkpoints that may overtake are taken one at a time: a newer barrier says that the older is over.
+
+A channel may keep order: no barrier overtakes its rows, and none in it is announced. It is read up
+to the barrier, as an aligned one is, before the subtask's snapshot is taken and rows of the other
+channels are overtaken.
+
+Invariants:
+    done or too late:  every checkpoint <= floor
+    aligned:          a channel that brought the current barrier is not read before the snapshot
+    overtaking:       no channel is blocked; the checkpoint is the floor from its snapshot on;
+                      every channel that keeps order had brought the barrier
+    at least once:    no channel is ever blocked; the snapshot may hold effects of later records
+    stopping:         after the snapshot of a savepoint with which the job stops nothing is emitted:
+                      what is committed after it is what it holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias
+
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.invariant import require
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Divides a channel's elements into those before the checkpoint and those after it."""
+
+    checkpoint: CheckpointId
+    kind: CheckpointKind
+    triggered_at_ms: int
+    """By the wall clock of the driver's machine: for people and metrics, never to decide by."""
+    overtakes_after_s: float | None = None
+    """How much longer it waits its turn behind rows: 0 overtakes them now, None never does.
+
+    Who holds it up takes the time off what it forwards, so that no two clocks are compared.
+    """
+    form: StateForm = StateForm.NATIVE
+
+    @property
+    def overtakes(self) -> bool:
+        """Whether it goes ahead of all rows from here on."""
+        return self.overtakes_after_s is not None and self.overtakes_after_s <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfStream:
+    """No more rows come on this channel.
+
+    Barriers still do: a finished source stays in checkpoints.
+    """
+
+
+class AlignmentMode(Enum):
+    """What a channel that has brought a barrier does until the others have."""
+
+    ALIGNED = "aligned"
+    """It waits: its later elements are not read. Needed for exactly-once."""
+    AT_LEAST_ONCE = "at_least_once"
+    """It is read on: records between its barrier and the last one are in the state twice over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Stop reading `channel`."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unblock:
+    """Read `channels` again."""
+
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Take the synchronous part of the snapshot and forward the barrier, before anything else."""
+
+    barrier: Barrier
+    """As it is to be forwarded."""
+    alignment_ms: float
+    """From the first channel's barrier to the snapshot: to the last one's unless it overtakes."""
+    passed: tuple[int, ...] | None = None
+    """None: aligned. Else the barrier overtakes, and this has been read on these channels alone:
+    record what is in flight on the others, until it has come on all."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightComplete:
+    """The barrier of `checkpoint` has come on all channels: what it overtook is known."""
+
+    checkpoint: CheckpointId
+    alignment_ms: float
+    """From the first channel's barrier to the last one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetInFlight:
+    """`checkpoint` is over before all was known: drop its snapshot and what was recorded."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentAborted:
+    """This subtask will never take part in `checkpoint`: tell the coordinator so."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+AlignmentAction: TypeAlias = (
+    Block | Unblock | TakeSnapshot | InFlightComplete | ForgetInFlight | AlignmentAborted
+)
+
+
+@dataclass(slots=True)
+class _Alignment:
+    """One checkpoint whose barrier has come on some channels and not on all."""
+
+    barrier: Barrier
+    first_at_s: float
+    arrived: set[int] = field(default_factory=set[int])
+
+
+@dataclass(slots=True)
+class _Announced:
+    """A barrier that may overtake and is in some channels, read or not."""
+
+    barrier: Barrier
+    first_at_s: float
+    overtakes_at_s: float
+    channels: set[int] = field(default_factory=set[int])
+
+
+class SourceBarriers:
+    """When a source subtask emits the barriers that it is told of. Owned by the subtask's thread.
+
+    While rows that it has made wait for credits, a barrier waits behind them for as long as it may.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Barrier, float | None]] = []
+        """With the time at which it overtakes."""
+        self._last = CheckpointId(0)
+
+    @property
+    def overtakes_at_s(self) -> float | None:
+        """When `next` has a barrier although rows wait; None while none is held that may."""
+        return min((at_s for _, at_s in self._held if at_s is not None), default=None)
+
+    def on_triggered(self, barrier: Barrier, now_s: float) -> None:
+        """Take in that `barrier` is to be emitted; ignored when it is no newer than the last."""
+        if barrier.checkpoint > self._last:
+            self._last = barrier.checkpoint
+            after_s = barrier.overtakes_after_s
+            self._held.append((barrier, None if after_s is None else now_s + after_s))
+
+    def on_abort(self, checkpoint: CheckpointId) -> None:
+        """Take in that `checkpoint` is over; its barrier is not emitted any more."""
+        self._last = max(self._last, checkpoint)
+        self._held = [held for held in self._held if held[0].checkpoint != checkpoint]
+
+    def next(self, now_s: float, *, clear: bool) -> Barrier | None:
+        """Return what is to be emitted now, once, with the time that it has left.
+
+        `clear` says that no rows wait for credits. One that goes ahead of an older one says that
+        the older is over.
+        """
+        for position, (barrier, at_s) in enumerate(self._held):
+            if clear or (at_s is not None and now_s >= at_s):
+                del self._held[: position + 1]
+                left_s = None if at_s is None else max(0.0, at_s - now_s)
+                return replace(barrier, overtakes_after_s=left_s)
+        return None
+
+
+class BarrierAlignment:
+    """Counts the barriers of one subtask. Owned by the subtask's thread.
+
+    Carry the actions out in order: `TakeSnapshot` precedes the `Unblock` that ends its alignment.
+    """
+
+    def __init__(
+        self, channels: int, mode: AlignmentMode, keeping_order: Iterable[int] = ()
+    ) -> None:
+        """`keeping_order` are the channels in which barriers overtake nothing."""
+        if channels < 1:
+            raise ValueError(f"channels={channels} must be 1 or more")
+        self._channels = channels
+        self._mode = mode
+        self._keeping_order = frozenset(keeping_order)
+        self._open: dict[CheckpointId, _Alignment] = {}
+        self._aborted: set[CheckpointId] = set()
+        self._floor = CheckpointId(0)
+        self._ended: set[int] = set()
+        self._latest = [CheckpointId(0)] * channels
+        self._announced: _Announced | None = None
+        """The newest, while it is neither read on all channels nor has overtaken."""
+        self._overtaking: _Announced | None = None
+        """Its snapshot is taken, and it has not come on all channels."""
+        self._emission_ended = False
+
+    @property
+    def may_emit(self) -> bool:
+        """Whether rows may be made that no element brings, as timers and windows make them.
+
+        They may not once all input has ended, nor after a savepoint with which the job stops.
+        """
+        return not (self.all_ended or self._emission_ended)
+
+    @property
+    def aligning(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints whose barrier has come on some channels, oldest first."""
+        return tuple(sorted(self._open))
+
+    @property
+    def aborted(self) -> frozenset[CheckpointId]:
+        """The checkpoints given up of which some channel may still bring a barrier."""
+        return frozenset(self._aborted)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every channel has brought its end of input. Barriers still come."""
+        return len(self._ended) == self._channels
+
+    def is_blocked(self, channel: int) -> bool:
+        """Return whether `channel` must not be read now."""
+        return self._mode is AlignmentMode.ALIGNED and any(
+            channel in alignment.arrived for alignment in self._open.values()
+        )
+
+    @property
+    def overtakes_at_s(self) -> float | None:
+        """When `on_time` has something to do; None while no barrier waits for its time."""
+        announced = self._announced
+        return announced.overtakes_at_s if announced and self._may_overtake(announced) else None
+
+    def on_announced(
+        self, channel: int, barrier: Barrier, now_s: float
+    ) -> tuple[AlignmentAction, ...]:
+        """Take in that `barrier`, which may overtake, is in `channel`; it may be read later.
+
+        Called once a barrier and channel, before the channel is read any further.
+        """
+        require(0 <= channel < self._channels, f"channel {channel} of {self._channels}")
+        require(channel not in self._keeping_order, f"channel {channel} keeps order")
+        require(self._mode is AlignmentMode.ALIGNED, f"{self._mode} and an overtaking barrier")
+        assert barrier.overtakes_after_s is not None
+        checkpoint = barrier.checkpoint
+        actions = self._end_older(checkpoint)
+        if (under_way := self._overtaking) and under_way.barrier.checkpoint == checkpoint:
+            under_way.channels.add(channel)
+            return (*actions, *self._complete_in_flight(now_s))
+        if checkpoint <= self._floor or checkpoint in self._aborted:
+            return tuple(actions)
+        known = self._announced
+        if known is not None and known.barrier.checkpoint > checkpoint:
+            return tuple(actions)
+        at_s = now_s + barrier.overtakes_after_s
+        if known is None or known.barrier.checkpoint < checkpoint:
+            self._announced = known = _Announced(barrier, now_s, at_s)
+        known.channels.add(channel)
+        known.overtakes_at_s = min(known.overtakes_at_s, at_s)
+        return (*actions, *self.on_time(now_s))
+
+    def on_time(self, now_s: float) -> tuple[AlignmentAction, ...]:
+        """Have the barrier overtake whose time has come, if there is one."""
+        announced = self._announced
+        if announced is None or now_s < announced.overtakes_at_s:
+            return ()
+        if not self._may_overtake(announced):
+            return ()
+        self._announced = None
+        checkpoint = announced.barrier.checkpoint
+        actions: list[AlignmentAction] = []
+        for older in self.aligning:
+            if older < checkpoint:
+                actions += self._unblock(self._open.pop(older).arrived)
+                actions.append(AlignmentAborted(older, f"barrier {checkpoint} has overtaken it"))
+        aligned = self._open.pop(checkpoint, None)
+        passed: set[int] = set() if aligned is None else aligned.arrived
+        self._floor = checkpoint
+        self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint}
+        self._overtaking = announced
+        barrier = replace(announced.barrier, overtakes_after_s=0.0)
+        waited_ms = (now_s - announced.first_at_s) * 1000
+        actions.append(TakeSnapshot(barrier, waited_ms, passed=tuple(sorted(passed))))
+        return (*actions, *self._unblock(passed), *self._complete_in_flight(now_s))
+
+    def on_barrier(
+        self, channel: int, barrier: Barrier, now_s: float
+    ) -> tuple[AlignmentAction, ...]:
+        """Take in that `channel` brought `barrier`; `now_s` is of a clock that is never set.
+
+        Raises:
+            InvariantViolation: The channel is blocked, or brought a barrier twice or an older one:
+                it was read against the rules or is not FIFO.
+        """
+        checkpoint = barrier.checkpoint
+        require(0 <= channel < self._channels, f"channel {channel} of {self._channels}")
+        require(not self.is_blocked(channel), f"read from blocked channel {channel}")
+        require(
+            checkpoint > self._latest[channel],
+            f"channel {channel} brought barrier {checkpoint} after {self._latest[channel]}",
+        )
+        # Whatever every channel had passed before this barrier cannot come any more.
+        passed = max(self._floor, min(self._latest))
+        self._aborted = {aborted for aborted in self._aborted if aborted > passed}
+        self._latest[channel] = checkpoint
+        actions = self._end_older(checkpoint)
+        actions += self._give_up_skipped(channel, checkpoint)
+        if checkpoint <= self._floor or checkpoint in self._aborted:
+            return tuple(actions)
+        ahead = [c for c, latest in enumerate(self._latest) if latest > checkpoint]
+        if ahead and checkpoint not in self._open:
+            self._aborted.add(checkpoint)
+            return (*actions, _skipped(checkpoint, ahead[0], self._latest[ahead[0]]))
+        alignment = self._open.setdefault(checkpoint, _Alignment(barrier, now_s))
+        alignment.arrived.add(channel)
+        if len(alignment.arrived) == self._channels:
+            return (*actions, *self._finish(alignment, channel, now_s))
+        if self._mode is AlignmentMode.ALIGNED:
+            actions.append(Block(channel))
+        if channel in self._keeping_order:
+            actions += self.on_time(now_s)
+        return tuple(actions)
+
+    def on_abort(self, checkpoint: CheckpointId) -> tuple[AlignmentAction, ...]:
+        """Take in that `checkpoint` will never complete: its barriers are ignored from now on.
+
+        Idempotent; also when its snapshot is taken.
+        """
+        if (under_way := self._overtaking) and under_way.barrier.checkpoint == checkpoint:
+            self._overtaking = None
+            return (ForgetInFlight(checkpoint),)
+        if checkpoint <= self._floor:
+            return ()
+        self._aborted.add(checkpoint)
+        if (known := self._announced) and known.barrier.checkpoint == checkpoint:
+            self._announced = None
+        alignment = self._open.pop(checkpoint, None)
+        return () if alignment is None else tuple(self._unblock(alignment.arrived))
+
+    def on_end_of_input(self, channel: int) -> None:
+        """Take in that `channel` has no more records.
+
+        Changes no alignment: a finished source goes on emitting barriers, so a checkpoint still
+        waits for this channel's.
+        """
+        require(not self.is_blocked(channel), f"read from blocked channel {channel}")
+        self._ended.add(channel)
+
+    def _may_overtake(self, announced: _Announced) -> bool:
+        """Whether every channel that keeps order has been read up to the barrier."""
+        alignment = self._open.get(announced.barrier.checkpoint)
+        return self._keeping_order <= (set[int]() if alignment is None else alignment.arrived)
+
+    def _give_up_skipped(self, channel: int, checkpoint: CheckpointId) -> list[AlignmentAction]:
+        """A channel that goes on to `checkpoint` will never bring the open older ones it lacks."""
+        actions: list[AlignmentAction] = []
+        for older in self.aligning:
+            if older < checkpoint and channel not in self._open[older].arrived:
+                alignment = self._open.pop(older)
+                self._aborted.add(older)
+                actions.extend(self._unblock(alignment.arrived))
+                actions.append(_skipped(older, channel, checkpoint))
+        return actions
+
+    def _finish(self, alignment: _Alignment, channel: int, now_s: float) -> list[AlignmentAction]:
+        barrier = alignment.barrier
+        require(min(self._open) == barrier.checkpoint, "an older alignment outlived a newer one")
+        del self._open[barrier.checkpoint]
+        self._floor = barrier.checkpoint
+        if (known := self._announced) and known.barrier.checkpoint <= barrier.checkpoint:
+            self._announced = None
+            left_s = max(0.0, known.overtakes_at_s - now_s)
+            barrier = replace(barrier, overtakes_after_s=left_s)
+        self._emission_ended |= barrier.kind.ends_emission
+        snapshot = TakeSnapshot(barrier, alignment_ms=(now_s - alignment.first_at_s) * 1000)
+        # The last channel brought its barrier just now and was never blocked.
+        return [snapshot, *self._unblock(alignment.arrived - {channel})]
+
+    def _end_older(self, newer: CheckpointId) -> list[AlignmentAction]:
+        """A newer barrier is here: the one that is under way will not come on all channels."""
+        if (known := self._announced) and known.barrier.checkpoint < newer:
+            self._announced = None
+        under_way = self._overtaking
+        if under_way is None or under_way.barrier.checkpoint >= newer:
+            return []
+        self._overtaking = None
+        return [ForgetInFlight(under_way.barrier.checkpoint)]
+
+    def _complete_in_flight(self, now_s: float) -> list[AlignmentAction]:
+        under_way = self._overtaking
+        assert under_way is not None
+        if len(under_way.channels | self._keeping_order) < self._channels:
+            return []
+        self._overtaking = None
+        took_ms = (now_s - under_way.first_at_s) * 1000
+        return [InFlightComplete(under_way.barrier.checkpoint, took_ms)]
+
+    def _unblock(self, channels: set[int]) -> list[AlignmentAction]:
+        if self._mode is AlignmentMode.ALIGNED and channels:
+            return [Unblock(tuple(sorted(channels)))]
+        return []
+
+
+def _skipped(checkpoint: CheckpointId, channel: int, later: CheckpointId) -> AlignmentAborted:
+    return AlignmentAborted(checkpoint, f"channel {channel} went on to barrier {later} without it")

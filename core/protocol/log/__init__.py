@@ -1,0 +1,1 @@
+"""The rules of the decision log: who may append what, and what it remembers."""

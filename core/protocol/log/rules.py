@@ -1,0 +1,356 @@
+"""The rules of the decision log: who may append what, and what a list of records means.
+
+One record a sequence number, created only if that number is free; each names the digest of the one
+before it. So the log is a chain, and of two drivers that append after the same record one wins:
+
+    AttemptClaimed(1) <- CheckpointDecided(2, genesis) <- CheckpointDecided(3) <- AttemptClaimed(4)
+
+Invariants of a chain:
+    record[s + 1].previous == digest(record[s])
+    AttemptClaimed.attempt > attempt before;  CheckpointDecided.attempt == attempt before
+    CheckpointDecided.completed.checkpoint rises strictly, over all attempts
+
+Old records are pruned, lowest first, so a late appender may find its number free again and create a
+*orphan* below the chain. Hence two more rules: an appender owns the log only if its record is the
+highest (`check_append`), and a reader takes only the chain that ends in the highest (`replay`).
+Reading, writing, digests and encodings are the storage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from onceflow.core.errors import CheckpointCorrupt, Fenced
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
+from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
+from onceflow.core.protocol.recovery import committables_of
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptClaimed:
+    """From here on only `attempt` appends; every lower one is fenced."""
+
+    sequence: int
+    attempt: AttemptId
+    owner: str
+    """Which driver claimed: host, process and a random part, so that two drivers never share it."""
+    previous: str
+    sinks: tuple[str, ...] = ()
+    """The sink ids under which it may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDecided:
+    """Everything before the barrier of `completed` is done, for ever."""
+
+    sequence: int
+    attempt: AttemptId
+    completed: CompletedCheckpoint
+    previous: str
+    memory: LogMemory | None = None
+    """None in a log of a version that remembered nothing."""
+
+
+LogRecord: TypeAlias = AttemptClaimed | CheckpointDecided
+
+NO_ATTEMPT = AttemptId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A record as it stands in storage, with the digest of its bytes."""
+
+    record: LogRecord
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What the chain says. The empty view is a job that never ran."""
+
+    last_sequence: int = 0
+    last_digest: str = ""
+    attempt: AttemptId = NO_ATTEMPT
+    owner: str = field(default="", compare=False)
+    """Who claimed `attempt`; a reader finds it empty when that record is pruned."""
+    decided: tuple[CheckpointDecided, ...] = ()
+    """Every decision still in the log, oldest first."""
+    first_sequence: int = 1
+    """Of the oldest record still in the chain; lower ones are pruned."""
+    orphans: tuple[int, ...] = ()
+    """Sequence numbers of records that are not in the chain: leftovers to delete."""
+    memory: LogMemory = NOTHING_REMEMBERED
+    """What the chain says of more than its records."""
+    starts_over: bool = field(default=False, compare=False)
+    """Whether the next decision forgets what the last one lists: nobody asks for it any more."""
+
+    @property
+    def completed(self) -> tuple[CompletedCheckpoint, ...]:
+        """Every completed checkpoint still in the log, oldest first; empty before genesis."""
+        return tuple(record.completed for record in self.decided)
+
+    @property
+    def sinks(self) -> frozenset[str]:
+        """Every sink id under which something may be in doubt."""
+        last = committables_of(self.decided[-1].completed) if self.decided else ()
+        return frozenset({*self.memory.sinks, *(c.transaction.sink_id for c in last)})
+
+    def committed_last(self, sink_id: str) -> tuple[Committable, ...]:
+        """Return what `sink_id` had committed last, as of each decision still in the log.
+
+        A start from any of them asks for the proof.
+        """
+        remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
+        return tuple(one for memory in remembered for one in memory.of_sink(sink_id))
+
+    def memory_at(self, taken: CompletedCheckpoint) -> LogMemory:
+        """Return what is remembered as of `taken`, a savepoint, which the log never decides.
+
+        Its job may decide more before it is written: what is committed of that lies behind its
+        barrier, and a start from it must not take that for known. What the decision before it
+        lists, and it does not, its attempt knew to be committed.
+        """
+        memory = self.memory.until(taken.attempt, taken.checkpoint)
+        before = [one for one in self.decided if one.completed.checkpoint < taken.checkpoint]
+        if not before:
+            return memory
+        committed = (before[-1].memory or memory).committed
+        return replace(memory, committed=committed).with_committed(
+            listed_before=committables_of(before[-1].completed), listed=committables_of(taken)
+        )
+
+    @property
+    def next_checkpoint(self) -> CheckpointId:
+        """The number of the next barrier: one past the last decision, and 1 at the least.
+
+        A number that an earlier attempt triggered and never completed is used again; whatever is
+        named by a checkpoint is therefore named by its attempt, too.
+        """
+        last = self.decided[-1].completed.checkpoint if self.decided else GENESIS
+        return CheckpointId(last + 1)
+
+
+def replay(entries: Iterable[LogEntry]) -> LogView:
+    """Return the view of the chain that ends in the highest of `entries` (in any order).
+
+    Lower records that are not linked to it are orphans. A directory listing that is not atomic can
+    miss a record below the highest: when there are `orphans`, the reader asks for the record just
+    below the chain by name and lists again if it is there.
+
+    Raises:
+        CheckpointCorrupt: Two records claim one number, a link contradicts the rules, or the log
+            was cut below its last decision.
+    """
+    by_sequence: dict[int, LogEntry] = {}
+    for entry in entries:
+        if by_sequence.setdefault(entry.record.sequence, entry) is not entry:
+            raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
+    if not by_sequence:
+        return LogView()
+    chain = _chain_of(by_sequence)
+    view = _before(chain[0].record)
+    for entry in chain:
+        view = apply(view, entry)
+    if not view.decided and chain[0].record.sequence > 1:
+        raise CheckpointCorrupt(
+            f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
+            "is a decision; starting over would lose or double rows. Restore the directory."
+        )
+    orphans = sorted(by_sequence.keys() - {entry.record.sequence for entry in chain})
+    return replace(view, orphans=tuple(orphans))
+
+
+def apply(view: LogView, entry: LogEntry) -> LogView:
+    """Return `view` with one more record at its end.
+
+    Raises:
+        CheckpointCorrupt: The record does not follow `view` by the rules of a chain.
+    """
+    record = entry.record
+    if (record.sequence, record.previous) != (view.last_sequence + 1, view.last_digest):
+        raise CheckpointCorrupt(
+            f"decision log: record {record.sequence} follows {record.previous or 'nothing'}, "
+            f"but record {view.last_sequence} is {view.last_digest or 'nothing'}"
+        )
+    decided, owner = view.decided, view.owner
+    if isinstance(record, AttemptClaimed):
+        # Higher than the next where a target has seen attempts of which this log knows nothing.
+        attempt_expected, owner = max(view.attempt + 1, record.attempt), record.owner
+        memory = view.memory.claimed(record.sinks)
+    else:
+        attempt_expected = view.attempt
+        last = decided[-1].completed.checkpoint if decided else -1
+        if record.completed.checkpoint <= last or record.completed.attempt != record.attempt:
+            raise CheckpointCorrupt(
+                f"decision log: record {record.sequence} of attempt {record.attempt} decides "
+                f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
+                f"after checkpoint {last}"
+            )
+        memory = record.memory or _memory_after(view, record.completed)
+        decided = (*decided, record)
+    if record.attempt != attempt_expected or record.attempt < 1:
+        raise CheckpointCorrupt(
+            f"decision log: record {record.sequence} is of attempt {record.attempt}, "
+            f"expected {attempt_expected}"
+        )
+    return replace(
+        view,
+        last_sequence=record.sequence,
+        last_digest=entry.digest,
+        attempt=record.attempt,
+        owner=owner,
+        decided=decided,
+        memory=memory,
+        starts_over=view.starts_over and isinstance(record, AttemptClaimed),
+    )
+
+
+def next_claim(
+    view: LogView, owner: str, sinks: Iterable[str] = (), *, above: AttemptId = NO_ATTEMPT
+) -> AttemptClaimed:
+    """Return the record that makes `owner` the next attempt, if it can be created.
+
+    It takes the job over from any other driver: for a driver's first claim. From then on it may
+    write under `sinks`. Its number is over `above`, an attempt that a target has seen.
+    """
+    return AttemptClaimed(
+        sequence=view.last_sequence + 1,
+        attempt=AttemptId(max(view.attempt, above) + 1),
+        owner=owner,
+        previous=view.last_digest,
+        sinks=tuple(sorted(sinks)),
+    )
+
+
+def claim_again(
+    view: LogView, *, owner: str, attempt: AttemptId, above: AttemptId = NO_ATTEMPT
+) -> AttemptClaimed:
+    """Return the record that makes `owner`, which claimed `attempt`, the next attempt as well.
+
+    A driver whose attempt has failed may claim again only while nobody else has claimed since: of
+    two drivers the one that was started last goes on. A claim of its own whose outcome it was not
+    told may stand above `attempt`. `owner` differs from that of every other driver.
+
+    Raises:
+        Fenced: Somebody else has claimed the job since.
+    """
+    if view.attempt == attempt or view.owner == owner:
+        return next_claim(view, owner, above=above)
+    raise Fenced(
+        f"attempt {attempt} is fenced: attempt {view.attempt} ({owner_of(view)}) has claimed the"
+        " job since"
+    )
+
+
+def owner_of(view: LogView) -> str:
+    """Return who claimed the newest attempt, for people."""
+    return view.owner or "owner pruned"
+
+
+def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDecided:
+    """Return the record that decides `completed`, if it can be created.
+
+    Raises:
+        Fenced: `view` already shows a newer attempt.
+        CheckpointCorrupt: The log holds this checkpoint or a later one.
+    """
+    if completed.attempt != view.attempt:
+        raise Fenced(
+            f"attempt {completed.attempt} cannot decide checkpoint {completed.checkpoint}: "
+            f"attempt {view.attempt} owns the job"
+        )
+    record = CheckpointDecided(
+        sequence=view.last_sequence + 1,
+        attempt=completed.attempt,
+        completed=completed,
+        previous=view.last_digest,
+        memory=_memory_after(view, completed),
+    )
+    apply(view, LogEntry(record, digest="not yet known"))
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStands:
+    """The record is in the log and its appender still owns the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFenced:
+    """The appender has lost the job; whether its record counts is for the newer attempt to read."""
+
+    reason: str
+
+
+AppendVerdict: TypeAlias = AppendStands | AppendFenced
+
+
+def check_append(
+    record: LogRecord, digest: str, *, standing_digest: str | None, highest_sequence: int
+) -> AppendVerdict:
+    """Return what became of an append, from a look at the log *after* the create.
+
+    `standing_digest` is of the record that now stands at the number (None: none does), so a create
+    whose reply was lost is judged like one that succeeded. An owner has one append under way at a
+    time, so a record above this one is somebody else's: either the number was pruned and this is a
+    orphan, or a newer attempt has claimed since. Both fence.
+    """
+    if standing_digest != digest:
+        return AppendFenced(
+            f"attempt {record.attempt} lost sequence number {record.sequence} of the decision log: "
+            + ("it was pruned" if standing_digest is None else f"{standing_digest} stands there")
+        )
+    if highest_sequence != record.sequence:
+        return AppendFenced(
+            f"attempt {record.attempt} wrote record {record.sequence} of the decision log, which "
+            f"has gone on to {highest_sequence}: a newer attempt owns the job"
+        )
+    return AppendStands()
+
+
+def prunable(view: LogView, retained: int) -> tuple[int, ...]:
+    """Return the sequence numbers to delete, lowest first, so that `retained` decisions stay.
+
+    Delete in this order, and records before the files that they name: a crash in between then
+    leaves a shorter chain, or files that nothing names.
+    """
+    if retained < 1:
+        raise ValueError(f"retained={retained} must be 1 or more")
+    if not view.decided:
+        return view.orphans
+    oldest_kept = view.decided[-retained:][0].sequence
+    return (*view.orphans, *range(view.first_sequence, oldest_kept))
+
+
+def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
+    chain = [by_sequence[max(by_sequence)]]
+    while True:
+        above = chain[-1].record
+        below = by_sequence.get(above.sequence - 1)
+        if below is None or below.digest != above.previous:
+            return chain[::-1]
+        chain.append(below)
+
+
+def _before(first: LogRecord) -> LogView:
+    """The view that must have stood before the oldest record of a chain; its past is pruned."""
+    claims = isinstance(first, AttemptClaimed)
+    attempt = AttemptId(first.attempt - 1) if claims else first.attempt
+    memory = LogMemory(since=first.attempt)
+    return LogView(
+        first.sequence - 1, first.previous, attempt, first_sequence=first.sequence, memory=memory
+    )
+
+
+def _memory_after(view: LogView, completed: CompletedCheckpoint) -> LogMemory:
+    last = view.decided[-1].completed if view.decided and not view.starts_over else None
+    return view.memory.advanced(
+        completed.attempt,
+        completed.checkpoint,
+        listed_before=committables_of(last) if last else (),
+        listed=committables_of(completed),
+    )

@@ -1,0 +1,1 @@
+"""What a savepoint is, and how a job begins from one."""

@@ -1,0 +1,98 @@
+"""A savepoint that grows by an operator's state at a time, before any job has run.
+
+It holds no positions: sources that a job has and its savepoint has not begin at their start. Each
+addition of keyed state is a subtask of its own, so it may bring another state of an operator that
+is there. State without a key is all in one subtask: one copy of what is broadcast must hold it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onceflow.core.errors import SavepointRefused, StateIncompatible
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
+
+_FIRST = CheckpointId(1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """What is added."""
+
+    job: str
+    uid: str
+    max_parallelism: int
+    handles: tuple[StateHandle, ...] = ()
+    raw: tuple[StateHandle, ...] = ()
+    """Of state without a key: takes the place of what has the same name."""
+
+
+def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> None:
+    """Return when state may be added to `known`, None: there is no savepoint yet.
+
+    Raises:
+        SavepointRefused: A job took it, or it is for another job.
+        StateIncompatible: It has another number of key groups.
+    """
+    if known is None:
+        return
+    if known.kind is not CheckpointKind.BOOTSTRAP:
+        raise SavepointRefused(
+            f"there is a savepoint that job {known.job!r} took, which is never changed: write to"
+            " another directory"
+        )
+    if known.job != job:
+        raise SavepointRefused(
+            f"the savepoint there is for job {known.job!r}, and this state is for {job!r}: write"
+            " to another directory"
+        )
+    if known.completed.max_parallelism != max_parallelism:
+        raise StateIncompatible(
+            f"the savepoint there has max parallelism {known.completed.max_parallelism}, and this"
+            f" state is written with {max_parallelism}: all of a job's state has one"
+        )
+
+
+def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms: int) -> Savepoint:
+    """Return the savepoint with `new` in it. Raises what `check_addition` does."""
+    check_addition(known, new.job, new.max_parallelism)
+    snapshots = _grown(known.completed.snapshots if known else (), new)
+    if known is not None:
+        completed = replace(
+            known.completed,
+            snapshots=snapshots,
+            parallelism=len(snapshots),
+            completed_at_ms=now_ms,
+        )
+        return replace(known, completed=completed)
+    completed = CompletedCheckpoint(
+        checkpoint=_FIRST,
+        attempt=AttemptId(1),
+        parallelism=1,
+        max_parallelism=new.max_parallelism,
+        snapshots=snapshots,
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )
+    return Savepoint(drawn_id, new.job, "", CheckpointKind.BOOTSTRAP, completed, NOTHING_REMEMBERED)
+
+
+def _grown(before: tuple[SubtaskSnapshot, ...], new: NewState) -> tuple[SubtaskSnapshot, ...]:
+    if new.raw:
+        for place, one in enumerate(before):
+            (operator,) = one.operators
+            if operator.uid == new.uid and operator.raw:
+                raw = {handle.name: handle for handle in (*operator.raw, *new.raw)}
+                merged = replace(one, operators=(replace(operator, raw=tuple(raw.values())),))
+                return (*before[:place], merged, *before[place + 1 :])
+    added = OperatorSnapshot(new.uid, keyed=new.handles, raw=new.raw)
+    return (*before, SubtaskSnapshot(SubtaskRef(new.uid, len(before)), (added,)))

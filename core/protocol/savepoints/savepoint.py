@@ -1,0 +1,500 @@
+"""What a savepoint is, and how a job begins from one.
+
+A savepoint is never decided, so it lists transactions of which the decision log may know nothing: a
+later checkpoint of the same attempt decides them, or the next attempt rolls them back. Restoring
+appends a decision of its own, with the savepoint's state and positions. Before it may, each
+transaction that the savepoint lists must be
+
+    decided      the log says so, and the restored decision need not list it
+    prepared     by the attempt that nobody has followed: the restored decision decides it
+    rolled back  by an attempt that has begun since: its rows are nowhere, and restoring is refused
+
+Rows that wait in checkpoint storage for their commit are copied into the savepoint, with what sinks
+keep there as proof of commits: in other storage they are nowhere else.
+
+What was made after the savepoint and is committed comes twice. So a savepoint before the last
+decision is refused, unless the user allows it, or both are the same cut: the sources stand where
+they stood, and nothing was committed that was prepared after the savepoint. Positions alone do not
+say so: timers and windows by the clock make rows while nothing is read.
+
+The same where a target has committed something of which the savepoint does not know, whatever the
+log says: it was committed from other storage.
+
+A rewind forgets what was decided after the savepoint. Of each target it asks:
+
+    it has commits of later     they come twice; nothing of before is asked for any more
+    it has none                 it was put back: the savepoint's own transactions must be there
+    it does not tell of each    what the last decision lists is committed, as at every start
+
+A log that lacks decisions which the savepoint's log had made is behind it: the job has gone on in
+other storage, and comes back. It begins then as in new storage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from onceflow.core.errors import SavepointRefused
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log.memory import Coverage, Decided, LogMemory
+from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
+from onceflow.core.protocol.log.target_records import (
+    TargetRecord,
+    through_before,
+    to_record,
+    unknown_commits,
+)
+from onceflow.core.protocol.recovery import committables_of
+
+_TAKEN_WHILE_RUNNING = {CheckpointKind.SAVEPOINT, CheckpointKind.PERIODIC}
+UNSEEN_CHECKPOINTS = 100
+"""How far above a savepoint the numbers go on in a log that does not hold what followed it: more
+than the tries of the last checkpoint that a stopping job takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """All that is written of a savepoint besides its state files."""
+
+    id: str
+    """Drawn anew for each."""
+    job: str
+    log_id: str
+    """Of the job that took it, which a job in new storage takes over; empty for a bootstrap."""
+    kind: CheckpointKind
+    """Of a checkpoint that is begun from: STOP for the last decision of its log, else PERIODIC."""
+    completed: CompletedCheckpoint
+    """Its state handles name files of the savepoint."""
+    memory: LogMemory
+    """What the job's decision log remembered by then."""
+    backend: str = ""
+    """Whose form the state is in, as `StateBackend.native_form` says; empty: the canonical one."""
+    staged: tuple[TransactionId, ...] = ()
+    """What sinks had staged by its barrier, rows and proofs of commits: it holds copies of them."""
+
+
+def seeded(view: LogView, savepoint: Savepoint) -> LogView:
+    """Return `view`, unless it follows the savepoint's own log, with numbers that do.
+
+    Attempts and transactions get numbers that its job has not used by then.
+    """
+    if follows_savepoint(view, savepoint):
+        return view
+    attempt = max(view.attempt, savepoint.completed.attempt)
+    if view.decided:
+        memory = view.memory.claimed(savepoint.memory.sinks)
+    else:
+        memory = savepoint.memory.claimed(view.memory.sinks)
+    return replace(view, attempt=AttemptId(attempt), memory=memory)
+
+
+def is_staged_for(transaction: TransactionId, taken: CompletedCheckpoint) -> bool:
+    """Return whether a savepoint needs what is staged as `transaction`.
+
+    It needs all that was staged before its barrier: the rows that it lists, and what sinks keep
+    there as proof of earlier commits. What follows the barrier is sent again.
+    """
+    return transaction.checkpoint <= taken.checkpoint
+
+
+def follows_savepoint(view: LogView, savepoint: Savepoint) -> bool:
+    """Return whether the log has decided all that the savepoint's log had by then."""
+    return bool(view.decided) and all(map(view.memory.knows, savepoint.memory.decided))
+
+
+def is_restored(view: LogView, place: str, savepoint: Savepoint | None = None) -> bool:
+    """Return whether the job has begun from this savepoint already: then it goes on from its log.
+
+    `place` is where the user says that it is; None: nothing is there any more.
+    """
+    found, _, where = view.memory.savepoint.partition(" ")
+    if savepoint is None:
+        return bool(view.decided) and where == place
+    return bool(view.decided) and found == savepoint.id
+
+
+def check_savepoint(
+    savepoint: Savepoint,
+    view: LogView,
+    *,
+    job: str,
+    log_id: str,
+    last_attempt: AttemptId,
+    allow_rewind: bool,
+) -> None:
+    """Return when `job`, whose decision log says `view`, may begin from `savepoint`.
+
+    `log_id` is empty for a job that never ran. `last_attempt` is the last one before the attempt
+    that restores.
+
+    Raises:
+        SavepointRefused: It may not; says what was committed since, or what is missing.
+    """
+    kind = "savepoint" if savepoint.kind.is_savepoint else "checkpoint"
+    name = f"{kind} {savepoint.completed.checkpoint} of job {savepoint.job!r}"
+    if savepoint.job != job:
+        raise SavepointRefused(
+            f"{name} is of another job than {job!r}: transactions go by the job's name; start the"
+            f" pipeline as Pipeline(name={savepoint.job!r})"
+        )
+    if savepoint.kind is CheckpointKind.BOOTSTRAP:
+        if view.decided:
+            raise SavepointRefused(
+                f"the savepoint of job {job!r} was made of DataFrames, for a job that begins; this"
+                f" one has decided checkpoint {view.completed[-1].checkpoint}: start it without"
+                " the savepoint, or begin anew in empty storage"
+            )
+        return
+    if log_id and savepoint.log_id != log_id:
+        raise SavepointRefused(
+            f"{name} was taken by the job with decision log {savepoint.log_id}, and this storage"
+            f" holds another job of that name, with decision log {log_id}: use the storage that the"
+            " savepoint's job has, or an empty one"
+        )
+    if not follows_savepoint(view, savepoint):
+        if savepoint.kind in _TAKEN_WHILE_RUNNING and not allow_rewind:
+            raise SavepointRefused(
+                f"{name} was taken while the job went on, and this storage does not hold its log:"
+                " nobody can tell what was committed since, and comes twice. Start it in the"
+                " storage of its job, or take one with `stop --savepoint`; or start it with"
+                " allow_rewind=True, knowing that"
+            )
+        return
+    if gone := _rolled_back(savepoint, view, last_attempt):
+        raise SavepointRefused(
+            f"{name} counts on {len(gone)} transactions ({sum(c.rows for c in gone)} rows), the"
+            f" first {gone[0].transaction}, which no checkpoint decided before attempt"
+            f" {savepoint.completed.attempt} ended; attempt {view.attempt} rolls them back, so"
+            " their rows would be missing. Start without the savepoint, from checkpoint"
+            f" {view.completed[-1].checkpoint}, or from another one"
+        )
+    if goes_back(savepoint, view) and not allow_rewind:
+        raise SavepointRefused(_since(name, savepoint, view))
+
+
+def sinks_to_import(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord]
+) -> frozenset[str]:
+    """Return the sink ids whose staged rows the job needs out of the savepoint.
+
+    None of a sink whose target has gone on: they are committed there, and must not be in doubt.
+    """
+    records = tuple(records)
+    if follows_savepoint(view, savepoint):
+        known = _telling(records) if goes_back(savepoint, view) else frozenset[str]()
+    else:
+        known = frozenset(savepoint.memory.sinks)
+    return known - _passed_by(savepoint, records)
+
+
+def goes_back(savepoint: Savepoint, view: LogView) -> bool:
+    """Return whether the log has decided something since the savepoint that would come again."""
+    if not follows_savepoint(view, savepoint):
+        return False
+    last = view.completed[-1]
+    return _is_after(last, savepoint.completed) and not _is_same_cut(savepoint, view)
+
+
+def check_targets(
+    savepoint: Savepoint,
+    view: LogView,
+    records: Iterable[TargetRecord],
+    *,
+    all_tell: bool,
+    allow_rewind: bool,
+) -> None:
+    """Raise SavepointRefused unless no target has committed anything since the savepoint.
+
+    For one that `check_savepoint` has let pass. `all_tell`: every sink's target has a record.
+    """
+    name = f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r}"
+    follows = follows_savepoint(view, savepoint)
+    if view.decided and not follows and not all_tell:
+        raise SavepointRefused(
+            f"{name} knows of later decisions than the log in this storage, which ends at"
+            f" checkpoint {view.completed[-1].checkpoint}, and not every sink's target tells what"
+            " it has committed since: start it in empty storage"
+        )
+    if allow_rewind:
+        return
+    for record in records:
+        unknown = _unknown_commits(savepoint, record)
+        seen_last = savepoint.completed.checkpoint + UNSEEN_CHECKPOINTS
+        if record.claims and not follows:
+            # What later attempts have committed, other storage has decided.
+            seen_last = min(seen_last, through_before(record, savepoint.completed.attempt))
+        if follows:
+            unknown = tuple(one for one in unknown if not view.memory.knows(one))
+            seen_last = view.completed[-1].checkpoint
+        if unknown or record.through > seen_last:
+            last = unknown[-1].checkpoint if unknown else record.through
+            raise SavepointRefused(
+                f"{name}, taken in attempt {savepoint.completed.attempt}: the target of sink id"
+                f" {record.sink_id!r} has committed since, last checkpoint {last}, and those rows"
+                " would be written again. Start the job without the savepoint in the storage in"
+                " which it ran last, or from one taken there by `onceflow stop --savepoint`. Only"
+                " once every target is put back to what it was when this savepoint was taken, rows"
+                " and onceflow's own tables together, start from it with allow_rewind=True"
+            )
+
+
+def check_form(savepoint: Savepoint, native_form: str) -> None:
+    """Return when a state backend whose own form is `native_form` can read the savepoint.
+
+    Raises:
+        SavepointRefused: It cannot; names both.
+    """
+    if savepoint.backend not in {"", native_form}:
+        own = f"{native_form!r}" if native_form else "the canonical form alone"
+        raise SavepointRefused(
+            f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r} is in the native"
+            f" form of state backend {savepoint.backend!r}, and the pipeline's backend reads {own}:"
+            f" start it with {savepoint.backend!r}, or take a savepoint that is not native, which"
+            " every backend reads"
+        )
+
+
+def restored_from(
+    savepoint: Savepoint,
+    view: LogView,
+    *,
+    attempt: AttemptId,
+    now_ms: int,
+    records: Iterable[TargetRecord] = (),
+) -> CompletedCheckpoint:
+    """Return the decision with which `attempt` begins from `savepoint`, once that was checked.
+
+    Its state handles are still those of the savepoint. It lists what is decided and may not be
+    committed: what the last decision lists, or what the savepoint does and no decision knows of.
+    `records` are of the targets that tell.
+    """
+    taken = savepoint.completed
+    follows, rewinds = follows_savepoint(view, savepoint), goes_back(savepoint, view)
+    last = view.completed[-1] if follows and not rewinds else None
+    listed = [(s.subtask, o) for s in last.snapshots for o in s.operators] if last else []
+    decided = [(ref, o) for ref, o in listed if o.committables]
+    known = {c.transaction for _, o in decided for c in o.committables}
+    for snapshot in taken.snapshots:
+        for operator in snapshot.operators:
+            more = tuple(
+                c
+                for c in operator.committables
+                if c.transaction not in known and (last is None or not _is_decided(c, view))
+            )
+            if more:
+                decided.append((snapshot.subtask, replace(operator, committables=more)))
+    stated = tuple(
+        replace(s, operators=tuple(replace(o, committables=()) for o in s.operators))
+        for s in taken.snapshots
+    )
+    records = tuple(records)
+    if last is None:
+        decided = _listed_at_rewind(savepoint, view if rewinds else None, decided, records)
+    seen = [record.checkpoint_last for record in records]
+    decisions = [one.checkpoint for one in view.completed]
+    newest = max(taken.checkpoint, *seen, *decisions, 0)
+    number = newest + (1 if follows else UNSEEN_CHECKPOINTS)
+    undelivered = (*last.undelivered, last.checkpoint) if last else taken.undelivered
+    return replace(
+        taken,
+        checkpoint=CheckpointId(number),
+        attempt=attempt,
+        snapshots=_with_committables(stated, decided),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+        final=False,
+        delivered_through=(last or taken).delivered_through,
+        undelivered=undelivered if decided else (),
+    )
+
+
+def view_before(
+    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord] = ()
+) -> LogView:
+    """Return the log as it is to be when it decides `restored_from`, of the same arguments."""
+    rewinds = goes_back(savepoint, view)
+    if follows_savepoint(view, savepoint) and not rewinds:
+        return view
+    records = tuple(records)
+    taken = savepoint.memory
+    known = taken.remember_decided(committables_of(savepoint.completed))
+    tell, passed = _telling(records), _passed_by(savepoint, records)
+    # Asked for at the start: what each target has committed last, where it may still prove it.
+    later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
+    asked = [
+        c
+        for c in taken.committed
+        if (own := c.transaction).sink_id not in passed
+        and own.checkpoint >= later.get((own.sink_id, own.attempt), 0)
+    ]
+    if rewinds:
+        asked = [c for c in asked if c.transaction.sink_id in tell]
+        asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]
+    marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
+    rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
+    # What the savepoint lists and a target that has gone on still holds in doubt is decided, too.
+    memory = replace(known.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
+    return replace(view, memory=memory, starts_over=True)
+
+
+def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decided, ...]:
+    """Return what the target has committed of which the savepoint does not know."""
+    taken = savepoint.completed
+    memory = savepoint.memory.remember_decided(committables_of(taken))
+    return tuple(
+        mark
+        for mark in unknown_commits(record, memory)
+        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        if not (savepoint.kind.ends_emission and mark.attempt == taken.attempt)
+    )
+
+
+def _passed_by(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
+    """Return the sink ids whose target has committed more than the savepoint knows of.
+
+    It may have pruned the proofs of what the savepoint lists.
+    """
+    told = (one for one in records if one.proves_each)
+    return frozenset(one.sink_id for one in told if _unknown_commits(savepoint, one))
+
+
+def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
+    """Return the sink ids whose target tells of each commit whether it has it."""
+    return frozenset(one.sink_id for one in records if one.proves_each)
+
+
+def _listed_at_rewind(
+    savepoint: Savepoint,
+    view: LogView | None,
+    decided: Sequence[tuple[SubtaskRef, OperatorSnapshot]],
+    records: Sequence[TargetRecord],
+) -> list[tuple[SubtaskRef, OperatorSnapshot]]:
+    """Return what is listed where the log has not gone on from the savepoint, or forgets that.
+
+    `view` is of a log that forgets, `decided` what the savepoint lists.
+    """
+    passed = _passed_by(savepoint, records)
+    listed = [(ref, _without(operator, passed)) for ref, operator in decided]
+    if view is not None:
+        # What no target tells of stays as the log says it is.
+        tell = _telling(records)
+        last = [(s.subtask, o) for s in view.completed[-1].snapshots for o in s.operators]
+        listed = [(ref, _only_undecided(o, view, tell)) for ref, o in listed]
+        listed += [(ref, _without(operator, tell)) for ref, operator in last]
+    return [(ref, operator) for ref, operator in listed if operator.committables]
+
+
+def _without(operator: OperatorSnapshot, sinks: frozenset[str]) -> OperatorSnapshot:
+    left = (c for c in operator.committables if c.transaction.sink_id not in sinks)
+    return replace(operator, committables=tuple(left))
+
+
+def _only_undecided(
+    operator: OperatorSnapshot, view: LogView, besides: frozenset[str]
+) -> OperatorSnapshot:
+    left = (
+        c
+        for c in operator.committables
+        if c.transaction.sink_id in besides or not _is_decided(c, view)
+    )
+    return replace(operator, committables=tuple(left))
+
+
+def _is_decided(committable: Committable, view: LogView) -> bool:
+    return view.memory.coverage(committable.transaction) is Coverage.DECIDED
+
+
+def _rolled_back(savepoint: Savepoint, view: LogView, last_attempt: AttemptId) -> list[Committable]:
+    """Return what the savepoint lists, no decision covers, and a later attempt has rolled back."""
+    if savepoint.completed.attempt == last_attempt:
+        return []
+    return [c for c in committables_of(savepoint.completed) if not _is_decided(c, view)]
+
+
+def _is_after(decided: CompletedCheckpoint, taken: CompletedCheckpoint) -> bool:
+    """Return whether a checkpoint was decided after a savepoint was taken.
+
+    What an attempt has taken and nobody decided, the next one numbers anew: attempts come first.
+    """
+    return (decided.attempt, decided.checkpoint) > (taken.attempt, taken.checkpoint)
+
+
+def _is_same_cut(savepoint: Savepoint, view: LogView) -> bool:
+    """Return whether the last decision commits what the savepoint holds, and nothing more."""
+    last = view.completed[-1]
+    return _positions(savepoint.completed) == _positions(last) and not _decided_since(
+        savepoint, view
+    )
+
+
+def _decided_since(savepoint: Savepoint, view: LogView) -> list[Committable]:
+    """Return what was prepared after the savepoint's barrier and is decided, as far as is known.
+
+    Of each sink the last transactions are known, also when the log has pruned their decision.
+    """
+    taken = savepoint.completed
+    known = {c.transaction: c for c in view.memory.committed}
+    for completed in view.completed:
+        known |= {c.transaction: c for c in committables_of(completed)}
+    emission_ended = savepoint.kind.ends_emission
+    return [
+        committable
+        for transaction, committable in known.items()
+        if (transaction.attempt, transaction.checkpoint) > (taken.attempt, taken.checkpoint)
+        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        and not (emission_ended and transaction.attempt == taken.attempt)
+    ]
+
+
+def _positions(completed: CompletedCheckpoint) -> Counter[tuple[str, str, bytes]]:
+    return Counter(
+        (operator.uid, name, element)
+        for snapshot in completed.snapshots
+        for operator in snapshot.operators
+        for name, elements in operator.lists.items()
+        for element in elements
+    )
+
+
+def _since(name: str, savepoint: Savepoint, view: LogView) -> str:
+    later = [done for done in view.completed if _is_after(done, savepoint.completed)]
+    last = later[-1]
+    since = _decided_since(savepoint, view)
+    sinks = sorted({c.transaction.sink_id for c in since} or view.sinks)
+    rows = f", with at least {sum(c.rows for c in since)} rows" if since else ""
+    return (
+        f"{name}, taken in attempt {savepoint.completed.attempt}, is older than the last decision"
+        f" of the log, checkpoint {last.checkpoint} of attempt {last.attempt}: checkpoints"
+        f" {later[0].checkpoint}-{last.checkpoint} were committed since{rows} under sink id"
+        f" {', '.join(map(repr, sinks)) or 'none'}, and would be written again. Start without"
+        " the savepoint to go on from there; or, once the targets are put back or the doubling is"
+        " wanted, start with allow_rewind=True"
+    )
+
+
+def _with_committables(
+    stated: Sequence[SubtaskSnapshot], decided: Sequence[tuple[SubtaskRef, OperatorSnapshot]]
+) -> tuple[SubtaskSnapshot, ...]:
+    operators: dict[SubtaskRef, dict[str, OperatorSnapshot]] = {
+        snapshot.subtask: {operator.uid: operator for operator in snapshot.operators}
+        for snapshot in stated
+    }
+    for ref, operator in decided:
+        of_subtask = operators.setdefault(ref, {})
+        known = of_subtask.get(operator.uid, OperatorSnapshot(operator.uid))
+        both = (*known.committables, *operator.committables)
+        of_subtask[operator.uid] = replace(known, committables=both)
+    in_flight = {snapshot.subtask: snapshot.in_flight for snapshot in stated}
+    return tuple(
+        SubtaskSnapshot(ref, tuple(operators[ref].values()), in_flight=in_flight.get(ref, ()))
+        for ref in sorted(operators)
+    )

@@ -1,0 +1,1 @@
+"""Running aggregates of many keys, a whole batch at a time."""

@@ -1,0 +1,189 @@
+"""What a table of running aggregates holds, as snapshots name and encode it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.aggregates.byte_values import BYTES_TYPES, is_of_bytes
+from onceflow.core.state.aggregates.encoded_totals import decode_totals, encode_totals
+from onceflow.core.state.aggregates.totals import dtype_of, start_of
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.descriptors import (
+    USED,
+    AccumulatorColumn,
+    AggregateOp,
+    check_state_name,
+    words_of_total,
+)
+from onceflow.core.state.keys.key_columns import (
+    FixedKeys,
+    KeyColumn,
+    check_key_type,
+    read_key_columns,
+)
+from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
+from onceflow.core.state.snapshots.canonical import StateMeta, aggregates_of
+
+NAMESPACE = "namespace"
+"""In a signature, the kind of the first key column of a table with a namespace: 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorShape:
+    """What a table holds: its key columns and its aggregates. Checked when it is made.
+
+    With a namespace, which comes before the key columns, it holds them for each value of that.
+    """
+
+    name: str
+    key_types: tuple[pa.DataType, ...]
+    columns: tuple[AccumulatorColumn, ...]
+    namespaced: bool = False
+
+    def __post_init__(self) -> None:
+        check_state_name(self.name)
+        names = [column.name for column in self.columns]
+        if not self.key_types or not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"accumulators {self.name!r} need a key and aggregates with names of their own;"
+                f" got {len(self.key_types)} key columns and the aggregates {names}"
+            )
+        for index, key_type in enumerate(self.key_types):
+            check_key_type(key_type, f"{index} of {self.name}")
+        for column in self.columns:
+            _check_column(column, self.name)
+
+    @property
+    def meta(self) -> StateMeta:
+        """How a snapshot describes the table."""
+        aggregates = ",".join(f"{c.name}={c.op}({c.type})" for c in self.columns)
+        keys = [key_kind(key_type) for key_type in self.key_types]
+        kinds = ",".join([NAMESPACE, *keys] if self.namespaced else keys)
+        return StateMeta(self.name, "accumulators", f"accumulators/1:[{kinds}]{aggregates}")
+
+    @property
+    def all_key_types(self) -> tuple[pa.DataType, ...]:
+        """Those of the key columns, the namespace first."""
+        return (pa.int64(), *self.key_types) if self.namespaced else self.key_types
+
+    @property
+    def of_bytes(self) -> tuple[int, ...]:
+        """The places of the columns of text or bytes."""
+        return tuple(place for place, one in enumerate(self.columns) if is_of_bytes(one))
+
+    @property
+    def totals_type(self) -> np.dtype[Any]:
+        """The layout of a key's encoded totals, without text and bytes."""
+        return _layout([(dtype_of(one).str, one.words_of_total) for one in self.columns])
+
+    def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
+        """Return encoded totals for this shape from `values`, which are those of `found`.
+
+        An aggregate that `found` has is taken over; one that it has not is as before any record.
+        Where keys begin to expire, they are as used just now.
+        """
+        said = list(aggregates_of(found)[1].items())
+        layout = _layout([("<i8", _words_of(what)) for _, what in said])
+        of_bytes = [i for i, (_, what) in enumerate(said) if what in _SAID_OF_BYTES]
+        before, texts = decode_totals(values, layout, of_bytes)
+        after = np.zeros(len(before), self.totals_type)
+        texts_after: list[pa.Array] = []
+        mine = aggregates_of(self.meta)[1].items()
+        for index, (column, one) in enumerate(zip(self.columns, mine, strict=True)):
+            total = after[f"t{index}"]
+            if one in said:
+                place = said.index(one)
+                total[:] = np.ascontiguousarray(before[f"t{place}"]).view(total.dtype)
+                after[f"s{index}"] = before[f"s{place}"]
+                if is_of_bytes(column):
+                    texts_after.append(texts[of_bytes.index(place)])
+            elif column == USED:
+                total[:] = StateClock().now_ms()
+                after[f"s{index}"] = 1
+            elif is_of_bytes(column):
+                texts_after.append(pa.array([b""] * len(before), pa.large_binary()))
+            else:
+                total[:] = start_of(column)
+        return encode_totals(after, texts_after)
+
+    def empty_keys(self) -> tuple[KeyColumn, ...]:
+        """Return key columns of these types, without a row."""
+        return read_key_columns([pa.nulls(0, key_type) for key_type in self.all_key_types])
+
+    def keys_alone(self, columns: tuple[KeyColumn, ...]) -> tuple[KeyColumn, ...]:
+        """Return the key columns without the namespace."""
+        return columns[1:] if self.namespaced else columns
+
+    def slot_hashes(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
+        """Return by what slots are found; `hashes` are those of the key, if known already."""
+        known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
+        if not self.namespaced:
+            return known
+        namespace = columns[0]
+        assert isinstance(namespace, FixedKeys)
+        mixed = known.copy()
+        combine_hashes(mixed, namespace.words[0])
+        return mixed
+
+
+def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
+    """Return that of a key's totals; each is so many words of a type."""
+    fields: list[Any] = []
+    for place, (kind, words) in enumerate(totals):
+        word = np.dtype(kind).newbyteorder("<")
+        fields.append((f"t{place}", word) if words == 1 else (f"t{place}", word, (words,)))
+    return np.dtype([*fields, *((f"s{place}", np.uint8) for place in range(len(totals)))])
+
+
+def _words_of(what: str) -> int:
+    """Return how many words a total has; `what` as `aggregates_of` returns it."""
+    op, _, type_name = what.partition("(")
+    return words_of_total(op, type_name)
+
+
+def _check_column(column: AccumulatorColumn, table: str) -> None:
+    kind, types = column.type, pa.types
+    fine = kind in (pa.int64(), pa.float64())
+    if column.op in ("min", "max", "last"):
+        fine = fine or types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind)
+    if column.op in ("sum", "min", "max", "avg"):
+        fine = fine or types.is_decimal128(kind)
+    if column.op == "last":
+        fine = fine or types.is_boolean(kind) or kind in BYTES_TYPES
+    if column.op == "count":
+        fine = kind == pa.int64()
+    if column.op not in get_args(AggregateOp) or not fine:
+        raise ConfigError(
+            f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum and avg"
+            " take int64, float64 and decimal128, count gives int64, min and max also take"
+            " timestamps, dates and times, last these, booleans, text and bytes, and no decimals"
+        )
+
+
+_SAID_OF_BYTES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
+"""As `aggregates_of` returns it."""
+
+
+def key_kind(key_type: pa.DataType) -> str:
+    """Return what kind of values a key column holds, as snapshots name it."""
+    types = pa.types
+    if types.is_dictionary(key_type):
+        return key_kind(key_type.value_type)
+    if types.is_integer(key_type):
+        return "integer"
+    if types.is_decimal(key_type):
+        return f"decimal({key_type.scale})"
+    if types.is_timestamp(key_type):
+        return f"timestamp({key_type.unit})"
+    for kind, matches in (
+        ("boolean", types.is_boolean),
+        ("date", types.is_date),
+    ):
+        if matches(key_type):
+            return kind
+    return "string" if "string" in str(key_type) else "binary"

@@ -1,0 +1,67 @@
+"""The totals of a key as the bytes of one row, as snapshots and databases hold them.
+
+8 bytes little-endian a column, in order: its total, or the size of its text or bytes; of a decimal
+    16, of an average 16 or 24, in words as `wide_totals` says;
+a byte a column: 1 when it has seen a value;
+the text or bytes of such columns, in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.errors import StateCorrupt
+from onceflow.core.state.keys.key_columns import PADDING_BYTES, BytesKeys, read_key_columns
+from onceflow.core.state.keys.slot_index import binary_of, fixed_binary
+
+Records = npt.NDArray[Any]
+"""The part of a fixed size: fields t0, t1, … and s0, s1, …."""
+
+
+def encode_totals(records: Records, texts: Sequence[pa.Array]) -> pa.Array:
+    """Return a binary array of rows; `texts` are the columns of text or bytes, without nulls."""
+    if not texts:
+        kind = pa.binary(records.dtype.itemsize)
+        return pa.Array.from_buffers(kind, len(records), [None, pa.py_buffer(records.tobytes())])
+    nothing = pa.scalar(b"", pa.large_binary())
+    joined: pa.Array = pc.binary_join_element_wise(fixed_binary(records), *texts, nothing)
+    return joined
+
+
+def decode_totals(
+    values: pa.Array, layout: np.dtype[Any], of_bytes: Sequence[int]
+) -> tuple[Records, list[pa.Array]]:
+    """Return the parts that `encode_totals` was given; `of_bytes` are the places of `texts`.
+
+    Raises:
+        StateCorrupt: The bytes are no such rows.
+    """
+    if not of_bytes:
+        return np.frombuffer(b"".join(values.to_pylist()), layout), []
+    (whole,) = read_key_columns([values.cast(pa.large_binary())], ["totals"])
+    assert isinstance(whole, BytesKeys)
+    size = layout.itemsize
+    if not len(whole):
+        return np.zeros(0, layout), [pa.array([], pa.large_binary()) for _ in of_bytes]
+    if int(whole.lengths.min()) < size:
+        raise StateCorrupt(f"a row of totals has {int(whole.lengths.min())} bytes, and {size} must")
+    data = np.append(whole.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
+    loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
+    records = loads[whole.starts]
+    texts: list[pa.Array] = []
+    position, ends = whole.starts + size, whole.starts + whole.lengths
+    for place in of_bytes:
+        lengths = records[f"t{place}"].astype(np.int64)
+        if int(lengths.min()) < 0 or bool((position + lengths > ends).any()):
+            raise StateCorrupt("a text among totals is longer than its row")
+        texts.append(binary_of(BytesKeys(whole.data, position, lengths)))
+        position = position + lengths
+    if not np.array_equal(position, ends):
+        raise StateCorrupt("rows of totals do not have the columns that the snapshot names")
+    return records, texts

@@ -1,0 +1,228 @@
+"""One running aggregate of many keys: its total in every slot of a table."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import BadStateValue
+from onceflow.core.state.aggregates.decimal_words import greatest_start, least_start
+from onceflow.core.state.aggregates.running import (
+    Grouping,
+    accumulate,
+    running_count,
+    running_sum,
+    surely_fits,
+)
+from onceflow.core.state.api.descriptors import AccumulatorColumn
+from onceflow.core.state.keys.key_columns import Ints
+from onceflow.core.state.keys.slot_index import grown
+
+Results: TypeAlias = Any
+"""What an aggregate comes to after each row: a numpy array; of decimals and averages Arrow's."""
+
+
+def dtype_of(column: AccumulatorColumn) -> np.dtype[Any]:
+    """Return the type of a word of an aggregate's total."""
+    return np.dtype(np.float64 if pa.types.is_floating(column.type) else np.int64)
+
+
+def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
+    """Return the total of an aggregate that has seen no value: a number, or its words."""
+    if (words := column.words_of_total) > 1:
+        start = np.zeros(words, dtype_of(column))
+        if column.op in ("min", "max"):
+            start[:] = least_start() if column.op == "min" else greatest_start()
+        return start
+    floating = pa.types.is_floating(column.type)
+    limits = np.iinfo(np.int64)
+    starts: dict[str, float | int] = {
+        "sum": 0,
+        "count": 0,
+        "min": np.nan if floating else limits.max,
+        "max": -np.inf if floating else limits.min,
+        "last": 0,
+    }
+    return starts[column.op]
+
+
+class Totals:
+    """One aggregate's total in every slot, and whether it has seen a value."""
+
+    def __init__(self, column: AccumulatorColumn) -> None:
+        self.column = column
+        self._floating = pa.types.is_floating(column.type)
+        self._start: Any = start_of(column)
+        words = column.words_of_total
+        shape = 1024 if words == 1 else (1024, words)
+        self.totals = np.full(shape, self._start, dtype_of(column))
+        self.seen = np.zeros(1024, np.uint8)
+
+    def reserve(self, used: int, needed: int) -> None:
+        """Make room for `needed` slots, those from `used` on being without any value."""
+        if needed > len(self.totals):
+            self.totals = grown(self.totals, used, needed)
+            self.seen = grown(self.seen, used, needed)
+        self.totals[used:needed] = self._start
+        self.seen[used:needed] = 0
+
+    def clear(self, slots: Ints) -> None:
+        """Forget what these slots have seen."""
+        self.totals[slots] = self._start
+        self.seen[slots] = 0
+
+    def keep(self, slots: Ints) -> None:
+        """Keep these slots alone, renumbered from 1 in the order given."""
+        self.totals[1 : len(slots) + 1] = self.totals[slots]
+        self.seen[1 : len(slots) + 1] = self.seen[slots]
+
+    def run(
+        self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
+    ) -> tuple[Results, npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return each row's result, and each segment's new total and flag; changes nothing.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        totals, seen = self.totals[group.slots], self.seen[group.slots]
+        if values is None:
+            places = running_count(group, totals, None)
+            return group.in_row_order(places), group.lasts(places), np.ones_like(seen)
+        data, valid = self._physical(values)
+        if self.column.op == "count":
+            places = running_count(group, totals, valid)
+        elif self.column.op == "sum" and not self._floating:
+            places = running_sum(group, totals, data)
+        else:
+            places = accumulate(self._ufunc(), group, totals, data)
+        out = self._logical(group.in_row_order(places))
+        if valid is None:
+            return out, group.lasts(places), np.ones_like(seen)
+        so_far = accumulate(np.maximum, group, seen, valid.astype(np.uint8))
+        if self.column.op in ("min", "max") and not so_far.all():
+            out = np.ma.MaskedArray(out, mask=group.in_row_order(so_far) == 0)
+        return out, group.lasts(places), group.lasts(so_far)
+
+    def values(self, slots: Ints) -> pa.Array:
+        """Return the total of each slot; null where it has seen none, 0 if it is a sum."""
+        kind, numbers = self.column.type, self.totals[slots]
+        seen = self.seen[slots]
+        never_null = self.column.op in ("sum", "count") or seen.all()
+        array = pa.array(numbers, mask=None if never_null else seen == 0)
+        return array if array.type == kind else typed_array(array, kind)
+
+    def put(self, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
+        """Make `values` the totals of distinct slots; a null is no value.
+
+        Raises:
+            BadStateValue: They cannot be cast to the column's type.
+        """
+        data, valid = self._physical(values)
+        self.totals[slots] = data
+        self.seen[slots] = 1 if valid is None else valid
+
+    def fold(self, slots: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
+        """Take in a value for each of `slots`, which may repeat, in row order.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        if values is None:
+            np.add.at(self.totals, slots, 1)
+            self.seen[slots] = 1
+            return
+        data, valid = self._physical(values)
+        if self.column.op == "count":
+            data = np.ones(len(slots), np.int64) if valid is None else valid.astype(np.int64)
+        self._fold(slots, data)
+        self.seen[slots if valid is None else slots[valid]] = 1
+
+    def merged(self, slots: Ints, into: Ints, count: int) -> Totals:
+        """Return new totals of slots 1 to `count`: at `into`, what is at `slots`.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        made = type(self)(self.column)
+        made.reserve(1, count + 1)
+        made._fold(into, self.totals[slots])
+        np.maximum.at(made.seen, into, self.seen[slots])
+        return made
+
+    def _fold(self, slots: Ints, data: npt.NDArray[Any]) -> None:
+        if self.column.op in ("sum", "count"):
+            if not self._floating and not surely_fits(data, self.totals[slots]):
+                group = Grouping.of(slots)
+                running_sum(group, self.totals[group.slots], data)
+            np.add.at(self.totals, slots, data)
+        else:
+            self._ufunc().at(self.totals, slots, data)
+
+    def _ufunc(self) -> np.ufunc:
+        if self.column.op == "sum":
+            return np.add
+        if self.column.op == "max":
+            return np.maximum
+        return np.fmin if self._floating else np.minimum
+
+    def _physical(
+        self, values: pa.Array | npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+        """Return the values as this column's numbers, with a neutral one for each null."""
+        if self.column.op == "count":
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+            valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+            return np.zeros(0, np.int64), valid
+        array = self._cast(values)
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        if self.column.type.bit_width == 32:
+            array = array.view(pa.int32()).cast(pa.int64())
+        elif pa.types.is_boolean(self.column.type):
+            array = array.cast(pa.int64())
+        elif not self._floating:
+            array = array.view(pa.int64())
+        if valid is not None:
+            neutral = -0.0 if self._floating and self.column.op == "sum" else self._start
+            array = array.fill_null(pa.scalar(neutral, array.type))
+        return array.to_numpy(zero_copy_only=False), valid
+
+    def _cast(self, values: pa.Array | npt.NDArray[Any] | None) -> pa.Array:
+        """Return the values as an array of this column's type.
+
+        Raises:
+            BadStateValue: They cannot be cast to it.
+        """
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+            return array if array.type == self.column.type else array.cast(self.column.type)
+        except pa.ArrowException as error:
+            raise BadStateValue(
+                f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
+                f" {error}; cast the column first"
+            ) from error
+
+    def no_results(self) -> Results:
+        """Return the results of a batch without rows."""
+        return self._logical(self.totals[:0].copy())
+
+    def _logical(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if pa.types.is_timestamp(self.column.type):
+            return numbers.view(f"datetime64[{self.column.type.unit}]")
+        if pa.types.is_date32(self.column.type):
+            return numbers.astype("datetime64[D]")
+        return numbers
+
+
+def typed_array(found: Results, kind: pa.DataType) -> pa.Array:
+    """Return results of an aggregate as an array of its type."""
+    array = found if isinstance(found, pa.Array) else pa.array(found)
+    if array.type == kind:
+        return array
+    if pa.types.is_timestamp(array.type):
+        array = array.view(pa.int64())
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return array.cast(pa.int32()).cast(kind)
+    return array.cast(kind)

@@ -1,0 +1,165 @@
+"""Running aggregates whose totals are several words a slot: of decimals, and averages.
+
+A slot's words:
+
+    sum, min, max of decimals               the two words of a decimal (see `decimal_words`)
+    average of decimals and whole numbers   the two words of the sum, and how many values
+    average of floats                       the sum, and how many values, as float64
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.state.aggregates.decimal_words import (
+    Mask,
+    decimal_array,
+    decimal_words,
+    float_averages,
+    running_word_extreme,
+    running_word_sum,
+    word_averages,
+    words_of_ints,
+)
+from onceflow.core.state.aggregates.running import Grouping, accumulate, running_sum
+from onceflow.core.state.aggregates.totals import Results, Totals
+from onceflow.core.state.api.descriptors import AccumulatorColumn
+from onceflow.core.state.keys.key_columns import Ints
+
+Planes = npt.NDArray[Any]
+"""Of shape (n, words of a total)."""
+
+
+class WideTotals(Totals):
+    """One aggregate's words in every slot, and whether it has seen a value."""
+
+    def run(
+        self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
+    ) -> tuple[Results, Planes, npt.NDArray[Any]]:
+        """Return each row's result, and each segment's new total and flag; changes nothing.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        totals, seen = self.totals[group.slots], self.seen[group.slots]
+        data, valid = self._physical(values)
+        places = self._places(group, totals, data)
+        rows = group.in_row_order(places)
+        if valid is None:
+            return self._results(rows, None), group.lasts(places), np.ones_like(seen)
+        so_far = accumulate(np.maximum, group, seen, valid.astype(np.uint8))
+        unseen = group.in_row_order(so_far) == 0
+        return self._results(rows, self._nulls(unseen)), group.lasts(places), group.lasts(so_far)
+
+    def values(self, slots: Ints) -> pa.Array:
+        """Return the result of each slot; null where it has seen no value, 0 if it is a sum."""
+        return self._results(self.totals[slots], self._nulls(self.seen[slots] == 0))
+
+    def fold(self, slots: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
+        """Take in a value for each of `slots`, which may repeat, in row order.
+
+        Raises:
+            SumOverflow: A sum does not fit.
+        """
+        data, valid = self._physical(values)
+        self._fold(slots, data)
+        self.seen[slots if valid is None else slots[valid]] = 1
+
+    def no_results(self) -> Results:
+        """Return the results of a batch without rows."""
+        return self._results(self.totals[:0], None)
+
+    def _fold(self, slots: Ints, data: Planes) -> None:
+        if len(slots):
+            group = Grouping.of(slots)
+            places = self._places(group, self.totals[group.slots], data)
+            self.totals[group.slots] = group.lasts(places)
+
+    def _nulls(self, unseen: Mask) -> Mask | None:
+        """Return which results are null, None for none of them."""
+        return None if self.column.op == "sum" or not unseen.any() else unseen
+
+    def _physical(
+        self, values: pa.Array | npt.NDArray[Any] | None
+    ) -> tuple[Planes, npt.NDArray[np.bool_] | None]:
+        """Return the words of values, neutral ones for nulls."""
+        array = self._cast(values)
+        words = self._words(array)
+        if not array.null_count:
+            return words, None
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        return np.where(valid[:, None], words, self._neutral), valid
+
+    @property
+    def _neutral(self) -> Planes:
+        """The words of a value that changes nothing."""
+        start: Planes = self._start
+        return start
+
+    def _words(self, array: pa.Array) -> Planes:
+        return decimal_words(array)
+
+    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+        """Return the total at each place."""
+        if self.column.op == "sum":
+            return running_word_sum(group, totals, data)
+        ufunc = np.minimum if self.column.op == "min" else np.maximum
+        return running_word_extreme(group, totals, data, ufunc)
+
+    def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
+        if self.column.op != "sum" and unseen is not None:
+            words = np.where(unseen[:, None], 0, words)
+        return decimal_array(words, self.column.type, unseen)
+
+
+class ExactAverages(WideTotals):
+    """Averages of decimals, rounded half away from zero, and of whole numbers, as float64."""
+
+    def _words(self, array: pa.Array) -> Planes:
+        if pa.types.is_decimal(self.column.type):
+            words = decimal_words(array)
+        else:
+            words = words_of_ints(array.fill_null(0).to_numpy(zero_copy_only=False))
+        return np.column_stack([words, np.ones(len(words), np.int64)])
+
+    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+        sums = running_word_sum(group, totals[:, :2], data[:, :2])
+        return np.column_stack([sums, running_sum(group, totals[:, 2], data[:, 2])])
+
+    def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
+        sums, counts = words[:, :2], words[:, 2]
+        kind, found = self.column.type, self.column.result_type
+        if pa.types.is_decimal(found):
+            averages = word_averages(sums, counts, found.scale - kind.scale)
+            return decimal_array(averages, found, unseen)
+        return pa.array(float_averages(sums, counts), mask=unseen)
+
+
+class FloatAverages(WideTotals):
+    """Averages of floating point numbers."""
+
+    @property
+    def _neutral(self) -> Planes:
+        return np.array([-0.0, 0.0])
+
+    def _words(self, array: pa.Array) -> Planes:
+        numbers = array.to_numpy(zero_copy_only=False)
+        return np.column_stack([numbers, np.ones(len(numbers))])
+
+    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+        planes = [accumulate(np.add, group, totals[:, n], data[:, n]) for n in range(2)]
+        return np.column_stack(planes)
+
+    def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
+        return pa.array(words[:, 0] / np.maximum(words[:, 1], 1), mask=unseen)
+
+
+def wide_totals_of(column: AccumulatorColumn) -> Totals | None:
+    """Return the totals of a column, without a slot; None if a total is one word."""
+    if column.op == "avg":
+        return FloatAverages(column) if pa.types.is_floating(column.type) else ExactAverages(column)
+    return WideTotals(column) if pa.types.is_decimal(column.type) else None

@@ -1,0 +1,1 @@
+"""State as functions use it, and what a state backend fulfils."""

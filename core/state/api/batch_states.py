@@ -1,0 +1,336 @@
+"""Value states of all keys of a batch at once: a column in, a column out.
+
+A number, a boolean, a date or an instant is a column of one table, which all states of the operator
+share: a key is looked up once a batch. A value of any other type, and one that expires, is a value
+state as a function of one record has it, gone through key by key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.aggregates.running import Grouping
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.descriptors import AccumulatorColumn, ValueStateDescriptor
+from onceflow.core.state.api.keyed_states import KeyedStates
+from onceflow.core.state.api.stores import KeyedStateStore, ValueState
+from onceflow.core.state.keys.key_columns import Ints, read_key_columns
+from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.keys.python_keys import python_row_keys
+from onceflow.core.state.keys.slot_index import SlotIndex
+
+COLUMNS_STATE = "onceflow.values"
+"""The name under which snapshots hold the states that are columns."""
+
+Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBatch:
+    """The records of a batch, by key.
+
+    `order` are their row numbers, those of one key together and in their order; key k has the
+    places `firsts[k]` to `firsts[k] + counts[k] - 1` of it. What is per key is in the keys' order.
+    """
+
+    rows: pa.RecordBatch
+    key: tuple[str, ...]
+    _group: Grouping
+
+    @property
+    def order(self) -> Ints:
+        """The row number at each place."""
+        return self._group.order
+
+    @property
+    def firsts(self) -> Ints:
+        """The first place of each key."""
+        return self._group.firsts
+
+    @property
+    def counts(self) -> Ints:
+        """How many rows each key has, one at least."""
+        return self._group.counts
+
+    @property
+    def key_count(self) -> int:
+        """How many keys there are."""
+        return len(self._group.firsts)
+
+    @property
+    def keys(self) -> pa.RecordBatch:
+        """The key columns, a row for each key."""
+        return self.rows.select(list(self.key)).take(pa.array(self.order[self.firsts]))
+
+    def sorted(self, column: str) -> npt.NDArray[Any]:
+        """Return a column's values by place: those of one key together."""
+        values: npt.NDArray[Any] = self.rows.column(column).to_numpy(zero_copy_only=False)
+        return values[self.order]
+
+    def spread(self, per_key: Values) -> npt.NDArray[Any]:
+        """Return at each place the value of its key."""
+        return self._group.spread(np.asarray(per_key))
+
+    def lasts(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return for each key the value at its last place."""
+        return self._group.lasts(per_place)
+
+    def in_row_order(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the values at the rows that they belong to."""
+        return self._group.in_row_order(per_place)
+
+
+class BatchValueState(ABC):
+    """One value of each key of the batch at hand."""
+
+    @abstractmethod
+    def get_many(self) -> pa.Array:
+        """Return the keys' values, in their order; the default, or null, where there is none."""
+
+    @abstractmethod
+    def put_many(self, values: Values) -> None:
+        """Make `values` the keys' values, one for each in their order; a null clears.
+
+        Raises:
+            BadStateValue: There are more or fewer than keys, or one is not of the type.
+        """
+
+
+class KeyedBatchStates:
+    """Hands out the states of a batch's keys while the operator opens, and serves them."""
+
+    def __init__(
+        self,
+        store: KeyedStateStore,
+        key: Sequence[str],
+        schema: pa.Schema,
+        clock: StateClock | None = None,
+    ) -> None:
+        self._store = store
+        self._key = tuple(key)
+        self._key_types = [schema.field(name).type for name in key]
+        self._by_key = KeyedStates(store, clock)
+        self._asked: dict[str, tuple[ValueStateDescriptor[Any], BatchValueState]] = {}
+        self._columns: list[AccumulatorColumn] = []
+        self._open = True
+        self.table: AccumulatorTable | None = None
+        self.slots: Ints = np.zeros(0, np.int64)
+        """Of the keys of the batch at hand."""
+        self._has_rows_of_keys = False
+        self._batch: KeyedBatch | None = None
+
+    @property
+    def cleaned_a_record(self) -> int:
+        """At how many entries of states that expire to look for each record."""
+        return self._by_key.cleaned_a_record
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
+        """Return the state of one value a key, restored if a snapshot held it.
+
+        Raises:
+            ConfigError: The operator has opened, the name is in use, or the type has no column.
+            StateIncompatible: The snapshot holds the name as another type.
+        """
+        before = self._asked.get(descriptor.name)
+        if before is not None and before[0] == descriptor:
+            return before[1]
+        if before is not None or not self._open:
+            raise ConfigError(
+                f"state {descriptor.name!r} is asked for as {descriptor}"
+                + (f" and as {before[0]}" if before is not None else " while batches are processed")
+                + ": ask for each once, in open(), under a name of its own"
+            )
+        kind = _arrow_type(descriptor)
+        stored = _column_type(kind)
+        state: BatchValueState
+        if stored is None or descriptor.ttl is not None:
+            self._has_rows_of_keys = True
+            state = _ValuesByKey(self, self._by_key.value_state(descriptor), descriptor, kind)
+        else:
+            state = _ColumnValues(self, len(self._columns), descriptor, kind)
+            self._columns.append(_column(descriptor.name, stored))
+        self._asked[descriptor.name] = descriptor, state
+        return state
+
+    def opened(self) -> None:
+        """Hear that every state has been asked for."""
+        self._open = False
+        if self._columns:
+            self.table = self._store.accumulators(COLUMNS_STATE, self._key_types, self._columns)
+
+    def begin(self, rows: pa.RecordBatch, hashes: Hashes | None) -> KeyedBatch:
+        """Return `rows` by key; from here on the states are those of their keys."""
+        arrays = [rows.column(name) for name in self._key]
+        if self.table is not None:
+            group = self.table.group(arrays, hashes)
+        else:
+            columns = read_key_columns(arrays, self._key)
+            known = hash_key_columns(columns) if hashes is None else hashes
+            group = Grouping.of(SlotIndex(columns).resolve(columns, known)[0])
+        self.slots = group.slots
+        self._batch = KeyedBatch(rows, self._key, group)
+        if self._has_rows_of_keys:
+            self._store.prefetch(self.python_keys())
+        return self._batch
+
+    def end(self) -> None:
+        """Take what was put as new."""
+        if self.table is not None:
+            self.table.done(self.slots)
+        self._batch = None
+
+    def batch(self) -> KeyedBatch:
+        """Return the batch at hand.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if self._batch is None:
+            raise ConfigError("a state of process_batches is used outside of process()")
+        return self._batch
+
+    def python_keys(self) -> list[Any]:
+        """Return the keys as Python values, in their order."""
+        keys = self.batch().keys
+        return python_row_keys(keys.columns, keys.schema.names)
+
+    def set_current_key(self, key: Any) -> None:
+        """Make `key` the one that the states by key read and write."""
+        self._store.set_current_key(key)
+
+    def checked(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
+        """Return `values` as one array of type `kind`, one for each key."""
+        count = self.batch().key_count
+        if len(values) != count:
+            raise BadStateValue(
+                f"put_many of state {name!r} was given {len(values)} values, and the batch has"
+                f" {count} keys: it takes one for each, in the order of the batch's keys"
+            )
+        try:
+            if isinstance(values, pa.ChunkedArray):
+                values = values.combine_chunks()
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+            return array if array.type == kind else array.cast(kind)
+        except pa.ArrowException as error:
+            raise BadStateValue(
+                f"state {name!r} holds {kind} and cannot hold these values: {error}"
+            ) from error
+
+
+class _ColumnValues(BatchValueState):
+    """Values in a column of the table."""
+
+    def __init__(
+        self,
+        states: KeyedBatchStates,
+        place: int,
+        descriptor: ValueStateDescriptor[Any],
+        kind: pa.DataType,
+    ) -> None:
+        self._states = states
+        self._place = place
+        self._name = descriptor.name
+        self._kind = kind
+        default = descriptor.default
+        self._default = None if default is None else pa.scalar(default, kind)
+
+    def get_many(self) -> pa.Array:
+        """Return the keys' values."""
+        self._states.batch()
+        assert self._states.table is not None
+        values = self._states.table.values(self._place, self._states.slots)
+        if values.type != self._kind:
+            values = values.cast(self._kind)
+        if self._default is not None and values.null_count:
+            values = values.fill_null(self._default)
+        return values
+
+    def put_many(self, values: Values) -> None:
+        """Make `values` the keys' values."""
+        checked = self._states.checked(values, self._kind, self._name)
+        assert self._states.table is not None
+        self._states.table.put(self._place, self._states.slots, checked)
+
+
+class _ValuesByKey(BatchValueState):
+    """Values of a value state, one key after the other."""
+
+    def __init__(
+        self,
+        states: KeyedBatchStates,
+        kept: ValueState[Any],
+        descriptor: ValueStateDescriptor[Any],
+        kind: pa.DataType,
+    ) -> None:
+        self._states = states
+        self._kept = kept
+        self._name = descriptor.name
+        self._kind = kind
+
+    def get_many(self) -> pa.Array:
+        """Return the keys' values."""
+        values: list[Any] = []
+        for key in self._states.python_keys():
+            self._states.set_current_key(key)
+            values.append(self._kept.get())
+        return pa.array(values, self._kind)
+
+    def put_many(self, values: Values) -> None:
+        """Make `values` the keys' values."""
+        checked = self._states.checked(values, self._kind, self._name)
+        for key, value in zip(self._states.python_keys(), checked.to_pylist(), strict=True):
+            self._states.set_current_key(key)
+            self._kept.set(value)
+
+
+_PYTHON_TYPES: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    date: pa.date32(),
+    str: pa.string(),
+    bytes: pa.binary(),
+}
+
+
+def _arrow_type(descriptor: ValueStateDescriptor[Any]) -> pa.DataType:
+    if isinstance(descriptor.type, pa.DataType):
+        return descriptor.type
+    kind = _PYTHON_TYPES.get(descriptor.type)
+    if kind is None:
+        raise ConfigError(
+            f"state {descriptor.name!r} of type {descriptor.type} has no column: give an Arrow type"
+            f" or one of {', '.join(one.__name__ for one in _PYTHON_TYPES)}; a function of one"
+            " record (process) can have any type"
+        )
+    return kind
+
+
+def _column_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return as what a table keeps values of `kind`; None: it cannot."""
+    types = pa.types
+    if types.is_integer(kind) and kind != pa.uint64():
+        return pa.int64()
+    if types.is_floating(kind):
+        return pa.float64()
+    alike = types.is_boolean(kind) or types.is_date32(kind) or types.is_timestamp(kind)
+    return kind if alike else None
+
+
+_NOT_IN_NAMES = frozenset("=,()[]")
+
+
+def _column(name: str, kind: pa.DataType) -> AccumulatorColumn:
+    if _NOT_IN_NAMES.intersection(name):
+        raise ConfigError(f"state {name!r} of process_batches must have a name without =,()[]")
+    return AccumulatorColumn(name, "last", kind)

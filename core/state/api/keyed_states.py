@@ -1,0 +1,402 @@
+"""The states of one operator, as its function asks for them, over what every backend has.
+
+A backend keeps values, lists and maps. All else is made of these here, so it is the same on each:
+
+    reducing, aggregating   a value, and a function that makes the next one
+    in a namespace          an entry of a map: of the namespace, or of namespace and map key
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.state.api.clock import StateClock
+from onceflow.core.state.api.descriptors import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.api.stores import (
+    AggregatingState,
+    KeyedStateStore,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from onceflow.core.state.api.timers import Timers
+from onceflow.core.state.api.ttl import (
+    Timed,
+    TimedSerializer,
+    TtlListState,
+    TtlMapState,
+    TtlValueState,
+)
+from onceflow.core.state.heap.entries import Cells, Stored
+from onceflow.core.state.types.serializers import ListSerializer, serializer_of
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+N = TypeVar("N")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+Descriptor: TypeAlias = (
+    ValueStateDescriptor[Any]
+    | ListStateDescriptor[Any]
+    | MapStateDescriptor[Any, Any]
+    | ReducingStateDescriptor[Any]
+    | AggregatingStateDescriptor[Any, Any, Any]
+)
+
+
+def _kept_of(
+    descriptor: ReducingStateDescriptor[Any] | AggregatingStateDescriptor[Any, Any, Any],
+) -> ValueStateDescriptor[Any]:
+    """Return the value state that holds what was folded so far."""
+    return ValueStateDescriptor[Any](descriptor.name, descriptor.type, ttl=descriptor.ttl)
+
+
+class FoldedState(ReducingState[T]):
+    """A reducing state over a value state."""
+
+    def __init__(self, kept: ValueState[T], descriptor: ReducingStateDescriptor[T]) -> None:
+        self._kept = kept
+        self._name = descriptor.name
+        self._function = descriptor.function
+
+    def get(self) -> T | None:
+        """Return the value, or None."""
+        return self._kept.get()
+
+    def add(self, value: T) -> None:
+        """Fold `value` in."""
+        before = self._kept.get()
+        after: T | None = (
+            value if before is None or value is None else self._function(before, value)
+        )
+        if after is None:
+            what = (
+                "None is added"
+                if value is None
+                else f"its function returned None for {value!r:.80}"
+            )
+            raise BadStateValue(f"reducing state {self._name!r} cannot hold None, and {what}")
+        self._kept.set(after)
+
+    def clear(self) -> None:
+        """Forget all that was added."""
+        self._kept.clear()
+
+
+class AccumulatedState(AggregatingState[IN, OUT], Generic[IN, ACC, OUT]):
+    """An aggregating state over a value state, which has the accumulator."""
+
+    def __init__(
+        self, kept: ValueState[ACC], descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
+    ) -> None:
+        self._kept = kept
+        self._name = descriptor.name
+        self._function: AggregateFunction[IN, ACC, OUT] = descriptor.function
+
+    def get(self) -> OUT | None:
+        """Return the result, or None."""
+        kept: ACC | None = self._kept.get()
+        return None if kept is None else self._function.get_result(kept)
+
+    def add(self, value: IN) -> None:
+        """Add `value` to the accumulator."""
+        before: ACC | None = self._kept.get()
+        if before is None:
+            before = self._function.create_accumulator()
+        after: ACC | None = self._function.add(value, before)
+        if after is None:
+            raise BadStateValue(
+                f"the function of aggregating state {self._name!r} returned None for {value!r:.80}:"
+                " add() must return the accumulator"
+            )
+        self._kept.set(after)
+
+    def clear(self) -> None:
+        """Forget the accumulator."""
+        self._kept.clear()
+
+
+class NamespacedValue(ValueState[T]):
+    """A value for each namespace of the current key: an entry of a map state."""
+
+    def __init__(
+        self,
+        entries: MapState[Any, T],
+        namespace: Callable[[], Any],
+        descriptor: ValueStateDescriptor[T],
+    ) -> None:
+        self._entries = entries
+        self._namespace = namespace
+        self._cells = Cells(serializer_of(descriptor.type), descriptor.name)
+        default = descriptor.default
+        self._default: Stored = None if default is None else self._cells.freeze(default)
+
+    def get(self) -> T:
+        """Return the value, or the default."""
+        kept: T | None = self._entries.get(self._namespace())
+        return self._cells.thaw(self._default) if kept is None else kept
+
+    def set(self, value: T) -> None:
+        """Make `value` the value; None clears it."""
+        if value is None:
+            self.clear()
+        else:
+            self._entries.put(self._namespace(), value)
+
+    def clear(self) -> None:
+        """Forget the value."""
+        self._entries.remove(self._namespace())
+
+
+class NamespacedList(ListState[T]):
+    """A list for each namespace of the current key; an `add` writes the whole list."""
+
+    def __init__(self, entries: MapState[Any, list[T]], namespace: Callable[[], Any]) -> None:
+        self._entries = entries
+        self._namespace = namespace
+
+    def get(self) -> list[T]:
+        """Return the elements."""
+        return self._entries.get(self._namespace()) or []
+
+    def add(self, value: T) -> None:
+        """Put `value` at the end."""
+        self.add_all([value])
+
+    def add_all(self, values: Iterable[T]) -> None:
+        """Put all of `values` at the end."""
+        added = list(values)
+        if added:
+            self.update([*self.get(), *added])
+
+    def update(self, values: Iterable[T]) -> None:
+        """Make `values` the list."""
+        elements = list(values)
+        if elements:
+            self._entries.put(self._namespace(), elements)
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget every element."""
+        self._entries.remove(self._namespace())
+
+
+class NamespacedMap(MapState[K, V]):
+    """A mapping for each namespace of the current key; `keys` reads those of all namespaces."""
+
+    def __init__(self, entries: MapState[Any, V], namespace: Callable[[], Any]) -> None:
+        self._entries = entries
+        self._namespace = namespace
+
+    def get(self, key: K) -> V | None:
+        """Return the value under `key`, or None."""
+        return self._entries.get((self._namespace(), key))
+
+    def put(self, key: K, value: V) -> None:
+        """Put `value` under `key`."""
+        self._entries.put((self._namespace(), key), value)
+
+    def remove(self, key: K) -> None:
+        """Forget `key`."""
+        self._entries.remove((self._namespace(), key))
+
+    def contains(self, key: K) -> bool:
+        """Tell whether `key` is there."""
+        return self._entries.contains((self._namespace(), key))
+
+    def keys(self) -> Iterator[K]:
+        """Return the keys as of now."""
+        mine = self._namespace()
+        return iter([key for namespace, key in self._entries.keys() if namespace == mine])  # noqa: SIM118
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return the entries as of now."""
+        mine = self._namespace()
+        return iter(
+            [(key, v) for (namespace, key), v in self._entries.items() if namespace == mine]
+        )
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        for key in self.keys():
+            self.remove(key)
+
+
+class Namespace(Generic[N]):
+    """States of their own for each value that is set here: for each window of a key, say.
+
+    What is set holds until the next `set`, for every key.
+    """
+
+    def __init__(self, map_state: MapStates, kind: Any) -> None:
+        self._map_state = map_state
+        self._kind = kind
+        self._current: list[N] = []
+        self._states: list[Callable[[], None]] = []
+
+    def set(self, namespace: N) -> None:
+        """Make `namespace` the one that the states asked for here read and write."""
+        self._current = [namespace]
+
+    def clear(self) -> None:
+        """Clear every state of the current key in this namespace."""
+        for clear in self._states:
+            clear()
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the state of one value a key and namespace."""
+        entries = self._entries(descriptor.name, self._kind, descriptor.type, descriptor.ttl)
+        return self._made(NamespacedValue(entries, self._now, descriptor))
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return the state of a list a key and namespace."""
+        elements = ListSerializer(serializer_of(descriptor.type))
+        return self._made(
+            NamespacedList(
+                self._entries(descriptor.name, self._kind, elements, descriptor.ttl), self._now
+            )
+        )
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return the state of a mapping a key and namespace."""
+        pair = types.GenericAlias(tuple, (self._kind, descriptor.key_type))
+        return self._made(
+            NamespacedMap[K, V](
+                self._entries(descriptor.name, pair, descriptor.type, descriptor.ttl), self._now
+            )
+        )
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Return the state of one folded value a key and namespace."""
+        kept = self.value_state(
+            ValueStateDescriptor[T](descriptor.name, descriptor.type, ttl=descriptor.ttl)
+        )
+        return FoldedState(kept, descriptor)
+
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
+    ) -> AggregatingState[IN, OUT]:
+        """Return the state of one accumulator a key and namespace."""
+        kept = self.value_state(
+            ValueStateDescriptor[ACC](descriptor.name, descriptor.type, ttl=descriptor.ttl)
+        )
+        return AccumulatedState(kept, descriptor)
+
+    def _now(self) -> N:
+        if not self._current:
+            raise ConfigError(
+                "a state in a namespace is used before Namespace.set() has said in which"
+            )
+        return self._current[0]
+
+    def _entries(
+        self, name: str, key_type: Any, value_type: Any, ttl: StateTtlConfig | None
+    ) -> MapState[Any, Any]:
+        return self._map_state(MapStateDescriptor[Any, Any](name, key_type, value_type, ttl))
+
+    def _made(self, state: Cleared) -> Cleared:
+        self._states.append(state.clear)
+        return state
+
+
+MapStates: TypeAlias = Callable[[MapStateDescriptor[Any, Any]], MapState[Any, Any]]
+Cleared = TypeVar("Cleared", ValueState[Any], ListState[Any], MapState[Any, Any])
+
+
+class KeyedStates:
+    """Hands a function its states; see `StateAccess`. Used while the operator opens."""
+
+    def __init__(self, store: KeyedStateStore, clock: StateClock | None = None) -> None:
+        self._store = store
+        self._clock = clock or StateClock()
+        self._asked: dict[str, Descriptor] = {}
+        self.registered: Timers | None = None
+        """None when the function has not asked for timers."""
+
+    @property
+    def cleaned_a_record(self) -> int:
+        """At how many entries of states that expire to look for each record."""
+        ttls = [descriptor.ttl for descriptor in self._asked.values()]
+        return max((ttl.cleanup_incrementally for ttl in ttls if ttl is not None), default=0)
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the state of one value a key."""
+        self._check(descriptor)
+        return self._value(descriptor)
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return the state of a list a key."""
+        self._check(descriptor)
+        if descriptor.ttl is None:
+            return self._store.list_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = self._store.list_state(ListStateDescriptor[Timed](descriptor.name, timed))
+        return TtlListState(kept, timed)
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return the state of a mapping a key."""
+        self._check(descriptor)
+        if descriptor.ttl is None:
+            return self._store.map_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = MapStateDescriptor[K, Timed](descriptor.name, descriptor.key_type, timed)
+        return TtlMapState(self._store.map_state(kept), timed)
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Return the state of one folded value a key."""
+        self._check(descriptor)
+        kept = _kept_of(descriptor)
+        return FoldedState(self._value(kept), descriptor)
+
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
+    ) -> AggregatingState[IN, OUT]:
+        """Return the state of one accumulator a key."""
+        self._check(descriptor)
+        kept = _kept_of(descriptor)
+        return AccumulatedState(self._value(kept), descriptor)
+
+    def namespace(self, kind: Any) -> Namespace[Any]:
+        """Return what hands out states for each value of type `kind`, besides the key."""
+        serializer_of(kind)
+        return Namespace(self.map_state, kind)
+
+    def timers(self) -> Timers:
+        """Return the timers of the current key; the same for each call."""
+        if self.registered is None:
+            self.registered = Timers(self._store, self._clock)
+        return self.registered
+
+    def _value(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        if descriptor.ttl is None:
+            return self._store.value_state(descriptor)
+        timed = self._timed(descriptor, descriptor.ttl)
+        kept = self._store.value_state(ValueStateDescriptor[Timed | None](descriptor.name, timed))
+        return TtlValueState(kept, timed, descriptor.default)
+
+    def _timed(self, descriptor: Descriptor, ttl: StateTtlConfig) -> TimedSerializer:
+        return TimedSerializer(serializer_of(descriptor.type), descriptor.name, ttl, self._clock)
+
+    def _check(self, descriptor: Descriptor) -> None:
+        before = self._asked.setdefault(descriptor.name, descriptor)
+        if before != descriptor:
+            raise ConfigError(
+                f"state {descriptor.name!r} is asked for as {before} and as {descriptor}; give each"
+                " state a name of its own"
+            )

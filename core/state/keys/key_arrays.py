@@ -1,0 +1,36 @@
+"""Key columns as Arrow arrays again, of the types that they were read from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.state.keys.key_columns import BytesKeys, FixedKeys, KeyColumn
+from onceflow.core.state.keys.slot_index import binary_of
+
+_MS_A_DAY = 86_400_000
+
+
+def key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
+    """Return the keys as an array of type `kind`, that of the columns that they were read from."""
+    if pa.types.is_dictionary(kind):
+        return key_array(column, kind.value_type).dictionary_encode().cast(kind)
+    if isinstance(column, BytesKeys):
+        return binary_of(column).cast(kind)
+    return _fixed_array(column, kind)
+
+
+def _fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        words = np.stack(column.words, axis=1).astype("<u8")
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(words.tobytes())])
+    if kind == pa.uint64():
+        return pa.array(column.words[0])
+    numbers = column.words[0].view(np.int64)
+    if pa.types.is_timestamp(kind):
+        return pa.array(numbers).view(kind)
+    if pa.types.is_date32(kind):
+        return pa.array(numbers).cast(pa.int32()).view(kind)
+    if pa.types.is_date64(kind):
+        return pa.array(numbers * _MS_A_DAY).view(kind)
+    return pa.array(numbers).cast(kind)

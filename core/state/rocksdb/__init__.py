@@ -1,0 +1,1 @@
+"""The backend that keeps state in a RocksDB on the slot's disk."""

@@ -1,0 +1,335 @@
+"""A database of bytes to bytes on local disk: rows, the order of writes, and rocksdict itself.
+
+Row key (checkpoint format): key group, 2 bytes big-endian; length of the state's name, 1 byte; the
+name; the row's key as in the canonical form. So a range of key groups is a range of row keys.
+
+Writes come sorted and in bulk, so each becomes one file that RocksDB takes in as it stands: no
+write-ahead log, no memtable, nothing to flush at a checkpoint. Universal compaction keeps what is
+rewritten, and so uploaded again, to a few times what changed; levels would rewrite the whole
+database every few checkpoints.
+
+A snapshot takes the owner's dirty entries away and leaves them here; the thread that uploads writes
+them and makes the copy that it uploads. Whoever must write before that happens (the owner, when its
+cache is full or at the next snapshot) does this first, so the copy never holds anything newer than
+its barrier.
+
+Invariants:
+    writes reach the database in the order of the snapshots, and the owner's own after those pending
+    a copy is made right after its snapshot's writes, under the same lock
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompactionStyle,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteOptions,
+)
+
+from onceflow.core.errors import StateError
+from onceflow.core.state.keys.slot_index import fixed_binary
+from onceflow.core.state.snapshots.canonical import Groups, StateRows
+
+Pair: TypeAlias = tuple[bytes, "bytes | None"]
+"""A row key and its value, None to delete it."""
+
+T = TypeVar("T")
+
+_pack_group = struct.Struct(">H").pack
+
+
+def group_prefix(group: int) -> bytes:
+    """Return what the row keys of key group `group` begin with."""
+    return _pack_group(group)
+
+
+def state_prefix(name: str) -> bytes:
+    """Return what follows the key group in the row keys of state `name`."""
+    encoded = name.encode()
+    return bytes([len(encoded)]) + encoded
+
+
+def split_row_key(data: bytes) -> tuple[int, str, bytes]:
+    """Return key group, state name and the rest of a row key."""
+    end = 3 + data[2]
+    return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
+
+
+def after(prefix: bytes) -> bytes:
+    """Return the smallest key after every key that begins with `prefix` (not only FF bytes)."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+def pairs_of(rows: StateRows, name: str) -> list[Pair]:
+    """Return rows as sorted pairs; a null value deletes."""
+    return sorted_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
+
+
+def sorted_pairs(
+    groups: Groups, name: str, keys: pa.Array, values: Sequence[T]
+) -> list[tuple[bytes, T]]:
+    """Return row key and value of rows of state `name`, sorted by row key."""
+    if not len(groups):
+        return []
+    kind = pa.large_binary()
+    row_keys = pc.binary_join_element_wise(
+        fixed_binary(groups.astype(">u2")),
+        pa.scalar(state_prefix(name), kind),
+        keys.cast(kind),
+        pa.scalar(b"", kind),
+    )
+    order = pc.array_sort_indices(row_keys)
+    ordered = map(values.__getitem__, order.to_pylist())
+    return list(zip(row_keys.take(order).to_pylist(), ordered, strict=True))
+
+
+def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
+    """Return the pairs of every source, sorted; no two sources have a key in common."""
+    lists = [pairs for source in sources if (pairs := source())]
+    if len(lists) == 1:
+        return lists[0]
+    pairs = [pair for part in lists for pair in part]
+    pairs.sort()
+    return pairs
+
+
+_BLOOM_BITS_A_KEY = 10
+_SORTED_RUNS = 8
+"""Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
+with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
+MANIFEST_BYTES_MAX = 128 << 10
+"""RocksDB's manifest grows with every file and is uploaded whole; past this it is begun anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseOptions:
+    """Sizes of RocksDB's own memory."""
+
+    block_cache_bytes: int
+    write_buffer_bytes: int
+
+
+class Database:
+    """A RocksDB of this process, deleted on close; any thread may read, one at a time writes."""
+
+    def __init__(self, path: Path, options: DatabaseOptions) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._options = _options(options)
+        self._database = Rdict(str(path / "db"), self._options)
+        self._no_log = WriteOptions()
+        self._no_log.disable_wal = True  # type: ignore[method-assign,assignment]
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value at `key`."""
+        return self._database.get(key)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the value at each of `keys`; fastest when they are sorted."""
+        wanted: list[Any] = list(keys)
+        found: list[bytes | None] = self._database.get(wanted) or []
+        return found
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows from `start` to before `stop`, as of the first one asked for."""
+        return _scan(self._database, start, stop)
+
+    def write(self, pairs: Iterable[Pair]) -> None:
+        """Take `pairs`, sorted by key without repetition, all or none.
+
+        Raises:
+            StateError: RocksDB cannot; the local disk is full, most likely.
+        """
+        iterator = iter(pairs)
+        first = next(iterator, None)
+        if first is None:
+            return
+        file = str(self.path / f"{uuid4().hex}.sst")
+        writer = SstFileWriter(self._options)
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        with self._errors_of("take rows"):
+            writer.open(file)
+            for key, value in chain([first], iterator):
+                if value is None:
+                    del writer[key]
+                else:
+                    writer[key] = value
+            writer.finish()
+            self._database.ingest_external_file([file], options)
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Delete the rows from `start` to before `stop`."""
+        if start < stop:
+            self._database.delete_range(start, stop, self._no_log)
+
+    def link_to(self, path: Path) -> None:
+        """Leave a consistent copy at `path`, of hard links and a few small files.
+
+        Raises:
+            StateError: RocksDB cannot.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._errors_of("be copied"):
+            Checkpoint(self._database).create_checkpoint(str(path))
+
+    @contextmanager
+    def _errors_of(self, work: str) -> Generator[None, None, None]:
+        """Turn rocksdict's errors, plain `Exception`s, into ours."""
+        try:
+            yield
+        except Exception as error:
+            raise StateError(
+                f"the RocksDB in {self.path} cannot {work}: {error}; check the disk's free space"
+            ) from error
+
+    def close(self) -> None:
+        """Close and delete the database."""
+        self._database.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of each range (start, stop) of the copy at `path`, which stays as it is."""
+    options = Options(raw_mode=True)
+    database = Rdict(str(path), options, access_type=AccessType.read_only(False))
+    try:
+        for start, stop in ranges:
+            yield from _scan(database, start, stop)
+    finally:
+        database.close()
+
+
+def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    options = ReadOptions()
+    options.set_iterate_upper_bound(stop)
+    # A generator, so that `options` outlives the iterator, which does not keep its bound alive.
+    items: Any = database.items(from_key=start, read_opt=options)
+    yield from items
+
+
+def _options(sizes: DatabaseOptions) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(sizes.block_cache_bytes))
+    table.set_bloom_filter(_BLOOM_BITS_A_KEY, False)
+    # Indexes and filters stay out of the block cache: a few MB a million keys, and a file's filter
+    # is larger than a shard of the cache, so each look-up would read it again (85 µs, not 3).
+    table.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_size(sizes.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_level_zero_file_num_compaction_trigger(_SORTED_RUNS)
+    options.set_keep_log_file_num(1)
+    options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
+    options.set_max_background_jobs(2)
+    return options
+
+
+PAIRS_A_SLICE = 512
+"""Pairs written before the interpreter is offered to the thread that processes: about 0.2 ms."""
+_YIELD_S = 50e-6
+
+
+class PendingWrites:
+    """What one snapshot has to write, and where its copy of the database goes."""
+
+    def __init__(self, pairs: Callable[[], Sequence[Pair]], copy: Path) -> None:
+        self.pairs = pairs
+        self.copy = copy
+        self.wanted = True
+        """False once the snapshot is discarded: then the writes are still due, the copy is not."""
+
+
+class WriteQueue:
+    """Writes of one store; at most one snapshot's are outstanding."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._pending: PendingWrites | None = None
+        self._closed = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether every snapshot's writes are in the database."""
+        return self._pending is None
+
+    def settle(self) -> None:
+        """Return when every snapshot's writes are in the database and its copy is made."""
+        if self._pending is not None or self._closed:
+            with self._lock:
+                self._settle(lambda pairs: pairs)
+
+    def settle_in_background(self) -> None:
+        """The same, letting the owner's thread run between: a little slower."""
+        with self._lock:
+            self._settle(_paced)
+
+    def submit(self, pending: PendingWrites) -> None:
+        """Leave a snapshot's writes to `settle`; the ones before are done first."""
+        with self._lock:
+            self._settle(lambda pairs: pairs)
+            self._pending = pending
+
+    def write(self, pairs: Sequence[Pair]) -> None:
+        """Write the owner's `pairs`, sorted by key, after all that is pending."""
+        with self._lock:
+            self._settle(lambda pairs: pairs)
+            self._database.write(pairs)
+
+    def discard(self, pending: PendingWrites) -> None:
+        """Delete the snapshot's copy, made or not."""
+        with self._lock:
+            pending.wanted = False
+            shutil.rmtree(pending.copy, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close the database once nobody writes; what is pending is lost. Safe to call twice."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._pending = None
+                self._database.close()
+
+    def _settle(self, paced: Callable[[Sequence[Pair]], Iterable[Pair]]) -> None:
+        if self._closed:
+            raise StateError("the state was closed while a snapshot of it was under way")
+        pending = self._pending
+        if pending is None:
+            return
+        self._database.write(paced(pending.pairs()))
+        if pending.wanted:
+            self._database.link_to(pending.copy)
+        self._pending = None
+
+
+def _paced(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    for start in range(0, len(pairs), PAIRS_A_SLICE):
+        yield from pairs[start : start + PAIRS_A_SLICE]
+        time.sleep(_YIELD_S)

@@ -1,0 +1,404 @@
+"""Snapshots of a RocksDB store: their files in storage, their upload, and the way back.
+
+A native snapshot is one *manifest* and a handle for each of the database's large files. The
+manifest (MessagePack) names the handle of each file, holds the small files themselves, and says for
+which key groups and states the database is.
+
+A large file never changes and its name is never used again by the same database, so a later
+snapshot of that database may name the handle again, once a completed checkpoint holds it.
+
+The native snapshot that shares most key groups with the new store becomes its database as it
+stands; what lies outside is deleted by range. The rows of the others, and of canonical parts, are
+read and written into it. Only then are the files of the first one known to be in a completed
+checkpoint; they may be named again if their handles are for all of the new store's key groups.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.decoders import msgpack_decoder
+from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.api.stores import PendingSnapshot
+from onceflow.core.state.heap.entries import with_map_keys_of_today
+from onceflow.core.state.rocksdb.database import (
+    Database,
+    Pair,
+    PendingWrites,
+    WriteQueue,
+    after,
+    group_prefix,
+    pairs_of,
+    scan_copy,
+    split_row_key,
+    state_prefix,
+)
+from onceflow.core.state.snapshots.canonical import (
+    StateMeta,
+    StateRows,
+    check_format,
+    check_same_max_parallelism,
+    is_canonical,
+    read_canonical,
+)
+
+FORMAT = 2
+"""2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""
+MANIFEST_PREFIX = "rocksdb-manifest"
+_LARGE = ".sst"
+FILES_AT_ONCE = 4
+"""Of one snapshot, on their way to storage or back."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+FileHandles: TypeAlias = dict[str, StateHandle]
+"""The database's name of a large file, to the handle of its copy in checkpoint storage."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a native snapshot says about itself."""
+
+    format: int
+    max_parallelism: int
+    key_group_start: int
+    key_group_stop: int
+    states: tuple[tuple[str, str, str], ...]
+    files: dict[str, str]
+    """The database's name of a large file, to the name of its handle."""
+    small_files: dict[str, bytes]
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups that the database holds."""
+        return range(self.key_group_start, self.key_group_stop)
+
+    def metas(self) -> list[StateMeta]:
+        """Return the states that the database holds."""
+        return [StateMeta(name, kind, signature) for name, kind, signature in self.states]  # type: ignore[arg-type]
+
+
+def upload_copy(
+    writer: StateWriter,
+    context: StateContext,
+    copy: Path,
+    metas: Sequence[StateMeta],
+    known: Mapping[str, StateHandle],
+    unique: str,
+    *,
+    shared: bool,
+) -> tuple[tuple[StateHandle, ...], FileHandles]:
+    """Write what is not `known`; return all handles of the snapshot, and those of its large files.
+
+    `unique` makes the names of files unlike those of any other database and checkpoint.
+    """
+    paths = sorted(copy.iterdir())
+    small = {path.name: path.read_bytes() for path in paths if path.suffix != _LARGE}
+    large = [path for path in paths if path.suffix == _LARGE]
+
+    def written_file(path: Path) -> StateHandle:
+        if path.name in known:
+            return known[path.name]
+        name = f"{unique}-{path.name}"
+        return writer.write_file(name, path, shared=shared, key_groups=context.key_groups)
+
+    names = [path.name for path in large]
+    files: FileHandles = dict(zip(names, _side_by_side(written_file, large), strict=True))
+    manifest = Manifest(
+        FORMAT,
+        context.max_parallelism,
+        context.key_groups.start,
+        context.key_groups.stop,
+        tuple((meta.name, meta.kind, meta.signature) for meta in metas),
+        {name: handle.name for name, handle in files.items()},
+        small,
+    )
+    encoded = msgspec.msgpack.encode(manifest)
+    written = writer.write(f"{MANIFEST_PREFIX}-{unique}", encoded, key_groups=context.key_groups)
+    return (written, *files.values()), files
+
+
+def file_prefix(database_id: str, checkpoint: CheckpointId) -> str:
+    """Return what makes the names of one snapshot's files unique."""
+    return f"{database_id}-{checkpoint}"
+
+
+def is_manifest(handle: StateHandle) -> bool:
+    """Tell whether `handle` is the manifest of a native snapshot."""
+    return handle.name.startswith(MANIFEST_PREFIX)
+
+
+_MANIFESTS = msgpack_decoder(Manifest)
+
+
+def read_manifest(reader: StateReader, handle: StateHandle, context: StateContext) -> Manifest:
+    """Return the manifest.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes pass their checksum and still are no manifest.
+    """
+    try:
+        manifest = _MANIFESTS.decode(reader.read(handle))
+    except msgspec.DecodeError as error:
+        raise StateCorrupt(f"{handle.name} of {context} is no manifest: {error}") from error
+    check_format(manifest.format, FORMAT, handle.name, context)
+    check_same_max_parallelism(manifest.max_parallelism, context)
+    return manifest
+
+
+def download_copy(
+    reader: StateReader, manifest: Manifest, handles: Mapping[str, StateHandle], directory: Path
+) -> FileHandles:
+    """Leave the manifest's database in `directory`; return the handles of its large files.
+
+    Raises:
+        CheckpointCorrupt: A file is damaged or missing.
+    """
+    missing = sorted(set(manifest.files.values()) - set(handles))
+    if missing:
+        raise CheckpointCorrupt(
+            f"the snapshot names {len(missing)} files that are not among its handles, such as"
+            f" {missing[0]}; restore an older checkpoint"
+        )
+    directory.mkdir(parents=True)
+    for name, data in manifest.small_files.items():
+        (directory / name).write_bytes(data)
+    files = {name: handles[handle] for name, handle in manifest.files.items()}
+    _side_by_side(lambda name: reader.read_to(files[name], directory / name), list(files))
+    return files
+
+
+def _side_by_side(call: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return what `call` returns for each of `items`, some at once: storage may be far away."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), FILES_AT_ONCE), "state-file") as threads:
+        return list(threads.map(call, items))
+
+
+Upload: TypeAlias = Callable[[StateWriter, Path], tuple[StateHandle, ...]]
+"""Writes a copy of the database; returns the handles of the snapshot."""
+
+SCAN_ROWS = 32_768
+
+
+class KnownFiles:
+    """Which files storage will still hold when a new snapshot is decided.
+
+    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier
+    snapshots are undecided, only what they name as well: should one of them complete and the last
+    one be deleted, the files are still named. Used by the owner's thread, except for `uploaded`.
+    """
+
+    def __init__(self, restored: FileHandles) -> None:
+        self._completed = restored
+        self._undecided: dict[CheckpointId, FileHandles] = {}
+        self._uploaded: dict[CheckpointId, FileHandles] = {}
+
+    def begin(self, checkpoint: CheckpointId) -> FileHandles:
+        """Return the files that the snapshot of `checkpoint` may name without uploading them."""
+        files = {
+            name: handle
+            for name, handle in self._completed.items()
+            if all(known.get(name) == handle for known in self._undecided.values())
+        }
+        self._undecided[checkpoint] = files
+        return files
+
+    def uploaded(self, checkpoint: CheckpointId, files: FileHandles) -> None:
+        """Take note of all files that the snapshot of `checkpoint` names. Any thread."""
+        self._uploaded[checkpoint] = files
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Build on `checkpoint` from now on; all before it are decided, too."""
+        files = self._uploaded.get(checkpoint)
+        if files is None:
+            return
+        self._completed = files
+        # An upload may have ended after a newer checkpoint had completed.
+        for decided in {*self._undecided, *list(self._uploaded)}:
+            if decided <= checkpoint:
+                self.aborted(decided)
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Never build on `checkpoint`."""
+        self._undecided.pop(checkpoint, None)
+        self._uploaded.pop(checkpoint, None)
+
+
+class Frozen:
+    """A snapshot's writes and the copy of the database that they lead to."""
+
+    def __init__(self, writes: WriteQueue, pending: PendingWrites) -> None:
+        self._writes = writes
+        self._pending = pending
+
+    def copy(self) -> Path:
+        """Return where the copy is, made if need be. Any thread."""
+        self._writes.settle_in_background()
+        return self._pending.copy
+
+    def discard(self) -> None:
+        """Delete the copy. Any thread."""
+        self._writes.discard(self._pending)
+
+
+class RocksSnapshot(PendingSnapshot):
+    """A snapshot on its way to storage."""
+
+    def __init__(self, frozen: Frozen, upload: Upload) -> None:
+        self._frozen = frozen
+        self._upload = upload
+
+    def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
+        """Write the dirty entries, copy the database by hard links, upload what storage lacks."""
+        try:
+            return self._upload(writer, self._frozen.copy())
+        finally:
+            self._frozen.discard()
+
+    def discard(self) -> None:
+        """Delete the copy; the entries still go to the database when it is written next."""
+        self._frozen.discard()
+
+
+def rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[StateRows]:
+    """Yield the rows of one state in a copy of the database, key group by key group."""
+    kind = pa.large_binary()
+    starts = [group_prefix(group) + state_prefix(name) for group in key_groups]
+    rows = scan_copy(copy, [(start, after(start)) for start in starts])
+    while batch := list(islice(rows, SCAN_ROWS)):
+        split = [split_row_key(key) for key, _ in batch]
+        groups = np.array([group for group, _, _ in split], np.uint16)
+        keys = pa.array([rest for _, _, rest in split], kind)
+        yield StateRows(groups, keys, pa.array([value for _, value in batch], kind))
+
+
+WRITE_BATCH = 131_072
+_END_OF_GROUPS = b"\xff\xff"
+
+
+@dataclass(slots=True)
+class Restored:
+    """A database that holds the restored rows, their states, and the files that storage has."""
+
+    database: Database
+    metas: dict[str, StateMeta] = field(default_factory=dict[str, StateMeta])
+    files: FileHandles = field(default_factory=dict[str, StateHandle])
+
+    def add(self, metas: Iterable[StateMeta], context: StateContext) -> None:
+        """Take note of the states of one more snapshot."""
+        for meta in metas:
+            self.metas.setdefault(meta.name, meta).check(meta, str(context))
+
+
+def restore(
+    context: StateContext,
+    handles: Sequence[StateHandle],
+    reader: StateReader,
+    directory: Path,
+    new_database: Callable[[Path], Database],
+) -> Restored:
+    """Return a database in `directory` with the rows of the context's key groups.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by another backend and not in
+            the canonical form.
+        CheckpointCorrupt: A file is damaged or missing.
+    """
+    by_name = {handle.name: handle for handle in handles}
+    manifests = [
+        read_manifest(reader, handle, context) for handle in by_name.values() if is_manifest(handle)
+    ]
+    _check_kinds(by_name, manifests, context)
+    sharing = [manifest for manifest in manifests if _common(manifest, context)]
+    sharing.sort(key=lambda manifest: -len(_common(manifest, context)))
+    files: FileHandles = {}
+    if sharing:
+        files = download_copy(reader, sharing[0], by_name, directory / "db")
+    restored = Restored(new_database(directory))
+    try:
+        for manifest in manifests:
+            restored.add(manifest.metas(), context)
+        if sharing:
+            _clip(restored.database, sharing[0], context)
+            if _covers(files.values(), context):
+                restored.files = files
+        for manifest in sharing[1:]:
+            _copy_rows(reader, manifest, by_name, directory / "other", restored.database, context)
+        canonical = [handle for handle in handles if is_canonical(handle)]
+        for meta, rows in read_canonical(reader, canonical, context):
+            restored.add([meta], context)
+            restored.database.write(pairs_of(with_map_keys_of_today(meta, rows), meta.name))
+    except BaseException:
+        restored.database.close()
+        raise
+    return restored
+
+
+def _check_kinds(
+    by_name: dict[str, StateHandle], manifests: Sequence[Manifest], context: StateContext
+) -> None:
+    if manifests:
+        return
+    foreign = [name for name, handle in by_name.items() if not is_canonical(handle)]
+    if foreign:
+        raise StateIncompatible(
+            f"state of {context} was written by another backend ({foreign[0]}); restore it with"
+            " that backend"
+        )
+
+
+def _common(manifest: Manifest, context: StateContext) -> range:
+    mine, its = context.key_groups, manifest.key_groups
+    return range(max(mine.start, its.start), min(mine.stop, its.stop))
+
+
+def _clip(database: Database, manifest: Manifest, context: StateContext) -> None:
+    """Delete what lies outside of the context's key groups."""
+    if manifest.key_groups.start < context.key_groups.start:
+        database.delete_range(group_prefix(0), group_prefix(context.key_groups.start))
+    if manifest.key_groups.stop > context.key_groups.stop:
+        database.delete_range(group_prefix(context.key_groups.stop), _END_OF_GROUPS)
+
+
+def _covers(handles: Iterable[StateHandle], context: StateContext) -> bool:
+    """Tell whether all of `handles` are for all of the context's key groups, and shared."""
+    groups = context.key_groups
+    return all(
+        handle.shared
+        and handle.key_group_first <= groups.start
+        and handle.key_group_last >= groups.stop - 1
+        for handle in handles
+    )
+
+
+def _copy_rows(
+    reader: StateReader,
+    manifest: Manifest,
+    by_name: dict[str, StateHandle],
+    directory: Path,
+    into: Database,
+    context: StateContext,
+) -> None:
+    common = _common(manifest, context)
+    try:
+        download_copy(reader, manifest, by_name, directory)
+        rows = scan_copy(directory, [(group_prefix(common.start), group_prefix(common.stop))])
+        while batch := list[Pair](islice(rows, WRITE_BATCH)):
+            into.write(batch)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

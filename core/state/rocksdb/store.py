@@ -1,0 +1,414 @@
+"""Keyed state in a RocksDB of the slot, with incremental snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+from onceflow.core.state.aggregates.accumulators import AccumulatorTable
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.api.descriptors import (
+    AccumulatorColumn,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.api.stores import (
+    KeyedStateStore,
+    ListState,
+    MapState,
+    PendingSnapshot,
+    ValueState,
+)
+from onceflow.core.state.heap.entries import (
+    Cells,
+    CurrentKey,
+    EntryListState,
+    EntryValueState,
+    MapKeys,
+)
+from onceflow.core.state.heap.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.rocksdb.accumulators import PRELOAD_BATCH, RocksAccumulators
+from onceflow.core.state.rocksdb.database import (
+    Database,
+    DatabaseOptions,
+    Pair,
+    PendingWrites,
+    WriteQueue,
+    after,
+    group_prefix,
+    merged,
+    state_prefix,
+)
+from onceflow.core.state.rocksdb.entries import (
+    ListFormat,
+    MapFormat,
+    RocksEntries,
+    RocksMapState,
+    RowFormat,
+)
+from onceflow.core.state.rocksdb.snapshots import (
+    Frozen,
+    KnownFiles,
+    Restored,
+    RocksSnapshot,
+    Upload,
+    file_prefix,
+    restore,
+    rows_of_copy,
+    upload_copy,
+)
+from onceflow.core.state.snapshots.canonical import (
+    RestoredStates,
+    StateContent,
+    StateMeta,
+    StateRows,
+    begins_to_expire,
+    write_canonical,
+)
+from onceflow.core.state.snapshots.expired_rows import rows_of_snapshot, stamped_value
+from onceflow.core.state.types.serializers import serializer_of
+from onceflow.core.state.types.widening import depends_on_values
+
+CHECKED_ROWS = 64
+CHECKED_GROUPS = 1_024
+"""A look into a key group without rows costs some microseconds."""
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class RocksDBStore(KeyedStateStore):
+    """Keyed state in a local database behind bounded caches."""
+
+    def __init__(
+        self,
+        context: StateContext,
+        database_id: str,
+        restored: Restored,
+        *,
+        cache_entries: int,
+        incremental: bool,
+    ) -> None:
+        self._cache_entries = cache_entries
+        self._incremental = incremental
+        self._context = context
+        self._id = database_id
+        self._database = restored.database
+        self._restored = RestoredStates(context, restored.metas.values())
+        self._metas = dict(restored.metas)
+        self._files = KnownFiles(restored.files)
+        self._writes = WriteQueue(restored.database)
+        self._registry = Registry(context)
+        self._current = CurrentKey()
+        self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
+        self._by_key: list[RocksEntries] = []
+        self._tables: dict[str, RocksEntries] = {}
+        self._maps: list[RocksMapState[Any, Any]] = []
+        self._aggregates: dict[str, RocksAccumulators] = {}
+
+    @classmethod
+    def open(
+        cls,
+        context: StateContext,
+        handles: Sequence[StateHandle],
+        reader: StateReader,
+        *,
+        home: Path,
+        sizes: DatabaseOptions,
+        cache_entries: int,
+        incremental: bool,
+    ) -> RocksDBStore:
+        """Return a store that holds the restored rows of the context's key groups.
+
+        Its database is a new directory in `home`. `cache_entries` of each state are held in memory.
+        With `incremental`, a snapshot shares files with completed checkpoints.
+
+        Raises:
+            StateIncompatible, CheckpointCorrupt: See `StateBackend.open`.
+        """
+        database_id = uuid4().hex
+
+        def new_database(path: Path) -> Database:
+            return Database(path, sizes)
+
+        directory = home / f"rocksdb-{database_id}"
+        restored = restore(context, handles, reader, directory, new_database)
+        return cls(
+            context,
+            database_id,
+            restored,
+            cache_entries=cache_entries,
+            incremental=incremental,
+        )
+
+    def set_current_key(self, key: Any) -> None:
+        """Make `key` the current key."""
+        self._current.key = key
+
+    def current_key(self) -> Any:
+        """Return the current key."""
+        return self._current.key
+
+    def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
+        """Yield every key and its value."""
+        return self._tables[descriptor.name].all(self._context.key_groups)
+
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Read what is not in memory, all at once; map states read entries when they are asked."""
+        distinct = list(dict.fromkeys(keys))
+        for table in self._tables.values():
+            table.join(2 * len(distinct))
+        for table in self._by_key:
+            table.prefetch(distinct)
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return the value state of this name."""
+        meta = value_meta(descriptor)
+        state: ValueState[T] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            table = self._entries(meta, RowFormat(cells))
+            self._by_key.append(table)
+            state = EntryValueState(table, descriptor)
+            self._registry.add(meta, state)
+        return state
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return the list state of this name."""
+        meta = list_meta(descriptor)
+        state: ListState[T] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            table = self._entries(meta, ListFormat(cells))
+            self._by_key.append(table)
+            state = EntryListState(table)
+            self._registry.add(meta, state)
+        return state
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Return the map state of this name."""
+        meta = map_meta(descriptor)
+        state: RocksMapState[K, V] | None = self._registry.find(meta)
+        if state is None:
+            cells = Cells(serializer_of(descriptor.type), descriptor.name)
+            keys = MapKeys(descriptor.key_type, descriptor.name)
+            state = RocksMapState(self._entries(meta, MapFormat(cells)), keys)
+            self._maps.append(state)
+            self._registry.add(meta, state)
+        return state
+
+    def accumulators(
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        columns: Sequence[AccumulatorColumn],
+        *,
+        namespaced: bool = False,
+        ttl: StateTtlConfig | None = None,
+    ) -> AccumulatorTable:
+        """Return the running aggregates of this name."""
+        shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
+        table: RocksAccumulators | None = self._registry.find(shape.meta)
+        if table is None:
+            found = self._claim(shape.meta)
+            if found is not None and found != shape.meta:
+                self._carry_over(found, shape)
+            table = RocksAccumulators(
+                shape,
+                str(self._context),
+                self._context.max_parallelism,
+                self._writes,
+                self._database,
+                self._cache_entries,
+                self._context.key_groups,
+                ttl,
+            )
+            if found is not None:
+                table.preload()
+            self._aggregates[name] = table
+            self._freezers.append(table.freeze)
+            self._registry.add(shape.meta, table)
+        return table
+
+    def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
+        found = self._claim(meta)
+        table = RocksEntries(
+            self._current,
+            meta.name,
+            row_format,
+            self._writes,
+            self._database,
+            self._cache_entries,
+            self._context.max_parallelism,
+            complete=found is None,
+        )
+        self._freezers.append(table.freeze)
+        self._tables[meta.name] = table
+        if found is not None and begins_to_expire(found, meta):
+            self._stamp(meta, row_format.cells.serializer)
+        if found is not None:
+            self._check_readable(found, meta, row_format)
+        return table
+
+    def _check_readable(self, found: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
+        """Refuse a state whose rows its type no longer takes.
+
+        All are read where the type takes some values of the old one alone; else a few of them, and
+        the others when their keys come.
+
+        Raises:
+            StateIncompatible: A row does not read as the type.
+        """
+        prefix = state_prefix(asked.name)
+        starts = (group_prefix(group) + prefix for group in self._context.key_groups)
+        if depends_on_values(found.signature, asked.signature):
+            checking = type(row_format)(row_format.cells.checking())
+            for start in starts:
+                for _, value in self._database.scan(start, after(start)):
+                    checking.unpack(value)
+            return
+        ranges = islice(starts, CHECKED_GROUPS)
+        rows = chain.from_iterable(self._database.scan(start, after(start)) for start in ranges)
+        for _, value in islice(rows, CHECKED_ROWS):
+            row_format.unpack(value)
+
+    def _claim(self, meta: StateMeta) -> StateMeta | None:
+        """Return what is restored of a state; what is not taken of it is deleted."""
+        was_there = meta.name in self._metas
+        found = self._restored.claim(meta)
+        if was_there and found is None:
+            self._delete(meta.name)
+        self._metas[meta.name] = meta
+        return found
+
+    def clean(self, count: int) -> None:
+        """Delete what has expired of the next rows."""
+        for table in self._tables.values():
+            table.clean(count, self._context.key_groups)
+        for aggregates in self._aggregates.values():
+            aggregates.clean(count)
+
+    def opened(self) -> tuple[str, ...]:
+        """Refuse or delete what nobody has asked for."""
+        for meta in self._restored.opened():
+            self._delete(meta.name)
+            del self._metas[meta.name]
+        self._registry.complete()
+        return tuple(self._restored.dropped)
+
+    def _delete(self, name: str) -> None:
+        for group in self._context.key_groups:
+            start = group_prefix(group) + state_prefix(name)
+            self._database.delete_range(start, after(start))
+
+    def _carry_over(self, found: StateMeta, shape: AccumulatorShape) -> None:
+        """Write the totals anew, in the layout of `shape`."""
+
+        def carried(values: list[bytes]) -> list[bytes]:
+            packed = shape.carried(found, pa.array(values, pa.large_binary()))
+            return packed.to_pylist()
+
+        self._rewrite(shape.name, carried)
+
+    def _stamp(self, meta: StateMeta, serializer: Any) -> None:
+        """Write the rows anew, as used just now: the state has a time to live from here on."""
+        self._rewrite(
+            meta.name,
+            lambda values: [stamped_value(value, meta.kind, serializer) for value in values],
+        )
+
+    def _rewrite(self, name: str, change: Callable[[list[bytes]], list[bytes]]) -> None:
+        for group in self._context.key_groups:
+            start = group_prefix(group) + state_prefix(name)
+            rows = self._database.scan(start, after(start))
+            while batch := list(islice(rows, PRELOAD_BATCH)):
+                values = change([value for _, value in batch])
+                self._database.write(
+                    (key, value) for (key, _), value in zip(batch, values, strict=True)
+                )
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Take the dirty entries of every state; they are written by the thread that uploads."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`; the upload reads every row."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
+
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """As `snapshot`, with every file written anew: checkpoints share none with it."""
+        return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
+
+    def _freeze(self, checkpoint: CheckpointId) -> Frozen:
+        taken = [freeze() for freeze in self._freezers]
+        copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
+        pending = PendingWrites(lambda: merged(taken), copy)
+        self._writes.submit(pending)
+        for state in self._maps:
+            state.snapshot_taken()
+        return Frozen(self._writes, pending)
+
+    def _upload_native(self, checkpoint: CheckpointId) -> Upload:
+        context, files, metas = self._context, self._files, list(self._metas.values())
+        incremental = self._incremental
+        known = files.begin(checkpoint) if incremental else {}
+        unique = file_prefix(self._id, checkpoint)
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            handles, uploaded = upload_copy(
+                writer, context, copy, metas, known, unique, shared=incremental
+            )
+            files.uploaded(checkpoint, uploaded)
+            return handles
+
+        return upload
+
+    def _upload_alone(self, checkpoint: CheckpointId) -> Upload:
+        context, metas = self._context, list(self._metas.values())
+        unique = file_prefix(self._id, checkpoint)
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            handles, _ = upload_copy(writer, context, copy, metas, {}, unique, shared=False)
+            return handles
+
+        return upload
+
+    def _upload_canonical(self) -> Upload:
+        context, metas = self._context, list(self._metas.values())
+        serializers = {name: table.cells.serializer for name, table in self._tables.items()}
+        alive = {name: table.alive for name, table in self._aggregates.items()}
+
+        def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
+            contents: list[StateContent] = []
+            for meta in metas:
+                rows: Iterable[StateRows] = rows_of_copy(copy, meta.name, context.key_groups)
+                if meta.name in serializers:
+                    rows = rows_of_snapshot(rows, meta.kind, serializers[meta.name])
+                if meta.name in alive:
+                    rows = alive[meta.name](rows)
+                contents.append((meta, rows))
+            return write_canonical(writer, context, contents)
+
+        return upload
+
+    def notify_completed(self, checkpoint: CheckpointId) -> None:
+        """Let later snapshots name the files of `checkpoint` again."""
+        self._files.completed(checkpoint)
+
+    def notify_aborted(self, checkpoint: CheckpointId) -> None:
+        """Keep later snapshots from naming the files of `checkpoint`."""
+        self._files.aborted(checkpoint)
+
+    def close(self) -> None:
+        """Close and delete the local database."""
+        self._writes.close()

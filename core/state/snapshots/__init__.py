@@ -1,0 +1,1 @@
+"""Snapshots in the canonical form, read and written without a store, too."""

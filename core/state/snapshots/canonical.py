@@ -1,0 +1,414 @@
+"""The canonical form of keyed state: what every backend can write and restore.
+
+One snapshot of one subtask is one or more *parts*, each an Arrow IPC stream that stands alone.
+Its schema metadata holds, under `onceflow.state`, JSON: format, max parallelism and every state's
+name, kind and signature. Its columns: `state` (place in that list), `key_group`, `key` and
+`value`. What `key` and `value` hold follows from the kind:
+
+    value, list     key = encoded key;  value = the value, or the MessagePack array of the elements
+    map             key = 4-byte big-endian length and encoded key, then the encoded map key
+    accumulators    key = encoded key columns;  value = the columns' totals, then their flags
+
+A state without rows is in the metadata all the same, so its type is still checked.
+
+On the way back, nothing is dropped in silence: a state that nobody asks for, or that is asked for
+as something else, is refused by name. Where the user allows it, exactly that is dropped and told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
+from onceflow.core.state.api.descriptors import USED
+from onceflow.core.state.types.serializers import TTL_PREFIX
+from onceflow.core.state.types.widening import misfit, reads_as
+
+StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
+Groups: TypeAlias = npt.NDArray[np.uint16]
+
+FORMAT = 1
+PART_PREFIX = "canonical-"
+BATCH_ROWS = 32_768
+PART_BYTES = 32 << 20
+"""A part is closed when it has grown past this; bounds the memory of an upload."""
+_METADATA_KEY = b"onceflow.state"
+_FIELDS = [
+    pa.field("state", pa.uint16()),
+    pa.field("key_group", pa.uint16()),
+    pa.field("key", pa.large_binary()),
+    pa.field("value", pa.large_binary()),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeta:
+    """What a snapshot says about one state."""
+
+    name: str
+    kind: StateKind
+    signature: str
+
+    def check(self, other: StateMeta, label: str) -> None:
+        """Return when this and `other`, of two parts of one snapshot, agree.
+
+        Raises:
+            StateIncompatible: They are of another kind or type; names both.
+        """
+        if self != other:
+            raise StateIncompatible(
+                f"the parts of one snapshot hold state {self.name!r} of {label} as {self.kind}"
+                f" {self.signature} and as {other.kind} {other.signature}: they were not written"
+                " together; restore another checkpoint"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Some rows of one state."""
+
+    groups: Groups
+    keys: pa.Array
+    values: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def within(self, key_groups: range) -> StateRows:
+        """Return the rows of these key groups."""
+        inside = (self.groups >= key_groups.start) & (self.groups < key_groups.stop)
+        if bool(inside.all()):
+            return self
+        mask = pa.array(inside)
+        return StateRows(self.groups[inside], self.keys.filter(mask), self.values.filter(mask))
+
+
+StateContent: TypeAlias = tuple[StateMeta, Iterable[StateRows]]
+
+
+class _Part:
+    """One part under construction, in memory."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._sink = pa.BufferOutputStream()
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+
+    def add(self, state: int, rows: StateRows) -> None:
+        self._stream.write_batch(
+            pa.record_batch(
+                [
+                    pa.array(np.full(len(rows), state, np.uint16)),
+                    pa.array(rows.groups),
+                    rows.keys.cast(pa.large_binary()),
+                    rows.values.cast(pa.large_binary()),
+                ],
+                schema=self._schema,
+            )
+        )
+
+    def full(self) -> bool:
+        return bool(self._sink.tell() >= PART_BYTES)
+
+    def finish(self) -> pa.Buffer:
+        self._stream.close()
+        return self._sink.getvalue()
+
+
+def write_canonical(
+    writer: StateWriter, context: StateContext, states: Sequence[StateContent]
+) -> tuple[StateHandle, ...]:
+    """Return the handles of parts that hold `states`; at least one, even without any row."""
+    about = {
+        "format": FORMAT,
+        "uid": context.uid,
+        "max_parallelism": context.max_parallelism,
+        "states": [[meta.name, meta.kind, meta.signature] for meta, _ in states],
+    }
+    schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
+    handles: list[StateHandle] = []
+    part = _Part(schema)
+
+    def close_part() -> None:
+        name = f"{PART_PREFIX}{len(handles):05d}.arrow"
+        handles.append(writer.write(name, part.finish(), key_groups=context.key_groups))
+
+    for index, (_, chunks) in enumerate(states):
+        for rows in gathered(chunks):
+            if part.full():
+                close_part()
+                part = _Part(schema)
+            if len(rows):
+                part.add(index, rows)
+    close_part()
+    return tuple(handles)
+
+
+def gathered(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
+    """Yield the same rows in larger chunks."""
+    waiting: list[StateRows] = []
+    count = 0
+    for rows in chunks:
+        waiting.append(rows)
+        count += len(rows)
+        if count >= BATCH_ROWS:
+            yield _joined(waiting)
+            waiting, count = [], 0
+    if count:
+        yield _joined(waiting)
+
+
+def _joined(chunks: Sequence[StateRows]) -> StateRows:
+    if len(chunks) == 1:
+        return chunks[0]
+    return StateRows(
+        np.concatenate([rows.groups for rows in chunks]),
+        pa.concat_arrays([rows.keys for rows in chunks]),
+        pa.concat_arrays([rows.values for rows in chunks]),
+    )
+
+
+def is_canonical(handle: StateHandle) -> bool:
+    """Tell whether `handle` is a part of a canonical snapshot."""
+    return handle.name.startswith(PART_PREFIX)
+
+
+def read_canonical(
+    reader: StateReader, handles: Iterable[StateHandle], context: StateContext
+) -> Iterator[tuple[StateMeta, StateRows]]:
+    """Yield the rows of the context's key groups, and for every state at least once, maybe no rows.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes pass their checksum and still are no such part.
+    """
+    for handle in handles:
+        try:
+            with pa.ipc.open_stream(reader.read(handle)) as stream:
+                metas = _metas_of(stream.schema, handle, context)
+                for meta in metas:
+                    yield meta, _no_rows()
+                for batch in stream:
+                    yield from _rows_of(batch, metas, context.key_groups)
+        except pa.ArrowInvalid as error:
+            raise _no_state_file(handle, context, error) from error
+
+
+def metas_of(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+    """Return the states that a part says it holds, by its first bytes if those will do.
+
+    Raises:
+        StateIncompatible: Written with another max parallelism, or by a newer onceflow.
+        StateCorrupt: The bytes are no such part.
+        CheckpointCorrupt: The file is gone, or not what was written.
+    """
+    for read in (reader.head, reader.read):
+        try:
+            with pa.ipc.open_stream(read(handle)) as stream:
+                return _metas_of(stream.schema, handle, context)
+        except pa.ArrowInvalid as error:
+            found = error
+    raise _no_state_file(handle, context, found) from found
+
+
+def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
+    return StateCorrupt(
+        f"{handle.name} of {context} ({handle.path or 'inline'}) is no state file: {error};"
+        " restore an older checkpoint"
+    )
+
+
+def _metas_of(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+    metadata = schema.metadata or {}
+    if _METADATA_KEY not in metadata:
+        raise StateCorrupt(f"{handle.name} of {context} says nothing about its states")
+    about: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
+    check_format(about["format"], FORMAT, handle.name, context)
+    check_same_max_parallelism(about["max_parallelism"], context)
+    return [StateMeta(*state) for state in about["states"]]
+
+
+def check_format(found: int, known: int, name: str, context: StateContext) -> None:
+    """Raise StateIncompatible unless this version reads files of format `found`."""
+    if found > known:
+        raise StateIncompatible(
+            f"{name} of {context} has format {found}, this onceflow reads {known}: upgrade it"
+        )
+    if found < known:
+        raise StateIncompatible(
+            f"{name} of {context} has format {found}, this onceflow reads {known}: take a canonical"
+            " savepoint with the version that wrote it, and start from that"
+        )
+
+
+def check_same_max_parallelism(found: int, context: StateContext) -> None:
+    """Return when state written with `found` key groups can be restored.
+
+    Raises:
+        StateIncompatible: The number is another one now, so keys would be looked for elsewhere.
+    """
+    if found != context.max_parallelism:
+        raise StateIncompatible(
+            f"state of {context} was written with max parallelism {found} and is restored with"
+            f" {context.max_parallelism}; it cannot change in a job's life: set it back to {found}"
+        )
+
+
+def _rows_of(
+    batch: pa.RecordBatch, metas: Sequence[StateMeta], key_groups: range
+) -> Iterator[tuple[StateMeta, StateRows]]:
+    states, groups, keys, values = batch.columns
+    if not len(states):
+        return
+    index = states[0].as_py()
+    if index >= len(metas):
+        raise StateError(f"a snapshot's row names state {index} of {len(metas)}")
+    rows = StateRows(groups.to_numpy(), keys, values).within(key_groups)
+    if len(rows):
+        yield metas[index], rows
+
+
+def _no_rows() -> StateRows:
+    none = pa.array([], pa.large_binary())
+    return StateRows(np.zeros(0, np.uint16), none, none)
+
+
+def _way_out(gone: Sequence[str]) -> str:
+    """Return what a user may do besides, and what that deletes."""
+    deleted = ", ".join(gone) if gone else "nothing"
+    return (
+        "start with Pipeline(…, allow_non_restored_state=True), which deletes"
+        f" {deleted} and keeps offsets, sink ids and all other state"
+    )
+
+
+class RestoredStates:
+    """The states of one store's snapshot. Used by the store's thread."""
+
+    def __init__(self, context: StateContext, metas: Iterable[StateMeta] = ()) -> None:
+        self._label = str(context)
+        self._allowed = context.allow_non_restored_state
+        self._left = {meta.name: meta for meta in metas}
+        self._asked: list[str] = []
+        self.dropped: list[str] = []
+        """What the snapshot held and the operator does not take, for people."""
+
+    def add(self, meta: StateMeta) -> None:
+        """Take note of a state in one more part of the snapshot.
+
+        Raises:
+            StateIncompatible: Another part holds it as something else.
+        """
+        self._left.setdefault(meta.name, meta).check(meta, self._label)
+
+    def left(self) -> tuple[StateMeta, ...]:
+        """Return the states that nobody has asked for yet."""
+        return tuple(self._left.values())
+
+    def claim(self, asked: StateMeta) -> StateMeta | None:
+        """Return what the snapshot holds under the name that is `asked` for, None when nothing.
+
+        May return running aggregates of which only some are asked for, a state without time to
+        live that is asked for with one, and a state of a narrower type.
+
+        Raises:
+            StateIncompatible: It is something else, and may not be dropped.
+        """
+        found = self._left.get(asked.name)
+        if found is not None and found != asked and not _taken_as(found, asked):
+            return self._partly(found, asked)
+        self._taken(asked)
+        return found
+
+    def opened(self) -> tuple[StateMeta, ...]:
+        """Return the states that nobody has asked for when the operator has opened, to be dropped.
+
+        Raises:
+            StateIncompatible: They may not be dropped.
+        """
+        left = self.left()
+        if left and not self._allowed:
+            names = ", ".join(f"{meta.name!r} ({meta.kind} {meta.signature})" for meta in left)
+            names_left = [f"state {meta.name!r}" for meta in left]
+            asked = ", ".join(map(repr, sorted(self._asked))) or "none"
+            raise StateIncompatible(
+                f"the checkpoint holds state {names} of {self._label}, and the operator does not"
+                f" ask for it when it opens (it asks for {asked}): a renamed state would start"
+                f" empty. Take the old name or function back; or {_way_out(names_left)}"
+            )
+        self._left.clear()
+        uid = self._label.partition("[")[0]
+        self.dropped += [f"state {meta.name!r} of {uid}" for meta in left]
+        return left
+
+    def _taken(self, asked: StateMeta) -> None:
+        self._asked.append(asked.name)
+        self._left.pop(asked.name, None)
+
+    def _partly(self, found: StateMeta, asked: StateMeta) -> StateMeta | None:
+        kept, gone, new = _compared(found, asked)
+        if (gone or new) and not self._allowed:
+            started = f" {', '.join(new)} would know only records from now on." if new else ""
+            if begins_to_expire(asked, found) or _ceases_to_expire(found, asked):
+                started += (
+                    " Its time to live cannot be taken away: what has expired and is still in the"
+                    " checkpoint would come back. Choose a longer one."
+                )
+            elif found.kind == asked.kind != "accumulators":
+                if why := misfit(found.signature, asked.signature):
+                    started += f" {why[0].upper()}{why[1:]}."
+                started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
+            raise StateIncompatible(
+                f"state {asked.name!r} of {self._label} was written as {found.kind}"
+                f" {found.signature} and is now asked for as {asked.kind} {asked.signature}."
+                f"{started} Take it back as it was; or {_way_out(gone)}"
+            )
+        self._taken(asked)
+        self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]
+        return found if kept else None
+
+
+def _taken_as(found: StateMeta, asked: StateMeta) -> bool:
+    same_kind = found.kind == asked.kind != "accumulators"
+    return same_kind and reads_as(found.signature, asked.signature)
+
+
+def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `asked` is `found` with a time to live."""
+    expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in found.signature
+    return expires_only_now and _taken_as(found, asked)
+
+
+def _ceases_to_expire(found: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `found` are aggregates with a time to live, and `asked` are some without."""
+    both = found.kind == asked.kind == "accumulators"
+    return both and USED.name in aggregates_of(found)[1].keys() - aggregates_of(asked)[1].keys()
+
+
+def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
+    """Return the key part of a table's signature, and what each aggregate is, in order."""
+    keys, bracket, listed = meta.signature.partition("]")
+    pieces = listed.removesuffix(")").split("),") if listed else []
+    return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
+
+
+def _compared(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
+    """Return which parts of `found` are taken, which are not, and which of `asked` are new."""
+    if found.kind == asked.kind == "accumulators":
+        old_keys, old = aggregates_of(found)
+        new_keys, new = aggregates_of(asked)
+        if old_keys == new_keys and not _ceases_to_expire(found, asked):
+            kept = [name for name, what in old.items() if new.get(name) == what]
+            gone = [f"aggregate {name!r}" for name in old if name not in kept]
+            # A value state begins empty wherever it is new; an aggregate would miss records.
+            started = [n for n, what in new.items() if n in old or not what.startswith("last(")]
+            return kept, gone, [f"aggregate {name!r}" for name in started if name not in kept]
+    return [], [f"state {found.name!r}"], [f"state {asked.name!r}"]

@@ -1,0 +1,65 @@
+"""Rows of states that expire: what of them a snapshot leaves out, and how they begin to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.decoders import msgpack_decoder
+from onceflow.core.state.snapshots.canonical import StateKind, StateRows
+from onceflow.core.state.types.serializers import ExpiringSerializer, Serializer
+
+_decode_list = msgpack_decoder(list[bytes]).decode
+_encode_list = msgspec.msgpack.Encoder().encode
+
+
+def rows_of_snapshot(
+    chunks: Iterable[StateRows], kind: StateKind, serializer: Serializer[Any]
+) -> Iterable[StateRows]:
+    """Return the rows that a full snapshot holds: all, or those that have not expired."""
+    if isinstance(serializer, ExpiringSerializer) and serializer.cleans_snapshots:
+        return _AliveRows(chunks, kind, serializer)
+    return chunks
+
+
+class _AliveRows:
+    """Rows without what has expired when they are written."""
+
+    def __init__(
+        self, chunks: Iterable[StateRows], kind: StateKind, serializer: ExpiringSerializer
+    ) -> None:
+        self._chunks = chunks
+        self._kind = kind
+        self._serializer = serializer
+
+    def __iter__(self) -> Iterator[StateRows]:
+        for rows in self._chunks:
+            values = [self._alive(value) for value in rows.values.to_pylist()]
+            alive = np.array([value is not None for value in values], np.bool_)
+            mask = pa.array(alive)
+            kept = pa.array([value for value in values if value is not None], pa.large_binary())
+            yield StateRows(rows.groups[alive], rows.keys.filter(mask), kept)
+
+    def _alive(self, value: bytes) -> bytes | None:
+        """Return what of a row's value has not expired, None when all of it has."""
+        expired = self._serializer.expired_bytes
+        if self._kind != "list":
+            return None if expired(value) else value
+        elements = _decode_list(value)
+        alive = [element for element in elements if not expired(element)]
+        if len(alive) == len(elements):
+            return value
+        return _encode_list(alive) if alive else None
+
+
+def stamped_value(value: bytes, kind: StateKind, serializer: Serializer[Any]) -> bytes:
+    """Return the value of a row that was kept without times, as used just now."""
+    if not isinstance(serializer, ExpiringSerializer):
+        return value
+    if kind != "list":
+        return serializer.stamped(value)
+    return _encode_list([serializer.stamped(element) for element in _decode_list(value)])

@@ -1,0 +1,122 @@
+"""Rows of a snapshot's states that are not kept by key, as columns.
+
+    split, union   subtask, element, value; a row an element
+    broadcast      map_key, value; a row an entry, of one subtask: all have the same
+    raw-keyed      key_group, value: the function's own bytes
+
+Values are typed as those of keyed state are; see `state_columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
+from onceflow.core.state.api.context import StateReader
+from onceflow.core.state.keys.key_codec import decode_key
+from onceflow.core.state.operator_state import Mode, Saved, groups_of, mode_of, read_saved
+from onceflow.core.state.snapshots.state_columns import (
+    ValueForm,
+    key_column,
+    key_type_of,
+    value_type_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """One state of an operator that is not kept by key, as a snapshot describes it. Pickles."""
+
+    mode: Mode
+    name: str
+    key_signature: str
+    signature: str
+    sample: bytes | None
+    """A key of a broadcast state, which says the type of all; None where there is none."""
+
+    @property
+    def type(self) -> str:
+        """Its types by name."""
+        return " -> ".join(filter(None, (self.key_signature, self.signature)))
+
+    def schema(self, form: ValueForm) -> pa.Schema:
+        """Return the columns of its rows."""
+        value = pa.field("value", value_type_of(self.signature, form).arrow)
+        match self.mode:
+            case "split" | "union":
+                return pa.schema([("subtask", pa.int32()), ("element", pa.int32()), value])
+            case "broadcast":
+                key = None if self.sample is None else decode_key(self.sample)
+                return pa.schema([("map_key", key_type_of(key)), value])
+            case "raw-keyed":
+                return pa.schema([("key_group", pa.int32()), value])
+
+    def batch(self, saved: Saved, subtask: int, form: ValueForm) -> pa.RecordBatch:
+        """Return what one subtask holds of it.
+
+        Raises:
+            StateIncompatible: A value has no place in its column's type.
+        """
+        schema, elements = self.schema(form), saved.elements
+        try:
+            return pa.record_batch(self._columns(elements, subtask, schema, form), schema=schema)
+        except (pa.ArrowException, msgspec.MsgspecError, OverflowError, ValueError) as error:
+            raise StateIncompatible(
+                f"{self.mode} state {self.name!r} ({self.type}) does not fit {schema}: {error};"
+                " read it with valueFormat=json or valueFormat=binary"
+            ) from error
+
+    def _columns(
+        self, elements: Sequence[bytes], subtask: int, schema: pa.Schema, form: ValueForm
+    ) -> list[pa.Array]:
+        found = value_type_of(self.signature, form)
+        match self.mode:
+            case "split" | "union":
+                return [
+                    pa.array([subtask] * len(elements), pa.int32()),
+                    pa.array(range(len(elements)), pa.int32()),
+                    pa.array([found.value(one) for one in elements], found.arrow),
+                ]
+            case "broadcast":
+                keys = [decode_key(key) for key in elements[::2]]
+                values = [found.value(one) for one in elements[1::2]]
+                return [key_column(keys, schema.types[0]), pa.array(values, found.arrow)]
+            case "raw-keyed":
+                pairs = list(groups_of(elements))
+                return [
+                    pa.array([group for group, _ in pairs], pa.int32()),
+                    pa.array([data for _, data in pairs], pa.binary()),
+                ]
+
+
+def operator_states(
+    parts: Iterable[tuple[int, OperatorSnapshot]], reader: StateReader
+) -> list[OperatorState]:
+    """Return the states of an operator that are not kept by key; `parts` are by subtask.
+
+    All subtasks ask for the same, so of each mode one handle is read.
+
+    Raises:
+        StateIncompatible: A newer onceflow wrote them.
+        StateCorrupt, CheckpointCorrupt: A file is damaged or missing; names it.
+    """
+    firsts: dict[Mode, tuple[str, StateHandle]] = {}
+    for subtask, part in parts:
+        for handle in part.raw:
+            mode = mode_of(handle)
+            if mode is not None:
+                firsts.setdefault(mode, (f"{part.uid}[{subtask}]: {handle.name}", handle))
+    return [
+        OperatorState(mode, saved.name, saved.key_signature, saved.signature, _sample(mode, saved))
+        for mode, (label, handle) in firsts.items()
+        for saved in read_saved(reader.read(handle), label)
+    ]
+
+
+def _sample(mode: Mode, saved: Saved) -> bytes | None:
+    return saved.elements[0] if mode == "broadcast" and saved.elements else None

@@ -1,0 +1,136 @@
+"""Keyed state of a snapshot, read without a store and without the program that wrote it.
+
+A piece is what one reader can read on its own: one part of a canonical snapshot, or one RocksDB. A
+RocksDB is copied to local disk first, into a directory that is deleted with the last row.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
+from onceflow.core.state.snapshots.canonical import (
+    StateMeta,
+    StateRows,
+    is_canonical,
+    metas_of,
+    read_canonical,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePiece:
+    """Some of the keyed state of one operator's subtask. Pickles."""
+
+    uid: str
+    subtask: int
+    max_parallelism: int
+    handles: tuple[StateHandle, ...]
+    """One canonical part; or a manifest with all files of its database."""
+
+    def within(self, group: int) -> bool:
+        """Tell whether rows of key group `group` may be in it."""
+        one = self.handles[0]
+        return one.key_group_first <= group <= one.key_group_last
+
+    def metas(self, reader: StateReader) -> list[StateMeta]:
+        """Return the states that it says it holds; reads no more than it must.
+
+        Raises:
+            StateIncompatible: A newer onceflow or another backend wrote it.
+            CheckpointCorrupt: A file is damaged or missing.
+        """
+        context = self._context(range(self.max_parallelism))
+        if is_canonical(self.handles[0]):
+            return metas_of(reader, self.handles[0], context)
+        from onceflow.core.state.rocksdb.snapshots import is_manifest, read_manifest
+
+        manifest = next(handle for handle in self.handles if is_manifest(handle))
+        return read_manifest(reader, manifest, context).metas()
+
+    def rows(
+        self, name: str, reader: StateReader, key_groups: range | None = None
+    ) -> Iterator[StateRows]:
+        """Yield the rows of state `name`, of all key groups or some of them.
+
+        Raises:
+            StateIncompatible: A newer onceflow or another backend wrote it.
+            CheckpointCorrupt: A file is damaged or missing; names it.
+        """
+        context = self._context(key_groups or range(self.max_parallelism))
+        if is_canonical(self.handles[0]):
+            for meta, rows in read_canonical(reader, self.handles, context):
+                if meta.name == name and len(rows):
+                    yield rows
+            return
+        yield from self._rows_of_database(name, reader, context)
+
+    def _rows_of_database(
+        self, name: str, reader: StateReader, context: StateContext
+    ) -> Iterator[StateRows]:
+        from onceflow.core.state.rocksdb.snapshots import (
+            download_copy,
+            is_manifest,
+            read_manifest,
+            rows_of_copy,
+        )
+
+        by_name = {handle.name: handle for handle in self.handles}
+        manifest = read_manifest(reader, next(filter(is_manifest, self.handles)), context)
+        mine, wanted = manifest.key_groups, context.key_groups
+        groups = range(max(mine.start, wanted.start), min(mine.stop, wanted.stop))
+        with tempfile.TemporaryDirectory(prefix="onceflow-state-") as scratch:
+            copy = Path(scratch) / "copy"
+            download_copy(reader, manifest, by_name, copy)
+            yield from rows_of_copy(copy, name, groups)
+
+    def _context(self, key_groups: range) -> StateContext:
+        return StateContext(self.uid, self.subtask, key_groups, self.max_parallelism, Path())
+
+
+def pieces_of(
+    snapshots: Iterable[tuple[int, OperatorSnapshot]], max_parallelism: int
+) -> list[StatePiece]:
+    """Return the pieces of an operator's keyed state; `snapshots` are by subtask.
+
+    Raises:
+        StateIncompatible: Another backend than ours wrote it, natively.
+    """
+    pieces: list[StatePiece] = []
+    for subtask, snapshot in snapshots:
+        native = tuple(handle for handle in snapshot.keyed if not is_canonical(handle))
+        parts: list[tuple[StateHandle, ...]] = [(h,) for h in snapshot.keyed if is_canonical(h)]
+        if native:
+            _check_native(snapshot.uid, native)
+            parts.append(native)
+        pieces += [StatePiece(snapshot.uid, subtask, max_parallelism, part) for part in parts]
+    return pieces
+
+
+def _check_native(uid: str, handles: Sequence[StateHandle]) -> None:
+    from onceflow.core.state.rocksdb.snapshots import is_manifest
+
+    if not any(map(is_manifest, handles)):
+        raise StateIncompatible(
+            f"the state of {uid!r} was written by a backend that is read by itself alone"
+            f" ({handles[0].name}): take a savepoint, and read that"
+        )
+
+
+def metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dict[str, StateMeta]:
+    """Return the states of an operator, by name; one piece a subtask says them all.
+
+    Raises:
+        StateIncompatible: Two subtasks hold a name as different things.
+        CheckpointCorrupt: A file is damaged or missing; names it.
+    """
+    found: dict[str, StateMeta] = {}
+    for piece in {piece.subtask: piece for piece in reversed(list(pieces))}.values():
+        for meta in piece.metas(reader):
+            found.setdefault(meta.name, meta).check(meta, f"{piece.uid}[{piece.subtask}]")
+    return dict(sorted(found.items()))

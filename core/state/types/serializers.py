@@ -1,0 +1,262 @@
+"""How values become bytes: typed, named in the snapshot, and refused when the type has changed.
+
+A serializer's *signature* is written beside the state. Restoring under another signature is refused
+by name, before a single value is read. A `direct` serializer holds values that nobody can change in
+place (numbers, text, dates): they are kept as they are and encoded only for a snapshot. All others
+are encoded when they are set and decoded when they are read, so no snapshot and no other reader
+ever shares an object with user code.
+"""
+
+from __future__ import annotations
+
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Generic, TypeVar, cast
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from onceflow.core.decoders import msgpack_decoder
+from onceflow.core.errors import ConfigError
+from onceflow.core.state.types.exact_numbers import exact_float, integers_check
+from onceflow.core.state.types.signatures import type_name
+
+T = TypeVar("T")
+
+DIRECT_TYPES: tuple[type[Any], ...] = (
+    int, float, str, bytes, bool, date, datetime, time, timedelta, Decimal, UUID,
+)  # fmt: skip
+_PLAIN_TYPES: tuple[type[Any], ...] = (int, float, str, bytes, bool)
+_EXACT_FLOAT_MAX = 2.0**53
+"""Integers up to here are floats; from here on some are not."""
+_BIG_INTEGER = 1
+"""msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
+
+
+class Serializer(ABC, Generic[T]):
+    """Encodes values of one type. Pickled to the slots; stateless, so any thread may use it."""
+
+    @property
+    @abstractmethod
+    def signature(self) -> str:
+        """The format and type, with a version that changes when old bytes can no longer be read."""
+
+    @property
+    def direct_types(self) -> tuple[type[Any], ...]:
+        """Types whose values nobody can change in place, and that decode to what was encoded."""
+        return ()
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """Return `value` as bytes.
+
+        Raises:
+            TypeError, ValueError: It is no value of this type.
+        """
+
+    @abstractmethod
+    def decode(self, data: bytes) -> T:
+        """Return the value that `encode` was given.
+
+        Raises:
+            TypeError, ValueError: The bytes hold no value of this type.
+        """
+
+    def checking(self) -> Serializer[T]:
+        """Return one that decodes what was written under another type, and rounds nothing."""
+        return self
+
+
+TTL_PREFIX = "ttl/1:"
+"""What the signature of values that expire has before that of the values."""
+LIST_PREFIX = "list/1:"
+"""What the signature of a list has before that of its elements."""
+
+
+class ExpiringSerializer(Serializer[Any]):
+    """Encodes values with a time from which on they count as forgotten."""
+
+    @property
+    @abstractmethod
+    def cleans_snapshots(self) -> bool:
+        """Whether a full snapshot leaves out what has expired."""
+
+    @abstractmethod
+    def stamped(self, data: bytes) -> bytes:
+        """Return the bytes of a value that was written without a time, as if written just now."""
+
+    @abstractmethod
+    def expired_bytes(self, data: bytes) -> bool:
+        """Tell whether the value of these bytes has expired. Any thread."""
+
+    @abstractmethod
+    def expired(self, stored: Any) -> bool:
+        """Tell whether a stored value has expired."""
+
+
+class MsgpackSerializer(Serializer[Any]):
+    """MessagePack of any type that msgspec knows: builtins, dataclasses, Structs, enums, …."""
+
+    def __init__(self, python_type: Any) -> None:
+        self._type = python_type
+        self._encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(
+            enc_hook=_encode_other
+        ).encode
+        self._decode: Callable[[bytes], Any] = msgpack_decoder(python_type).decode
+        self._signature = f"msgpack/1:{type_name(python_type)}"
+
+    def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
+        return MsgpackSerializer, (self._type,)
+
+    @property
+    def signature(self) -> str:
+        """The type's name, that of a class with its fields."""
+        return self._signature
+
+    @property
+    def direct_types(self) -> tuple[type[Any], ...]:
+        """The type itself if it is a scalar; the plain scalars if any type is taken."""
+        if self._type is Any:
+            return _PLAIN_TYPES
+        return (self._type,) if self._type in DIRECT_TYPES else ()
+
+    def checking(self) -> Serializer[Any]:
+        """Return one that refuses integers that would be rounded, also inside of a value."""
+        return _CheckingSerializer(self._type)
+
+    def encode(self, value: Any) -> bytes:
+        """Return `value` as MessagePack."""
+        try:
+            return self._encode(value)
+        except OverflowError:
+            if value.__class__ is not int:
+                raise ValueError("an integer inside of it has more than 64 bits") from None
+            size = value.bit_length() // 8 + 1
+            data = value.to_bytes(size, "little", signed=True)
+            return self._encode(msgspec.msgpack.Ext(_BIG_INTEGER, data))
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value that `data` holds."""
+        try:
+            value = self._decode(data)
+        except msgspec.ValidationError:
+            if self._type not in (int, float):
+                raise
+            value = msgspec.msgpack.decode(data)
+            if not isinstance(value, msgspec.msgpack.Ext):
+                raise
+        if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
+            number = int.from_bytes(value.data, "little", signed=True)
+            return exact_float(number) if self._type is float else number
+        if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
+            # It may have been written as an integer, which has more digits.
+            number = msgspec.msgpack.decode(data)
+            return exact_float(number) if isinstance(number, int) else value
+        return value
+
+
+class _CheckingSerializer(MsgpackSerializer):
+    """Reads what was written under another type, and rounds no integer inside of it."""
+
+    def __init__(self, python_type: Any) -> None:
+        super().__init__(python_type)
+        self._check = integers_check(python_type)
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value that `data` holds."""
+        self._check(data)
+        return super().decode(data)
+
+
+class ListSerializer(Serializer[list[Any]]):
+    """A list of values, each as `element` encodes it."""
+
+    def __init__(self, element: Serializer[Any]) -> None:
+        self._element = element
+
+    @property
+    def signature(self) -> str:
+        """That of an element, said to be a list's."""
+        return f"{LIST_PREFIX}{self._element.signature}"
+
+    def checking(self) -> Serializer[list[Any]]:
+        """Return one that checks each element."""
+        return ListSerializer(self._element.checking())
+
+    def encode(self, value: list[Any]) -> bytes:
+        """Return a MessagePack array of the elements' bytes."""
+        return msgspec.msgpack.encode([self._element.encode(one) for one in value])
+
+    def decode(self, data: bytes) -> list[Any]:
+        """Return the elements that `data` holds."""
+        return [self._element.decode(one) for one in _decode_bytes(data)]
+
+
+_decode_bytes = msgpack_decoder(list[bytes]).decode
+
+
+def _encode_other(value: Any) -> Any:
+    raise TypeError(
+        f"{type(value).__name__} has no MessagePack form; convert it to a Python builtin, a"
+        " dataclass or a msgspec Struct, or give the state a Serializer of your own"
+    )
+
+
+def serializer_of(spec: Any) -> Serializer[Any]:
+    """Return the serializer for a Python type, an Arrow type or a serializer.
+
+    Raises:
+        ConfigError: Values of the type have no bytes.
+    """
+    if issubclass(type(spec), Serializer):
+        given: Serializer[Any] = spec
+        return given
+    return _msgpack_of(python_type_of(spec) if isinstance(spec, pa.DataType) else spec)
+
+
+@lru_cache(maxsize=256)
+def _msgpack_of(python_type: Any) -> MsgpackSerializer:
+    try:
+        return MsgpackSerializer(python_type)
+    except (TypeError, NameError) as error:
+        raise ConfigError(
+            f"state of type {python_type!r} has no MessagePack form ({error}); use builtins, a"
+            " dataclass or a msgspec Struct, or a Serializer of your own"
+        ) from error
+
+
+def python_type_of(kind: pa.DataType) -> Any:
+    """Return the Python type of the values of an Arrow type.
+
+    Raises:
+        ConfigError: There is none that has bytes.
+    """
+    types_ = pa.types
+    for matches, python_type in (
+        (types_.is_boolean, bool),
+        (types_.is_integer, int),
+        (types_.is_floating, float),
+        (types_.is_string, str),
+        (types_.is_large_string, str),
+        (types_.is_binary, bytes),
+        (types_.is_large_binary, bytes),
+        (types_.is_fixed_size_binary, bytes),
+        (types_.is_date, date),
+        (types_.is_timestamp, datetime),
+        (types_.is_time, time),
+        (types_.is_duration, timedelta),
+        (types_.is_decimal, Decimal),
+    ):
+        if matches(kind):
+            return python_type
+    if types_.is_list(kind) or types_.is_large_list(kind):
+        return types.GenericAlias(list, (python_type_of(kind.value_type) | None,))
+    if types_.is_map(kind):
+        pair = (python_type_of(kind.key_type), python_type_of(kind.item_type) | None)
+        return types.GenericAlias(dict, pair)
+    raise ConfigError(f"state of Arrow type {kind} is not supported; give a Python type instead")

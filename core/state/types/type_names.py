@@ -1,0 +1,139 @@
+"""The types that a state's signature names, as columns; the opposite of `serializers.type_name`.
+
+A name is one or several elements with "|" between them; an element is a word, and may have names
+in brackets, with "," between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from onceflow.core.state.types.serializers import serializer_of
+
+PYTHON_FORMAT = "msgpack/1:"
+"""What the signature of a Python type begins with; its name follows."""
+DECIMAL = pa.decimal128(38, 18)
+"""A decimal without a scale of its own, as where tables of databases are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateType:
+    """A column's type, and how the bytes of one value become what `pa.array` takes for it."""
+
+    arrow: pa.DataType
+    value: Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    python: Any
+    arrow: pa.DataType
+    plain: Callable[[Any], Any] = lambda value: value
+    """Makes what `pa.array` takes of a value that is not None."""
+
+
+def _in_utc(instant: datetime) -> datetime:
+    return instant if instant.tzinfo else instant.replace(tzinfo=timezone.utc)
+
+
+_SCALARS: dict[str, _Known] = {
+    "int": _Known(int, pa.int64()),
+    "float": _Known(float, pa.float64()),
+    "str": _Known(str, pa.string()),
+    "bytes": _Known(bytes, pa.binary()),
+    "bool": _Known(bool, pa.bool_()),
+    "date": _Known(date, pa.date32()),
+    "datetime": _Known(datetime, pa.timestamp("us", "UTC"), _in_utc),
+    "time": _Known(time, pa.string(), time.isoformat),
+    "timedelta": _Known(timedelta, pa.duration("us")),
+    "Decimal": _Known(Decimal, DECIMAL),
+    "UUID": _Known(UUID, pa.string(), str),
+}
+_WORD = re.compile(r"[\w.]+")
+
+
+def state_type(name: str) -> StateType | None:
+    """Return the column for values of the type called `name`; None when it needs the user's class.
+
+    Numbers beyond 64 bits do not fit their column: `pa.array` says so.
+    """
+    known, rest = _alternatives(name)
+    if known is None or rest:
+        return None
+    decode, plain = serializer_of(known.python).decode, known.plain
+
+    def value(data: bytes) -> Any:
+        found = decode(data)
+        return None if found is None else plain(found)
+
+    return StateType(known.arrow, value)
+
+
+def python_type_of(name: str) -> Any | None:
+    """Return the type called `name`; None when it needs the user's class."""
+    known, rest = _alternatives(name)
+    return None if known is None or rest else known.python
+
+
+def _alternatives(text: str) -> tuple[_Known | None, str]:
+    """Return the type that `text` begins with, and what follows it."""
+    found: list[_Known | None] = []
+    optional = False
+    while True:
+        if text.startswith("none"):
+            optional, text = True, text[4:]
+        else:
+            one, text = _element(text)
+            found.append(one)
+        if not text.startswith("|"):
+            break
+        text = text[1:]
+    (one, *others) = found or [None]
+    if one is None or others:
+        return None, text
+    if not optional:
+        return one, text
+    plain = one.plain
+    return _Known(one.python | None, one.arrow, lambda v: None if v is None else plain(v)), text
+
+
+def _element(text: str) -> tuple[_Known | None, str]:
+    match = _WORD.match(text)
+    if match is None:
+        return None, text
+    word, text = match[0], text[match.end() :]
+    if not text.startswith("["):
+        return _SCALARS.get(word), text
+    arguments: list[_Known | None] = []
+    while text[:1] in ("[", ","):
+        one, text = _alternatives(text[1:])
+        arguments.append(one)
+    return _generic(word, arguments), text[1:]
+
+
+def _generic(word: str, arguments: list[_Known | None]) -> _Known | None:
+    match word, arguments:
+        case (("list" | "set" | "frozenset"), [_Known() as element]):
+            plain = element.plain
+            return _Known(
+                list[element.python],  # type: ignore[name-defined]
+                pa.list_(element.arrow),
+                lambda values: [plain(value) for value in values],
+            )
+        case "dict", [_Known() as key, _Known() as item]:
+            of_key, of_item = key.plain, item.plain
+            return _Known(
+                dict[key.python, item.python],  # type: ignore[name-defined]
+                pa.map_(key.arrow, item.arrow),
+                lambda entries: [(of_key(k), of_item(v)) for k, v in entries.items()],
+            )
+        case _:
+            return None

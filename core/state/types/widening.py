@@ -1,0 +1,160 @@
+"""Which states may be asked for under another type than they were written with.
+
+Types go by the names that `signatures.type_name` gives them. A type *widens* another when each of
+the other's values reads as one of its own: `float` and `int | None` widen `int`, and
+`list[float]` widens `list[int]`. A class widens one of its name field by field: a field that is new
+may be left out, one that is gone is passed over, and the type of each other widens the old one.
+
+Some changes are good for some values alone: an integer beyond 2^53 may be no float, and a field
+that could be left out may have been. Of these each value is read when the state opens.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from onceflow.core.state.types.parsed_names import (
+    ClassType,
+    NamedType,
+    NamedTypes,
+    NameElement,
+    NameField,
+    NameFields,
+    ParsedName,
+    text_of,
+)
+from onceflow.core.state.types.serializers import LIST_PREFIX, TTL_PREFIX
+from onceflow.core.state.types.type_names import PYTHON_FORMAT
+
+_MAP_ARROW = " -> "
+_OF_ELEMENTS = frozenset({"list", "set", "frozenset", "tuple"})
+_INT, _FLOAT = NamedType("int"), NamedType("float")
+
+
+def reads_as(found: str, asked: str) -> bool:
+    """Tell whether values of signature `found` are read under signature `asked`.
+
+    Those that live for ever may be given a time to live.
+    """
+    return found == asked or misfit(found, asked) is None
+
+
+def misfit(found: str, asked: str) -> str | None:
+    """Return why values of signature `found` are not read under signature `asked`, or None.
+
+    The text is empty where the signatures themselves say all.
+    """
+    return _compared(found, asked)[0]
+
+
+def depends_on_values(found: str, asked: str) -> bool:
+    """Tell whether `asked` takes only some values of `found`, which it widens."""
+    return found != asked and _compared(found, asked)[1]
+
+
+@lru_cache(maxsize=256)
+def _compared(found: str, asked: str) -> tuple[str | None, bool]:
+    old_key, _, old = found.rpartition(_MAP_ARROW)
+    new_key, _, new = asked.rpartition(_MAP_ARROW)
+    expires, expired_before = new.startswith(TTL_PREFIX), old.startswith(TTL_PREFIX)
+    if old_key != new_key or (expired_before and not expires):
+        return "", False
+    old, new = old.removeprefix(TTL_PREFIX), new.removeprefix(TTL_PREFIX)
+    if old.startswith(LIST_PREFIX) and new.startswith(LIST_PREFIX):
+        old, new = old.removeprefix(LIST_PREFIX), new.removeprefix(LIST_PREFIX)
+    if old == new:
+        return None, False
+    if not (old.startswith(PYTHON_FORMAT) and new.startswith(PYTHON_FORMAT)):
+        return "", False
+    comparison = _Comparison(
+        ParsedName(old.removeprefix(PYTHON_FORMAT)), ParsedName(new.removeprefix(PYTHON_FORMAT))
+    )
+    return comparison.misfit(), comparison.depends_on_values
+
+
+class _Comparison:
+    """Whether one type widens another, and for which values."""
+
+    def __init__(self, found: ParsedName, asked: ParsedName) -> None:
+        self._found = found
+        self._asked = asked
+        self._met: set[tuple[int, int]] = set()
+        """Pairs of classes that are compared, or are being compared: they may hold themselves."""
+        self.depends_on_values = False
+
+    def misfit(self) -> str | None:
+        """Return what `misfit` returns."""
+        return self._compare_types(self._found.type, self._asked.type, "")
+
+    def _compare_types(self, found: NamedTypes, asked: NamedTypes, where: str) -> str | None:
+        """Return why `asked`, of the field that `where` names, does not widen `found`, or None."""
+        for old in found:
+            alike = [new for new in asked if new.word == old.word]
+            if not alike and old == _INT and _FLOAT in asked:
+                self.depends_on_values = True
+                continue
+            reasons = [self._compare_elements(old, new) for new in alike]
+            if None not in reasons:
+                inside = next(filter(None, reasons), "")
+                types = f"{where} was {text_of(found)} and is {text_of(asked)}" if where else ""
+                return inside or types
+        return None
+
+    def _compare_elements(self, old: NameElement, new: NameElement) -> str | None:
+        """Compare two types of one word; the reason is empty where both names say all."""
+        match old, new:
+            case ClassType(), ClassType():
+                return self._compare_classes(old, new)
+            case NamedType(arguments=()), ClassType():
+                # Its fields are not known to what wrote it: the bytes tell.
+                self.depends_on_values = True
+                return None
+            case NamedType(), NamedType():
+                return self._compare_generics(old, new)
+            case _:
+                return ""
+
+    def _compare_generics(self, old: NamedType, new: NamedType) -> str | None:
+        pairs = list(zip(old.arguments, new.arguments, strict=False))
+        if len(old.arguments) != len(new.arguments):
+            return ""
+        if old.word == "dict" and pairs:
+            if text_of(old.arguments[0]) != text_of(new.arguments[0]):
+                return ""
+        elif old.word not in _OF_ELEMENTS:
+            return None if old == new else ""
+        reasons = (self._compare_types(*pair, "") for pair in pairs)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _compare_classes(self, old: ClassType, new: ClassType) -> str | None:
+        pair = (old.number, new.number)
+        if pair in self._met:
+            return None
+        self._met.add(pair)
+        kept, asked = self._found.fields[old.number], self._asked.fields[new.number]
+        if kept.by_position or asked.by_position:
+            moved = _moved_field(new.word, kept, asked)
+            if moved is not None:
+                return moved
+        for name, field in asked.named.items():
+            reason = self._compare_field(kept.named.get(name), field, f"{new.word}.{name}")
+            if reason is not None:
+                return reason
+        return None
+
+    def _compare_field(self, old: NameField | None, new: NameField, where: str) -> str | None:
+        if old is None:
+            return None if new.optional else f"field `{where}` is new and has no default"
+        self.depends_on_values |= old.optional and not new.optional
+        return self._compare_types(old.type, new.type, f"field `{where}`")
+
+
+def _moved_field(word: str, kept: NameFields, asked: NameFields) -> str | None:
+    """Return why fields by position are not where they were, or None."""
+    if kept.by_position != asked.by_position:
+        before, now = ("by position", "by name")[:: 1 if kept.by_position else -1]
+        return f"the fields of {word} were kept {before} and are asked for {now}"
+    for place, (old, new) in enumerate(zip(kept.named, asked.named, strict=False), 1):
+        if old != new:
+            return f"field {place} of {word} was `{old}` and is `{new}`, and they go by position"
+    return None

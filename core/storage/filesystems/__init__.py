@@ -1,0 +1,1 @@
+"""One contract of a file system, and what fulfils it: disks, buckets, HDFS, fsspec."""

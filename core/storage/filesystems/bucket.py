@@ -1,0 +1,481 @@
+"""A bucket of an object store as a file system: S3 and what speaks its protocol, Google, Azure.
+
+    creation    one conditional request (S3 and Azure `If-None-Match: *`, Google
+                `x-goog-if-generation-match: 0`); of any number at one moment the service lets one
+                through
+    writing     one request, or parts side by side for what is larger than a part; the object shows
+                when the last request is answered, whole
+    retries     by the client (obstore): throttling, broken connections, 5xx, until `Patience` ends
+
+A reply that is lost leaves a creation unknown. It is not guessed: the bytes that stand there are
+read back, and who compares them learns whose they are. An answer "exists" may be to the client's
+own repeated request, so it is never taken for somebody else's.
+
+Source: Amazon S3 API, PutObject (If-None-Match), since 2024-08; read-after-write since 2020-12.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from typing import IO, Any, TypeVar, cast
+
+from typing_extensions import override
+
+from onceflow.core.errors import OnceflowError, StorageError
+from onceflow.core.storage.filesystems.bucket_settings import BucketSettings
+from onceflow.core.storage.filesystems.filesystem import (
+    REQUESTS_AT_ONCE_MAX,
+    AlreadyExists,
+    Copies,
+    Created,
+    CreateOutcome,
+    CreatesAtomically,
+    CreationUnknown,
+    StorageRefused,
+    is_visible,
+)
+from onceflow.core.storage.filesystems.local import CHUNK_BYTES
+
+T = TypeVar("T")
+
+_DELETE_MAX = 1000
+"""Of one request to S3."""
+
+_REFUSALS = {
+    "NoSuchBucket": "create the bucket first, or correct its name",
+    "InvalidBucketName": "a bucket cannot have this name: correct it",
+    "InvalidResourceName": "a container cannot have this name: correct it",
+    "ContainerNotFound": "create the container first, or correct its name",
+    "AccessDenied": "give the credentials the right to list, read, write and delete there",
+    "InvalidAccessKeyId": "the store does not know this access key: correct the credentials",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key: correct it",
+    "ExpiredToken": "the credentials have expired: renew them, and name a source that is renewed"
+    " (${file:…}, or the machine's own role)",
+    "InvalidToken": "the session token is not valid: renew the credentials",
+    "RequestTimeTooSkewed": "the clock of this machine is not the store's: set it (NTP)",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION",
+    "NotImplemented": "the store does not know this request",
+    "QuotaExceeded": "the store's quota is used up: raise it or delete what is not needed",
+    "AuthenticationRequired": "the store does not take this token: renew the credentials",
+    "AuthenticationFailed": "the key or signature is not that of the account, or has expired"
+    " (or the clock of this machine is not the store's): correct it",
+    "AuthorizationFailure": "the key or signature is not that of the account: correct it",
+    "AuthorizationPermissionMismatch": "give the credentials the role Storage Blob Data Contributor"
+    " in the container",
+}
+"""What stays as it is until somebody acts on it, by the store's own word for it."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""The words among them that are no answer to where an object is."""
+_NO_CREDENTIALS = re.compile(r"token request|169\.254\.\d+\.\d+|metadata\.google")
+"""Where a client looks at last: services of the machine in a cloud."""
+
+
+class BucketFiles(CreatesAtomically, Copies):
+    """The objects below one prefix of a bucket. Connects when it is first used; any thread.
+
+    Holds credentials only in the client that it opens: never in its own attributes.
+    """
+
+    at_once_max = REQUESTS_AT_ONCE_MAX
+
+    def __init__(self, settings: BucketSettings) -> None:
+        """Touch nothing yet."""
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    @property
+    def store(self) -> Any:
+        """Obstore's client, opened once in this process."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._settings.client()
+            return self._opened
+
+    @override
+    def location(self, path: str) -> str:
+        return f"{self._settings.url}/{path}".rstrip("/")
+
+    # --- creating and writing -----------------------------------------------------------------
+
+    @override
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        try:
+            with self.named("create", path):
+                self._asked(lambda store: store.put(path, data, mode="create"))
+        except StorageRefused:
+            raise
+        except StorageError as error:
+            return self._standing(path, error)
+        return Created()
+
+    def _standing(self, path: str, error: StorageError) -> AlreadyExists:
+        """Return what stands at `path` after a creation that did not succeed for certain."""
+        try:
+            existing = self.read(path)
+        except StorageError as unread:
+            raise CreationUnknown(f"{error}; and it cannot be read back: {unread}") from None
+        if existing is None:
+            raise CreationUnknown(f"{error}; it is not there now, and may still appear") from None
+        return AlreadyExists(existing)
+
+    @override
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        pieces = iter(chunks)
+        first, ended = _first_part(pieces, self._settings.part_bytes)
+        with self.named("write", path):
+            if ended:
+                self._asked(lambda store: store.put(path, first, use_multipart=False))
+                return len(first)
+            counted = _Counted(chain((first,), pieces))
+            self.put_parts(path, counted)
+            return counted.size_bytes
+
+    def put_parts(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Make `path` hold the joined `pieces`, sent in parts; raises what the client does."""
+        try:
+            self.store.put(
+                path,
+                iter(pieces),
+                use_multipart=True,
+                chunk_size=self._settings.part_bytes,
+                max_concurrency=self._settings.parts_at_once,
+            )
+        except _credentials_refused():
+            # What was read cannot be read again here: the caller's next try finds the new ones.
+            self._forget_client()
+            raise
+
+    @override
+    def copy(self, source: str, target: str) -> bool:
+        with self.named("copy a file to", target):
+            try:
+                self._asked(lambda store: store.copy(source, target))
+            except FileNotFoundError:
+                if self.size(source) is None:
+                    return False
+                raise
+        return True
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @override
+    def read(self, path: str) -> bytes | None:
+        with self.named("read", path):
+            return self._found(lambda store: bytes(store.get(path).bytes()))
+
+    @override
+    def read_chunks(self, path: str) -> Iterator[bytes] | None:
+        with self.named("read", path):
+            result = self._found(lambda store: store.get(path))
+        if result is None:
+            return None
+        size_bytes = result.meta["size"]
+        if size_bytes <= self._settings.part_bytes:
+            return self._pieces(path, result)
+        return self._side_by_side(path, size_bytes, result.meta["e_tag"])
+
+    def _pieces(self, path: str, result: Any) -> Iterator[bytes]:
+        with self.named("read", path):
+            whole = memoryview(result.bytes())
+        for start in range(0, len(whole), CHUNK_BYTES):
+            yield bytes(whole[start : start + CHUNK_BYTES])
+
+    def _side_by_side(self, path: str, size_bytes: int, e_tag: str | None) -> Iterator[bytes]:
+        """Yield a large object in order, the next parts being on their way already."""
+        part, window = self._settings.part_bytes, self._settings.parts_at_once
+
+        def read(start: int) -> Any:
+            options: Any = {"range": (start, min(start + part, size_bytes))}
+            if e_tag:  # of the object that was begun, and of no other
+                options["if_match"] = e_tag
+            return self._asked(lambda store: store.get(path, options=options).bytes())
+
+        with ThreadPoolExecutor(window, thread_name_prefix="bucket-read") as threads:
+            starts = iter(range(0, size_bytes, part))
+            under_way = [
+                threads.submit(read, start) for start, _ in zip(starts, range(window), strict=False)
+            ]
+            try:
+                while under_way:
+                    with self.named("read", path):
+                        done = memoryview(under_way.pop(0).result())
+                    for start in starts:
+                        under_way.append(threads.submit(read, start))
+                        break
+                    for offset in range(0, len(done), CHUNK_BYTES):
+                        yield bytes(done[offset : offset + CHUNK_BYTES])
+            finally:
+                for future in under_way:
+                    future.cancel()
+
+    @override
+    def size(self, path: str) -> int | None:
+        with self.named("look at", path):
+            meta = self._found(lambda store: store.head(path))
+        return None if meta is None else meta["size"]
+
+    @override
+    def modified_at(self, path: str) -> datetime | None:
+        with self.named("look at", path):
+            meta = self._found(lambda store: store.head(path))
+        return None if meta is None else meta["last_modified"]
+
+    @override
+    def list(self, directory: str) -> tuple[str, ...]:
+        with self.named("list", directory):
+            found = self._asked(lambda store: store.list_with_delimiter(directory or None))
+        paths = chain((one["path"] for one in found["objects"]), found["common_prefixes"])
+        names = {path.rstrip("/").rpartition("/")[2] for path in paths}
+        return tuple(sorted(names))
+
+    @override
+    def visible_files(self) -> Sequence[str]:
+        return sorted(path for path in self._below("") if is_visible(path))
+
+    def _below(self, directory: str) -> Sequence[str]:
+        with self.named("list", directory):
+            return self._asked(
+                lambda store: [
+                    one["path"]
+                    for page in store.list(directory or None)
+                    for one in cast("list[Any]", page)
+                ]
+            )
+
+    # --- deleting -----------------------------------------------------------------------------
+
+    @override
+    def delete(self, path: str) -> None:
+        with self.named("delete", path):
+            self._found(lambda store: store.delete(path))
+
+    @override
+    def delete_tree(self, path: str) -> None:
+        paths = self._below(path)
+        if not self._settings.deletes_many:
+            self.for_each(self.delete, paths)
+            return
+        for start in range(0, len(paths), _DELETE_MAX):
+            with self.named("delete", path):
+                self._asked(partial(_delete_all, paths[start : start + _DELETE_MAX]))
+
+    # --- files that are filled piece by piece --------------------------------------------------
+
+    @override
+    def create(self, path: str) -> IO[bytes]:
+        return cast("IO[bytes]", _Upload(self, path, self._settings.part_bytes))
+
+    @override
+    def finish(self, file: IO[bytes], path: str) -> int:
+        upload = cast("_Upload", file)
+        with self.named("write", path):
+            return upload.complete()
+
+    @override
+    def drop(self, file: IO[bytes], path: str) -> None:
+        cast("_Upload", file).give_up()
+        self.delete_quietly(path)
+
+    @override
+    def make_names_durable(self, directory: str) -> None:
+        """Nothing is left to do: a finished object has its name."""
+
+    # --- asking the store ---------------------------------------------------------------------
+
+    @override
+    @contextmanager
+    def named(self, action: str, path: str) -> Generator[None]:
+        """Name what failed, and what to do where the store says what stays as it is."""
+        try:
+            yield
+        except OnceflowError:
+            raise
+        except (_client_error(), OSError, TimeoutError) as error:
+            text, code = self._settings.told(error)
+            said = f"cannot {action} {self.location(path)}: {text}"
+            refusal = _REFUSALS.get(code)
+            if refusal is None and isinstance(error, _credentials_refused()):
+                refusal = _REFUSALS["AccessDenied"]
+            if refusal is None and _NO_CREDENTIALS.search(text):
+                refusal = "no credentials were found: set them in the environment, or as options"
+            if refusal is None and isinstance(error, FileNotFoundError):
+                refusal = _REFUSALS["NoSuchBucket"]
+            if refusal is not None:
+                raise StorageRefused(f"{said}; {refusal}") from None
+            raise StorageError(said) from None
+
+    def _found(self, ask: Callable[[Any], T]) -> T | None:
+        """Return what `ask` returns, or None when there is no such object (but a bucket)."""
+        try:
+            return self._asked(ask)
+        except FileNotFoundError as error:
+            if any(word in str(error) for word in _NO_BUCKET):
+                raise
+            return None
+
+    def _asked(self, ask: Callable[[Any], T]) -> T:
+        """Return what `ask` returns; credentials that were refused are looked up once more."""
+        try:
+            return ask(self.store)
+        except _credentials_refused():
+            if not self._settings.by_reference:
+                raise
+            # A file that a reference names may hold new ones by now.
+            self._forget_client()
+            return ask(self.store)
+
+    def _forget_client(self) -> None:
+        with self._lock:
+            self._opened = None
+
+
+# Imported when they are needed, as the client is: who uses no bucket needs no package for it.
+
+
+def _client_error() -> type[Exception]:
+    from obstore.exceptions import BaseError
+
+    return BaseError
+
+
+def _credentials_refused() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return PermissionDeniedError, UnauthenticatedError
+
+
+def _delete_all(paths: Sequence[str], store: Any) -> None:
+    store.delete(paths)
+
+
+class _Upload(io.RawIOBase):
+    """A file on its way: held in memory up to one part, then sent in parts by a thread.
+
+    Used by one thread. What fails shows at the next `write`, or at `complete`.
+    """
+
+    def __init__(self, files: BucketFiles, path: str, part_bytes: int) -> None:
+        super().__init__()
+        self._files = files
+        self._path = path
+        self._part_bytes = part_bytes
+        self._held = bytearray()
+        self._size_bytes = 0
+        self._parts: queue.Queue[bytes | _GivenUp | None] = queue.Queue(2)
+        self._sender: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._size_bytes
+
+    @override
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self._held += view
+        self._size_bytes += len(view)
+        while len(self._held) >= self._part_bytes:
+            self._send(bytes(self._held[: self._part_bytes]))
+            del self._held[: self._part_bytes]
+        return len(view)
+
+    def complete(self) -> int:
+        """Return the size once the object shows; raises what kept it from it."""
+        if self._sender is None:
+            self._files.write(self._path, (bytes(self._held),))
+        else:
+            if self._held:
+                self._send(bytes(self._held))
+            self._send(None)
+            self._sender.join()
+            self._check()
+        self._held = bytearray()
+        super().close()
+        return self._size_bytes
+
+    def give_up(self) -> None:
+        """End the upload so that nothing shows. Idempotent."""
+        sender, self._sender = self._sender, None
+        if sender is not None and sender.is_alive():
+            with suppress(OnceflowError):
+                self._put(sender, _GivenUp("the upload was given up"))
+            sender.join()
+        super().close()
+
+    @override
+    def close(self) -> None:
+        """Do nothing: Arrow closes files that it has written, and `complete` shows them."""
+
+    def _send(self, part: bytes | None) -> None:
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._upload, name="upload", daemon=True)
+            self._sender.start()
+        self._put(self._sender, part)
+
+    def _put(self, sender: threading.Thread, part: bytes | _GivenUp | None) -> None:
+        while sender.is_alive():
+            with suppress(queue.Full):
+                self._parts.put(part, timeout=0.1)
+                return
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _upload(self) -> None:
+        try:
+            with self._files.named("write", self._path):
+                self._files.put_parts(self._path, self._sent())
+        except BaseException as error:
+            self._failure = error
+
+    def _sent(self) -> Iterator[bytes]:
+        while (part := self._parts.get()) is not None:
+            if isinstance(part, _GivenUp):
+                raise part
+            yield part
+
+
+class _GivenUp(StorageError):
+    """Raised inside an upload that is to end without a trace."""
+
+
+class _Counted:
+    """Passes chunks on and knows their size afterwards."""
+
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self.size_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for chunk in self._chunks:
+            self.size_bytes += memoryview(chunk).nbytes
+            yield chunk
+
+
+def _first_part(pieces: Iterator[bytes | memoryview], part_bytes: int) -> tuple[bytes, bool]:
+    """Return the first bytes of `pieces`, and whether they are all: as many as fit into a part."""
+    found: list[bytes | memoryview] = []
+    size_bytes = 0
+    for piece in pieces:
+        found.append(piece)
+        size_bytes += memoryview(piece).nbytes
+        if size_bytes > part_bytes:
+            return b"".join(found), False
+    return b"".join(found), True

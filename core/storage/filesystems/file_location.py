@@ -1,0 +1,105 @@
+"""Where files are, as a user says it: a path or a url, and the file system that is found there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.storage.filesystems.bucket import BucketFiles
+from onceflow.core.storage.filesystems.bucket_settings import BucketSettings, is_bucket
+from onceflow.core.storage.filesystems.filesystem import StreamedFiles
+from onceflow.core.storage.filesystems.hdfs import HdfsFiles
+from onceflow.core.storage.filesystems.local import Advice, LocalFileSystem
+from onceflow.core.storage.filesystems.webhdfs import HdfsSettings, is_hdfs
+
+Publish = Literal["auto", "rename", "copy"]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
+
+# Where a name appears with all its bytes or not at all, and nothing can be renamed; besides those
+# of `bucket_settings`.
+_OBJECT_STORES = frozenset({"adl", "oss", "oci", "r2", "tos", "memory"})
+# With a rename that is one step.
+_DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "swebhdfs", "sftp", "ssh", "smb"})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileLocation:
+    """A directory or bucket. Pickles with its storage options, and prints without them."""
+
+    protocol: str
+    root: str
+    """As the protocol writes it; absolute when local."""
+    publish: Publish = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> FileLocation:
+        """Return what `url` names: a path, `file://…`, or a url of a protocol of fsspec.
+
+        Raises:
+            ConfigError: It is none of these; or one that is not known to show files whole.
+        """
+        if publish not in ("auto", "rename", "copy"):
+            raise ConfigError(f"publish={publish!r}: choose one of auto, rename, copy")
+        match = _URL.fullmatch(url)
+        if match is None or match[1] in ("file", "local"):
+            if publish == "copy":
+                raise ConfigError(f"url {url!r}: in a local directory files are always renamed")
+            return cls("file", _local_root(url if match is None else match[2], url), "rename")
+        protocol, root = match[1].lower(), match[2].rstrip("/")
+        if not root.strip("/"):
+            raise ConfigError(f"url {_shown(protocol, root)!r} names no bucket or directory")
+        bucket = is_bucket(url)
+        if publish == "auto" and not bucket and protocol not in _OBJECT_STORES | _DIRECTORIES:
+            raise ConfigError(
+                f"url {_shown(protocol, root)!r}: it is not known how {protocol}:// makes a file "
+                "visible. Pass publish='rename' when it renames a file in one step, or "
+                "publish='copy' when a file that is written or copied appears whole or not at all"
+            )
+        if publish == "auto":
+            publish = "copy" if bucket or protocol in _OBJECT_STORES else "rename"
+        return cls(protocol, root, publish, dict(options))
+
+    @property
+    def url(self) -> str:
+        """The whole url, with a password if it has one; of a local directory the path."""
+        return self.root if self.protocol == "file" else f"{self.protocol}://{self.root}"
+
+    def __repr__(self) -> str:
+        return f"FileLocation({self})"
+
+    def __str__(self) -> str:
+        return self.root if self.protocol == "file" else _shown(self.protocol, self.root)
+
+    def open(self, advice: Advice) -> StreamedFiles:
+        """Return the file system; it connects when it is first used."""
+        if self.protocol == "file":
+            return LocalFileSystem(self.root, advice=advice)
+        if is_hdfs(self.url) and self.publish == "rename":
+            return HdfsFiles(HdfsSettings.of(self.url, self.options))
+        if is_bucket(self.url) and self.publish == "copy":
+            return BucketFiles(BucketSettings.of(self.url, self.options))
+        # Only here: nothing else needs fsspec, nor what it imports.
+        from onceflow.core.storage.filesystems.remote import ObjectStore, RemoteDirectory
+
+        kind = RemoteDirectory if self.publish == "rename" else ObjectStore
+        return kind(self.url, str(self), self.options)
+
+
+def _local_root(path: str, url: str) -> str:
+    if not path:
+        raise ConfigError(f"url {url!r} names no directory")
+    # Absolute, for the driver and the executors need not have one working directory.
+    return str(Path(unquote(path) if url != path else path).expanduser().absolute())
+
+
+def _shown(protocol: str, root: str) -> str:
+    """Return the url without its password; `container@account` is not a password."""
+    return f"{protocol}://{_PASSWORD.sub('', root)}"

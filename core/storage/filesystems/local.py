@@ -1,0 +1,546 @@
+"""A directory as a file system: a local disk, or a network file system that all machines mount.
+
+Publication is by name: bytes go to `.<name>.<unique>.tmp` beside their target and are synced; a
+hard link (which fails if the target exists) or a rename shows them whole; then the directory is
+synced. A killed writer leaves at most that temporary file, which readers never look at.
+
+Source: POSIX.1-2017 link(), rename(), fsync(): link fails with EEXIST; both are atomic to others; a
+new name survives a crash only once its directory is synced. NFS (RFC 1813): a repeated LINK may
+answer EEXIST to the client that made it; so callers compare the bytes.
+"""
+# Names stay text: a checkpoint opens, lists and deletes too many to wrap each in a Path.
+# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH112, PTH118
+# ruff: noqa: PTH120, PTH123, PTH202, PTH208
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO
+
+from typing_extensions import override
+
+from onceflow.core.errors import StorageError
+from onceflow.core.storage.filesystems.filesystem import (
+    AdoptsFiles,
+    AlreadyExists,
+    Created,
+    CreateOutcome,
+    CreatesAtomically,
+    CreationUnknown,
+    Renames,
+    StorageRefused,
+    Unfinished,
+    is_visible,
+)
+
+CHUNK_BYTES = 1 << 20
+"""Of one read: large enough that calls cost nothing, small enough for the processor's cache."""
+TRIES_MAX = 16
+"""How often a call is made again when somebody keeps deleting what it needs."""
+DIRECTORIES_KNOWN_MAX = 4096
+
+_OWNER_ONLY = 0o700
+_BUFFER_BYTES = 1 << 20
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
+
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_LINK_DID_NOTHING = _NO_HARD_LINKS | {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENOENT,
+    errno.ENOTDIR,
+}
+"""Answers of link() that say for certain that it did nothing; after any other, nobody knows."""
+
+_REFUSALS: Mapping[int, str] = {
+    errno.EACCES: "let the user of this process read and write there",
+    errno.EPERM: "let the user of this process read and write there",
+    errno.EROFS: "mount it writable, or choose another directory",
+    errno.ENOTDIR: "a file stands where a directory must be: move it away",
+    errno.EISDIR: "a directory stands where a file must be: move it away",
+    errno.EEXIST: "a file stands where a directory must be: move it away",
+    errno.ENAMETOOLONG: "choose a shorter directory",
+    errno.EXDEV: "files can only be moved within one file system: mount none inside it",
+}
+"""What stays as it is until somebody acts on it."""
+_REMEDIES: Mapping[int, str] = {
+    errno.ENOSPC: "disk full: free space",
+    errno.EDQUOT: "disk quota used up: free space or raise the quota",
+    errno.EFBIG: "over the largest file allowed here: raise the limit (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ESTALE: "the network file system has lost it: mount it again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Who may do what with what is made, whatever the process's umask says."""
+
+    files: int = 0o600
+    directories: int = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What messages say besides the reason, because of what the directory is used for."""
+
+    subject: str = ""
+    """Begins every message."""
+    remedies: Mapping[int, str] = field(default_factory=dict[int, str])
+    """By errno, instead of the general one."""
+
+
+_ANOTHER_USER = (
+    "let the user of this process read and write there; where driver and executors are different"
+    " users of one group: FileSystemStorage(…, directory_mode=0o2770, file_mode=0o660)"
+)
+_GIVEN_UP = "; the checkpoint under way is given up and nothing of it is committed"
+CHECKPOINT_STORAGE = Advice(
+    "checkpoint storage: ",
+    {
+        errno.EACCES: _ANOTHER_USER,
+        errno.EPERM: _ANOTHER_USER,
+        **{
+            number: _REMEDIES[number] + _GIVEN_UP
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        },
+    },
+)
+
+
+class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
+    """A directory of this machine. Holds no open resource; any thread, any process."""
+
+    def __init__(
+        self, root: str, modes: Modes | None = None, *, advice: Advice | None = None
+    ) -> None:
+        """Describe the directory `root`; without `modes` what is made gets those of the umask."""
+        self._root = os.path.abspath(root).rstrip("/")
+        self._modes = modes
+        self._advice = advice or Advice()
+        self._directory_mode = modes.directories if modes else None
+        self._known: set[str] = set()
+        """Directories that this process has seen durable, and that may be gone again."""
+
+    @override
+    def location(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    @override
+    def make_directory(self, path: str) -> None:
+        full = self.location(path)
+        with self.named("make directory", path):
+            make_durable_directory(full, self._root, self._directory_mode)
+
+    @override
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        full = self.location(path)
+        for _ in range(TRIES_MAX):
+            with self.named("create", path):
+                temporary, _ = self._write_temporary(path, (data,))
+            try:
+                outcome = self._publish(temporary, path)
+            finally:
+                remove_quietly(temporary)
+            if outcome is not None:
+                return outcome
+        raise StorageError(f"cannot create {full}: somebody keeps deleting files beside it")
+
+    @override
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        full = self.location(path)
+        with self.named("write", path):
+            size_bytes = self._place(path, chunks)
+            _sync_name(full)
+        return size_bytes
+
+    @override
+    def adopt(self, path: str, source: Path) -> bool:
+        full = self.location(path)
+        with self.named("write", path):
+            self._make_parent(path)
+            if self._modes:
+                os.chmod(source, self._modes.files)
+            sync_file(source)
+            try:
+                os.link(os.path.realpath(source), full)
+            except OSError as error:
+                if error.errno in _LINK_DID_NOTHING:
+                    return False
+                raise
+            _sync_name(full)
+        return True
+
+    @override
+    def read(self, path: str) -> bytes | None:
+        chunks = self.read_chunks(path)
+        return None if chunks is None else b"".join(chunks)
+
+    @override
+    def read_chunks(self, path: str) -> Iterator[bytes] | None:
+        full = self.location(path)
+        with self.named("read", path):
+            try:
+                file = open(full, "rb", buffering=0)  # noqa: SIM115 - closed by its reader
+            except FileNotFoundError:
+                return None
+        return self._chunks(file, path)
+
+    @override
+    def size(self, path: str) -> int | None:
+        with self.named("look at", path):
+            try:
+                return os.path.getsize(self.location(path))
+            except FileNotFoundError:
+                return None
+
+    @override
+    def modified_at(self, path: str) -> datetime | None:
+        full = self.location(path)
+        with self.named("read", path):
+            try:
+                seconds = Path(full).stat().st_mtime
+            except FileNotFoundError:
+                return None
+        return datetime.fromtimestamp(seconds, timezone.utc)
+
+    @override
+    def list(self, directory: str) -> tuple[str, ...]:
+        return tuple(name for name in self._names(directory) if not _TEMPORARY.fullmatch(name))
+
+    @override
+    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+        matches = map(_TEMPORARY.fullmatch, self._names(directory))
+        return tuple(Unfinished(match[0], match[1]) for match in matches if match)
+
+    @override
+    def delete(self, path: str) -> None:
+        full = self.location(path)
+        with self.named("delete", path), suppress(FileNotFoundError):
+            os.unlink(full)
+
+    @override
+    def delete_tree(self, path: str) -> None:
+        full = self.location(path)
+        with self.named("delete", path):
+            for _ in range(TRIES_MAX):
+                if tree_is_gone(full):
+                    return
+            raise OSError(errno.ENOTEMPTY, "somebody keeps adding files")
+
+    @override
+    def delete_directory_if_empty(self, path: str) -> bool:
+        full = self.location(path)
+        with self.named("delete directory", path):
+            try:
+                os.rmdir(full)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                # POSIX lets rmdir answer either when the directory is not empty.
+                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                    return False
+                raise
+        return True
+
+    # --- files that are filled piece by piece --------------------------------------------------
+
+    @override
+    @contextmanager
+    def named(self, action: str, path: str) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._failure(action, path, error) from error
+
+    @override
+    def create(self, path: str) -> IO[bytes]:
+        with self.named("create", path):
+            # Buffered, because a bare file may write less than it is given when the disk is full,
+            # and Arrow does not look at how much that was.
+            return os.fdopen(self._open_new(path, self.location(path)), "wb", _BUFFER_BYTES)
+
+    @override
+    def finish(self, file: IO[bytes], path: str) -> int:
+        with self.named("write", path), file:
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    @override
+    def drop(self, file: IO[bytes], path: str) -> None:
+        with suppress(OSError):
+            file.close()
+        remove_quietly(self.location(path))
+
+    @override
+    def make_names_durable(self, directory: str) -> None:
+        with self.named("make durable", directory):
+            sync_directory(self.location(directory))
+
+    @override
+    def visible_files(self) -> Sequence[str]:
+        found: list[str] = []
+        with self.named("list", ""):
+            for directory, below, names in os.walk(self._root):
+                below[:] = [name for name in below if is_visible(name)]
+                found += [os.path.join(directory, name) for name in names if is_visible(name)]
+        return sorted(os.path.relpath(path, self._root) for path in found)
+
+    @override
+    def rename(self, source: str, target: str) -> bool:
+        full_source, full_target = self.location(source), self.location(target)
+        with self.named("move a file to", target):
+            for _ in range(TRIES_MAX):
+                self._make_parent(target)
+                try:
+                    os.rename(full_source, full_target)
+                except FileNotFoundError:
+                    if not os.path.lexists(full_source):
+                        return False
+                    # Somebody has deleted the directory, empty, since it was made.
+                    self._known.discard(os.path.dirname(full_target))
+                else:
+                    return True
+            raise OSError(errno.ENOENT, "somebody keeps deleting its directory")
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _publish(self, temporary: str, path: str) -> CreateOutcome | None:
+        """Show `temporary` as `path`, durably, unless the name is taken.
+
+        Returns None, and has done nothing, when somebody has deleted `temporary` (as litter of a
+        writer believed dead), or what stood under the name, between two calls.
+        """
+        full = self.location(path)
+        try:
+            os.link(temporary, full)
+        except FileExistsError:
+            existing = self._existing(path)
+            return None if existing is None else AlreadyExists(existing)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            failure = self._failure("create", path, error)
+            if error.errno not in _LINK_DID_NOTHING:
+                raise CreationUnknown(str(failure)) from error
+            if error.errno in _NO_HARD_LINKS:
+                raise StorageRefused(
+                    f"{self._advice.subject}cannot create {full}: {error.strerror}; creating a file"
+                    " once and for all needs a file system with hard links that this process may"
+                    " make: choose another directory"
+                ) from error
+            raise failure from error
+        self._sync_published(path)
+        return Created()
+
+    def _existing(self, path: str) -> bytes | None:
+        """Return what stands at `path`, made durable: its creator may have died before that."""
+        try:
+            with open(self.location(path), "rb") as file:
+                existing = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CreationUnknown(str(self._failure("read", path, error))) from error
+        self._sync_published(path)
+        return existing
+
+    def _sync_published(self, path: str) -> None:
+        try:
+            sync_directory(os.path.dirname(self.location(path)))
+        except OSError as error:
+            raise CreationUnknown(str(self._failure("make durable", path, error))) from error
+
+    def _chunks(self, file: io.FileIO, path: str) -> Iterator[bytes]:
+        with file:
+            while True:
+                with self.named("read", path):
+                    chunk = file.read(CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+
+    def _failure(self, action: str, path: str, error: OSError) -> StorageError:
+        """Return what failed, where, why, and what an operator does about it."""
+        number = error.errno or 0
+        remedy = (
+            self._advice.remedies.get(number)
+            or _REFUSALS.get(number)
+            or _REMEDIES.get(number, "look at the disk or mount behind it")
+        )
+        kind = StorageRefused if number in _REFUSALS else StorageError
+        return kind(
+            f"{self._advice.subject}cannot {action} {self.location(path)}:"
+            f" {error.strerror or error}; {remedy}"
+        )
+
+    def _names(self, directory: str) -> Sequence[str]:
+        with self.named("list", directory):
+            try:
+                return sorted(os.listdir(self.location(directory)))
+            except FileNotFoundError:
+                return ()
+
+    def _make_parent(self, path: str) -> None:
+        parent = os.path.dirname(self.location(path))
+        if parent not in self._known:
+            make_durable_directory(parent, self._root, self._directory_mode)
+            if len(self._known) >= DIRECTORIES_KNOWN_MAX:
+                self._known.clear()
+            self._known.add(parent)
+
+    def _place(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Show the joined chunks at `path`, durable but for the name; return the size."""
+        temporary, size_bytes = self._write_temporary(path, chunks)
+        try:
+            os.replace(temporary, self.location(path))
+        except BaseException:
+            remove_quietly(temporary)
+            raise
+        return size_bytes
+
+    def _write_temporary(self, path: str, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """Write and sync the joined chunks beside `path`; return the file's name and size."""
+        directory, name = os.path.split(self.location(path))
+        temporary = f"{directory}/.{name}.{uuid.uuid4().hex}.tmp"
+        descriptor = self._open_new(path, temporary)
+        try:
+            size_bytes = sum(write_all(descriptor, chunk) for chunk in chunks)
+            os.fsync(descriptor)
+        except BaseException:
+            remove_quietly(temporary)
+            raise
+        finally:
+            os.close(descriptor)
+        return temporary, size_bytes
+
+    def _open_new(self, path: str, full: str) -> int:
+        tries = 0
+        while True:
+            try:
+                self._make_parent(path)
+                return self._open_private(full)
+            except (FileNotFoundError, FileExistsError):
+                # A directory on the way was empty for a moment, and a `discard` has taken it away
+                # (makedirs answers "exists" when that happens between its own two steps).
+                self._known.discard(os.path.dirname(full))
+                tries += 1
+                if tries >= TRIES_MAX:
+                    raise
+
+    def _open_private(self, full: str) -> int:
+        mode = self._modes.files if self._modes else 0o666
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(full, flags, mode)
+        if self._modes and mode & ~_OWNER_ONLY:  # which the umask may have taken away
+            os.fchmod(descriptor, mode)
+        return descriptor
+
+
+def make_durable_directory(full: str, root: str, mode: int | None = None) -> None:
+    """Make `full` and sync every directory that names it, from its parent up to the root.
+
+    Also those that were there: whoever made them may have died before syncing. Directories that are
+    made get `mode`; None: what the umask leaves.
+    """
+    top = full
+    while not os.path.isdir(os.path.dirname(top)):
+        top = os.path.dirname(top)
+    last = min(os.path.dirname(top), root, key=len)
+    if mode is None:
+        os.makedirs(full, exist_ok=True)
+    else:
+        _make_directories(full, mode)
+    directory = full
+    while len(directory) > len(last):
+        directory = os.path.dirname(directory)
+        sync_directory(directory)
+
+
+def _make_directories(full: str, mode: int) -> None:
+    missing: list[str] = []
+    while not os.path.isdir(full):
+        missing.append(full)
+        full = os.path.dirname(full)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, mode)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+        else:
+            if mode != _OWNER_ONLY:  # which no umask takes away
+                os.chmod(directory, mode)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> int:
+    """Write all of `data`; return how many bytes that is."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        # A full disk shows as a short write first; the next call says why.
+        rest = rest[os.write(descriptor, rest) :]
+    return memoryview(data).nbytes
+
+
+def tree_is_gone(full: str) -> bool:
+    """Delete directory `full` and all in it; return False when somebody added to it meanwhile."""
+    try:
+        shutil.rmtree(full)
+    except FileNotFoundError:
+        return not os.path.lexists(full)
+    except OSError as error:
+        # A writer that does not know yet that its checkpoint is dead has added a file.
+        if error.errno == errno.ENOTEMPTY:
+            return False
+        raise
+    return True
+
+
+def sync_file(path: Path) -> None:
+    """Return when the bytes at `path` survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(full: str) -> None:
+    """Return when the names in directory `full` survive a crash."""
+    descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems keep names without being asked, and refuse to be.
+        if error.errno not in {errno.EINVAL, errno.EBADF}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_quietly(full: str) -> None:
+    """Remove what nobody reads; a failure leaves litter and must not hide what happened before."""
+    with suppress(OSError):
+        os.unlink(full)
+
+
+def _sync_name(full: str) -> None:
+    """Make the name of a new file durable, or take it away again."""
+    try:
+        sync_directory(os.path.dirname(full))
+    except BaseException:
+        remove_quietly(full)
+        raise

@@ -1,0 +1,381 @@
+"""File systems that fsspec reaches: object stores that `bucket` does not speak to, HDFS, SFTP.
+
+fsspec's own listings cache is off: read-after-write is demanded. To create a file only if there is
+none, fsspec asks whether it exists and then writes it, which two callers may do at one moment.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import chain
+from typing import IO, Any, cast
+
+import fsspec
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError, OnceflowError, StorageError
+from onceflow.core.secret_references import followed
+from onceflow.core.storage.filesystems.filesystem import (
+    REQUESTS_AT_ONCE_MAX,
+    AlreadyExists,
+    Copies,
+    Created,
+    CreateOutcome,
+    CreationUnknown,
+    Renames,
+    StorageRefused,
+    StreamedFiles,
+    Unfinished,
+    is_visible,
+)
+
+_CHUNK_BYTES = 1 << 20
+_UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
+_SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
+_SECRET_LENGTH_MIN = 4
+
+
+class FsspecFiles(StreamedFiles):
+    """What all of fsspec's file systems have in common. Connects when it is first used."""
+
+    at_once_max = REQUESTS_AT_ONCE_MAX
+
+    def __init__(self, url: str, shown: str, options: Mapping[str, Any]) -> None:
+        """Touch nothing yet; `shown` is the url as it may be printed."""
+        self._url = url
+        self._shown = shown
+        self._options = options
+        self._opened: tuple[Any, str] | None = None
+
+    @property
+    def _fs(self) -> Any:
+        return self._open()[0]
+
+    def _full(self, path: str) -> str:
+        return f"{self._open()[1]}/{path}".rstrip("/")
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            try:
+                fs, root = fsspec.core.url_to_fs(self._url, **followed_options(self._options))
+            except ImportError as error:
+                raise ConfigError(
+                    f"{self._shown} needs a package that is not installed: {error}"
+                ) from error
+            except (TypeError, ValueError) as error:
+                # Not chained: the error, or its traceback, may quote the options.
+                raise ConfigError(
+                    f"{self._shown}: fsspec does not take the url and storage_options: "
+                    f"{self._without_secrets(str(error))}"
+                ) from None
+            # The file system is shared within this process, for connecting is slow.
+            fs.dircache.use_listings_cache = False
+            self._opened = fs, str(root).rstrip("/")
+        return self._opened
+
+    @override
+    def location(self, path: str) -> str:
+        return f"{self._shown}/{path}".rstrip("/")
+
+    @override
+    def read(self, path: str) -> bytes | None:
+        with self.named("read", path):
+            try:
+                return bytes(self._fs.cat_file(self._full(path)))
+            except FileNotFoundError:
+                return None
+
+    @override
+    def read_chunks(self, path: str) -> Iterator[bytes] | None:
+        with self.named("read", path):
+            try:
+                file = cast("IO[bytes]", self._fs.open(self._full(path), "rb"))
+            except FileNotFoundError:
+                return None
+        return self._chunks(file, path)
+
+    @override
+    def size(self, path: str) -> int | None:
+        with self.named("look at", path):
+            try:
+                return int(self._fs.info(self._full(path))["size"])
+            except FileNotFoundError:
+                return None
+
+    @override
+    def modified_at(self, path: str) -> datetime | None:
+        with self.named("look at", path):
+            try:
+                return cast("datetime", self._fs.modified(self._full(path)))
+            except (FileNotFoundError, NotImplementedError):
+                return None
+
+    @override
+    def list(self, directory: str) -> tuple[str, ...]:
+        return tuple(name for name in self._names(directory) if not _UNFINISHED.fullmatch(name))
+
+    @override
+    def delete(self, path: str) -> None:
+        with self.named("delete", path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._full(path))
+
+    @override
+    def delete_tree(self, path: str) -> None:
+        with self.named("delete", path), suppress(FileNotFoundError):
+            self._fs.rm(self._full(path), recursive=True)
+
+    @override
+    def create(self, path: str) -> IO[bytes]:
+        with self.named("create", path):
+            self._make_parent(path)
+            return cast("IO[bytes]", self._fs.open(self._full(path), "wb"))
+
+    @override
+    def finish(self, file: IO[bytes], path: str) -> int:
+        with self.named("write", path):
+            size_bytes = file.tell()
+            file.close()
+            return size_bytes
+
+    @override
+    def drop(self, file: IO[bytes], path: str) -> None:
+        # `discard` ends an upload under way without completing it; not every file has one.
+        with suppress(Exception):
+            cast("Any", file).discard()
+        with suppress(Exception):
+            # Keeps the file's own close, and its finalizer, from completing it after all.
+            cast("Any", file).closed = True
+        with suppress(Exception):
+            self._fs.rm_file(self._full(path))
+
+    @override
+    def make_names_durable(self, directory: str) -> None:
+        """Nothing is left to do: a finished file has its name."""
+
+    @override
+    def visible_files(self) -> Sequence[str]:
+        root = self._full("")
+        with self.named("list", ""):
+            found = cast("list[str]", self._fs.find(root))
+        below = (path[len(root) :].lstrip("/") for path in found if path.startswith(root))
+        return sorted(
+            path for path in below if is_visible(path) and not _UNFINISHED.fullmatch(path)
+        )
+
+    @override
+    @contextmanager
+    def named(self, action: str, path: str) -> Generator[None]:
+        """Name what failed. Backends raise whatever their client library does: all is caught."""
+        try:
+            yield
+        except OnceflowError:
+            raise
+        except Exception as error:
+            reason = self._without_secrets(f"{type(error).__name__}: {error}")
+            text = f"cannot {action} {self.location(path)}: {reason}"
+            if isinstance(error, PermissionError):
+                raise StorageRefused(
+                    f"{text}; give the credentials in storage_options the right to list, read, "
+                    "write and delete there"
+                ) from None
+            if isinstance(error, FileNotFoundError):
+                raise StorageRefused(f"{text}; create the bucket or container first") from None
+            raise StorageError(text) from None
+
+    def _put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        """Write the joined `chunks`, in one request when there is only one."""
+        pieces = iter(chunks)
+        first, second = next(pieces, b""), next(pieces, None)
+        if second is None:
+            with self.named("write", path):
+                self._make_parent(path)
+                self._fs.pipe_file(self._full(path), bytes(first))
+            return memoryview(first).nbytes
+        file = self.create(path)
+        try:
+            for chunk in chain((first, second), pieces):
+                with self.named("write", path):
+                    file.write(chunk)
+            return self.finish(file, path)
+        except BaseException:
+            self.drop(file, path)
+            raise
+
+    def _chunks(self, file: IO[bytes], path: str) -> Iterator[bytes]:
+        with file:
+            while True:
+                with self.named("read", path):
+                    chunk = file.read(_CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+
+    def _names(self, directory: str) -> Sequence[str]:
+        full = self._full(directory)
+        with self.named("list", directory):
+            try:
+                found = cast("list[str]", self._fs.ls(full, detail=False))
+            except FileNotFoundError:
+                return ()
+        return sorted(
+            name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != full
+        )
+
+    @abstractmethod
+    def _make_parent(self, path: str) -> None:
+        """Make the directory of `path`, where there are directories."""
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in secrets_of(followed_options(self._options)):
+            text = text.replace(secret, "***")
+        return text
+
+
+class ObjectStore(FsspecFiles, Copies):
+    """An object store: what is written appears whole when it is closed; a copy likewise."""
+
+    @override
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        try:
+            with self.named("create", path):
+                self._fs.pipe_file(self._full(path), data, mode="create")
+        except StorageError as error:
+            # Taken, or a reply was lost: what stands there tells.
+            existing = self.read(path)
+            if existing is not None:
+                return AlreadyExists(existing)
+            if isinstance(error, StorageRefused):
+                raise
+            raise CreationUnknown(str(error)) from None
+        return Created()
+
+    @override
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        return self._put(path, chunks)
+
+    @override
+    def copy(self, source: str, target: str) -> bool:
+        with self.named("copy a file to", target):
+            try:
+                self._fs.cp_file(self._full(source), self._full(target))
+            except FileNotFoundError:
+                if self.size(source) is None:
+                    return False
+                raise
+        return True
+
+    @override
+    def _make_parent(self, path: str) -> None:
+        """Do nothing: object stores have no directories."""
+
+
+class RemoteDirectory(FsspecFiles, Renames):
+    """A file system with directories and an atomic rename, behind fsspec: HDFS, SFTP.
+
+    Its files show while they are written, so a whole file is written beside its name and renamed.
+    Where `write` replaces a file, there is none for a moment: several refuse to rename onto one.
+    """
+
+    @override
+    def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
+        # HDFS and SFTP rename onto no file that exists: of two callers one succeeds.
+        existing = self.read(path)
+        if existing is not None:
+            return AlreadyExists(existing)
+        unfinished = self._beside(path)
+        self._put(unfinished, (data,))
+        try:
+            with self.named("create", path):
+                self._fs.mv(self._full(unfinished), self._full(path))
+        except StorageError as error:
+            existing = self.read(path)
+            if existing is not None:
+                return AlreadyExists(existing)
+            if isinstance(error, StorageRefused):
+                raise
+            raise CreationUnknown(str(error)) from None
+        finally:
+            self.delete(unfinished)
+        return Created()
+
+    @override
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        unfinished = self._beside(path)
+        size_bytes = self._put(unfinished, chunks)
+        self.delete(path)
+        self.rename(unfinished, path)
+        return size_bytes
+
+    @override
+    def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
+        matches = map(_UNFINISHED.fullmatch, self._names(directory))
+        return tuple(Unfinished(match[0], match[1]) for match in matches if match)
+
+    @override
+    def make_directory(self, path: str) -> None:
+        with self.named("make directory", path):
+            self._fs.makedirs(self._full(path), exist_ok=True)
+
+    @override
+    def delete_directory_if_empty(self, path: str) -> bool:
+        if self._names(path):
+            return False
+        with self.named("delete directory", path), suppress(FileNotFoundError):
+            self._fs.rmdir(self._full(path))
+        return True
+
+    @override
+    def rename(self, source: str, target: str) -> bool:
+        with self.named("move a file to", target):
+            self._make_parent(target)
+            if not self._fs.exists(self._full(source)):
+                return False
+            try:
+                self._fs.mv(self._full(source), self._full(target))
+            except Exception:
+                # Somebody else has moved it between the two calls, or it is a failure.
+                if self._fs.exists(self._full(source)):
+                    raise
+                return False
+        return True
+
+    def _beside(self, path: str) -> str:
+        return f"{path}.{uuid.uuid4().hex}.unfinished"
+
+    @override
+    def _make_parent(self, path: str) -> None:
+        self._fs.makedirs(self._full(path.rpartition("/")[0]), exist_ok=True)
+
+
+def followed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `options` with references to secrets followed, for a client about to be opened.
+
+    Raises:
+        ConfigError: One cannot be followed here.
+    """
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found[name] = followed_options(cast("Mapping[str, Any]", value))
+        elif isinstance(value, str):
+            found[name] = followed(value, setting=f"storage_options[{name!r}]")
+        else:
+            found[name] = value
+    return found
+
+
+def secrets_of(options: Mapping[str, Any], *, known_secret: bool = False) -> list[str]:
+    """Return every text in `options` that its name says must not be printed, longest first."""
+    found: list[str] = []
+    for name, value in options.items():
+        secret = known_secret or _SECRET.search(name) is not None
+        if isinstance(value, Mapping):
+            found += secrets_of(cast("Mapping[str, Any]", value), known_secret=secret)
+        elif secret and isinstance(value, str) and len(value) >= _SECRET_LENGTH_MIN:
+            found.append(value)
+    return sorted(found, key=len, reverse=True)

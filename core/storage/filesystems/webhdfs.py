@@ -1,0 +1,322 @@
+"""HDFS over HTTP, as every NameNode and DataNode serves it: requests, repetition, errors.
+
+A name is changed by the NameNode, in one step; bytes go to and come from a DataNode that it names.
+Several NameNodes may be given: one that is in standby, or cannot be reached, is passed over.
+
+Source: Apache Hadoop 3.5, "WebHDFS REST API".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+from urllib.parse import quote, urlencode
+
+from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.secret_references import followed, has_reference
+from onceflow.core.storage.filesystems.bucket_settings import Patience
+
+T = TypeVar("T")
+
+SCHEMES: Mapping[str, str] = {"webhdfs": "http", "swebhdfs": "https"}
+_URL = re.compile(r"(s?webhdfs)://([^/?#@]+)(/[^?#]*)", re.IGNORECASE)
+_PREFIX = "/webhdfs/v1"
+_TEXTS = ("user", "token", "authority")
+_NUMBERS = ("request_timeout_s", "retry_timeout_s")
+_CONNECT_TIMEOUT_S = 5.0
+_PAUSE_S = 0.05
+_PAUSE_S_MAX = 3.0
+_LATER = frozenset({"StandbyException", "RetriableException", "SafeModeException"})
+"""What passes: this NameNode does not serve now, or none does yet."""
+
+
+class ReplyLost(StorageError):
+    """Raised when a request was sent and nobody knows whether it was carried out."""
+
+
+class NotServed(StorageError):
+    """Raised when no NameNode has carried a request out, and none will."""
+
+
+class RemoteError(StorageError):
+    """Raised when HDFS says what is wrong; `name` is its own word for it."""
+
+    def __init__(self, message: str, name: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.name = name
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsSettings:
+    """A directory of an HDFS and who asks for it. Pickles; prints without the token."""
+
+    url: str
+    """`webhdfs://namenode:9870/path`, `swebhdfs://` for TLS; several NameNodes with commas."""
+    user: str = ""
+    """Whom HDFS takes the request for, where it does not ask for proof."""
+    token: str = field(default="", repr=False)
+    """A delegation token, by reference."""
+    authority: str = ""
+    """A file with the certificates that `swebhdfs` trusts; none: those of the system."""
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if _URL.fullmatch(self.url) is None:
+            raise ConfigError(
+                f"{self.url.partition('://')[0]}://… names no directory of an HDFS: write"
+                " webhdfs://namenode:9870/path (the NameNode's HTTP port), without a user"
+            )
+        if self.token and not has_reference(self.token):
+            raise ConfigError(
+                f"{self.url}: token holds a secret, and Spark writes this to disks: say where it"
+                " is, ${env:NAME} or ${file:/path}"
+            )
+        if self.patience.request_timeout_s <= 0 or self.patience.retry_timeout_s < 0:
+            raise ConfigError(f"{self.url}: a timeout must be over 0")
+
+    @classmethod
+    def of(cls, url: str, options: Mapping[str, Any]) -> HdfsSettings:
+        """Return the settings that `options` of a file sink say.
+
+        Raises:
+            ConfigError: One is not known, or is out of range.
+        """
+        texts = {name: str(options[name]) for name in _TEXTS if name in options}
+        numbers = {name: float(options[name]) for name in _NUMBERS if name in options}
+        if unknown := set(options) - set(_TEXTS) - set(_NUMBERS):
+            known = ", ".join((*_TEXTS, *_NUMBERS))
+            raise ConfigError(f"{url}: no option {', '.join(sorted(unknown))}; there are {known}")
+        return cls(url, **texts, patience=Patience(**numbers))
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        match = _URL.fullmatch(self.url)
+        assert match is not None
+        return match[1].lower(), match[2], match[3]
+
+    @property
+    def root(self) -> str:
+        """The directory's path in HDFS."""
+        return self._parts[2].rstrip("/")
+
+    @property
+    def name_nodes(self) -> tuple[str, ...]:
+        """The address of each, as a URL."""
+        scheme, hosts, _ = self._parts
+        return tuple(f"{SCHEMES[scheme]}://{host}" for host in hosts.split(",") if host)
+
+    def identity(self) -> dict[str, str]:
+        """Return the parameters that say who asks.
+
+        Raises:
+            ConfigError: The token's reference leads nowhere.
+        """
+        if self.token:
+            return {"delegation": followed(self.token, setting=f"token of {self.url}")}
+        user = self.user or os.environ.get("HADOOP_USER_NAME", "")
+        return {"user.name": user} if user else {}
+
+
+def is_hdfs(url: str) -> bool:
+    """Return whether `url` is one that this file speaks to."""
+    return url.partition("://")[0].lower() in SCHEMES and "://" in url
+
+
+class WebHdfs:
+    """Asks one HDFS. Any thread; connects when it is first used."""
+
+    def __init__(self, settings: HdfsSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        self._current = 0
+        """Which NameNode has served last."""
+
+    # --- names ---------------------------------------------------------------------------------
+
+    def ask(self, method: str, op: str, path: str, **parameters: str) -> dict[str, Any]:
+        """Return the answer to a request that may be carried out twice.
+
+        Raises:
+            RemoteError: HDFS says what is wrong.
+            NotServed: No NameNode has answered for as long as requests are repeated.
+        """
+        return self._patiently(lambda: self._answer(method, op, path, parameters), (ReplyLost,))
+
+    def ask_once(self, method: str, op: str, path: str, **parameters: str) -> dict[str, Any]:
+        """Return the answer to a request that is carried out once at most.
+
+        Raises:
+            RemoteError: HDFS says what is wrong, and has changed nothing.
+            NotServed: No NameNode has taken it.
+            ReplyLost: One has, and nobody knows what became of it.
+        """
+        return self._patiently(lambda: self._answer(method, op, path, parameters), ())
+
+    # --- bytes ---------------------------------------------------------------------------------
+
+    def put(self, path: str, data: bytes) -> None:
+        """Make `path` hold `data`, whatever was there; repeated until it is done.
+
+        Others may see part of it meanwhile. Raises as `ask`.
+        """
+        self._patiently(lambda: self._put(path, data), (ReplyLost,))
+
+    def put_once(self, path: str, chunks: Iterable[bytes]) -> None:
+        """The same of joined `chunks`, which can be sent only once.
+
+        Raises:
+            RemoteError, NotServed, ReplyLost: As `ask_once`; part of it may be there.
+        """
+        self._put(path, chunks)
+
+    def get(self, path: str) -> bytes:
+        """Return all that `path` holds. Raises as `ask`."""
+
+        def read() -> bytes:
+            response = self._opened_file(path)
+            with _connection_of("read"):
+                return bytes(response.data)
+
+        return self._patiently(read, (ReplyLost,))
+
+    def stream(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield what `path` holds.
+
+        Raises:
+            RemoteError, NotServed: As `ask`, before the first chunk.
+            ReplyLost: The connection broke.
+        """
+        response = self._patiently(lambda: self._opened_file(path), (ReplyLost,))
+
+        def chunks() -> Iterator[bytes]:
+            try:
+                with _connection_of("read"):
+                    yield from response.stream(chunk_bytes)
+            finally:
+                response.release_conn()
+
+        return chunks()
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _opened_file(self, path: str) -> Any:
+        place = self._answer("GET", "OPEN", path, {"noredirect": "true"})["Location"]
+        return self._checked(self._requested("GET", str(place)))
+
+    def _put(self, path: str, body: bytes | Iterable[bytes]) -> None:
+        wanted = {"overwrite": "true", "noredirect": "true"}
+        place = self._answer("PUT", "CREATE", path, wanted)["Location"]
+        response = self._checked(self._requested("PUT", str(place), body))
+        with _connection_of("read the answer"):
+            response.drain_conn()
+
+    def _answer(
+        self, method: str, op: str, path: str, parameters: Mapping[str, str]
+    ) -> dict[str, Any]:
+        base = self._settings.name_nodes[self._current]
+        query = urlencode({"op": op, **parameters, **self._settings.identity()})
+        url = f"{base}{_PREFIX}{quote(path)}?{query}"
+        response = self._checked(self._requested(method, url))
+        with _connection_of("read the answer"):
+            text = response.data
+        return cast("dict[str, Any]", json.loads(text)) if text else {}
+
+    def _requested(self, method: str, url: str, body: bytes | Iterable[bytes] | None = None) -> Any:
+        from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+
+        try:
+            return self._client().request(
+                method,
+                url,
+                body=body,
+                preload_content=False,
+                redirect=False,
+                retries=False,
+                headers={"Content-Type": "application/octet-stream"},
+            )
+        except (NewConnectionError, ConnectTimeoutError) as error:
+            raise _Later(_without_query(str(error))) from None
+        except HTTPError as error:
+            raise ReplyLost(_without_query(str(error))) from None
+
+    def _checked(self, response: Any) -> Any:
+        """Return `response` if it is no error."""
+        if response.status < 300:
+            return response
+        with _connection_of("read the answer"):
+            text = response.data.decode("utf-8", "replace")
+        try:
+            said = json.loads(text)["RemoteException"]
+            name, message = str(said["exception"]), str(said["message"])
+        except (ValueError, KeyError, TypeError):
+            name, message = f"HTTP {response.status}", _without_query(text[:300])
+            if response.status >= 500:
+                raise ReplyLost(f"{name}: {message}") from None
+        first_line = message.partition("\n")[0]
+        if name in _LATER or any(later in first_line for later in _LATER):
+            raise _Later(f"{name}: {first_line}")
+        raise RemoteError(f"{name}: {first_line}", name, response.status)
+
+    def _patiently(self, call: Callable[[], T], again_after: tuple[type[StorageError], ...]) -> T:
+        deadline = time.monotonic() + self._settings.patience.retry_timeout_s
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return call()
+            except StorageError as error:
+                if not isinstance(error, (_Later, *again_after)):
+                    raise
+                if time.monotonic() + pause_s > deadline:
+                    raise NotServed(
+                        f"{error}; tried for {self._settings.patience.retry_timeout_s:g} s"
+                    ) from None
+            self._current = (self._current + 1) % len(self._settings.name_nodes)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                try:
+                    import urllib3
+                except ImportError as error:
+                    raise ConfigError(
+                        f"{self._settings.url} needs a package that is not installed:"
+                        " pip install urllib3"
+                    ) from error
+                total_s = self._settings.patience.request_timeout_s
+                self._opened = urllib3.PoolManager(
+                    maxsize=16,
+                    timeout=urllib3.Timeout(connect=min(_CONNECT_TIMEOUT_S, total_s), read=total_s),
+                    ca_certs=self._settings.authority or None,
+                )
+            return self._opened
+
+
+class _Later(StorageError):
+    """Raised when a request was not carried out, for a reason that may pass."""
+
+
+@contextmanager
+def _connection_of(action: str) -> Generator[None]:
+    """Say that a connection broke while bytes came."""
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise ReplyLost(f"cannot {action}: {_without_query(str(error))}") from None
+
+
+def _without_query(text: str) -> str:
+    """Return `text` without what may hold a token."""
+    return re.sub(r"(delegation|user\.name)=[^&\s'\")]*", r"\1=***", text)

@@ -1,0 +1,270 @@
+"""Decisions of batches in a decision log, for targets that have no tables.
+
+    <directory>/batches-<sink id>/log/<sequence>.json      claims and decisions, as those of a job
+    <directory>/batches-<sink id>/fenced                   its target was claimed by another log
+
+Every sink id has its own log, so any number of queries and jobs may share one directory.
+
+A target may be claimed by attempts that the log does not know: the directory was cleaned, or is
+another one than before. Then nothing is claimed, so that no later try comes above them.
+
+A batch is a checkpoint of one operator: its number, source, fingerprint and run are that one's
+state. `protocol.log` puts claims and decisions in one order: of two records after the same one,
+one is created.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+import msgspec
+from typing_extensions import override
+
+from onceflow.core.batch_decisions import BatchDecisions, Claimant
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import (
+    CheckpointError,
+    CommitOutcomeUnknown,
+    ConfigError,
+    Fenced,
+    StorageError,
+)
+from onceflow.core.protocol.batches import (
+    BatchClaim,
+    BatchDecision,
+    BatchId,
+    Decide,
+    Overtaken,
+    Stands,
+    batch_checkpoint,
+    check_decision,
+)
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.ids import AttemptId, SubtaskRef
+from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
+from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
+from onceflow.core.storage.layout import JobPaths, safe_name
+from onceflow.core.storage.log.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
+
+RETAINED = 16
+"""Decisions; every claim reads all that are retained."""
+_UID = "batch"
+_SINCE = ", since "
+_SHARED = "batches"
+"""Of versions that kept one log for all sink ids of a directory."""
+
+
+class _State(msgspec.Struct, frozen=True):
+    source: str
+    number: int
+    fingerprint: str
+    run: str
+
+
+def decision_directory(sink_id: str) -> str:
+    """Return the name of the directory in which the decisions of `sink_id` stand."""
+    return f"batches-{safe_name(sink_id).replace('+', '-')}"
+
+
+class LoggedBatchDecisions(BatchDecisions):
+    """In one directory, for one sink id. Opens nothing that stays open."""
+
+    def __init__(
+        self,
+        files: CreatesAtomically,
+        sink_id: str,
+        name: str = "",
+        newest_in_target: Callable[[], AttemptId] | None = None,
+    ) -> None:
+        """Touch nothing yet; `name` is the claimant's.
+
+        `newest_in_target` returns the newest attempt that has claimed the sink id in the target;
+        None: the target does not tell.
+        """
+        self._files = files
+        self._newest_in_target = newest_in_target
+        self._is_known = False
+        """Whether all claims in the target were found to be of this log."""
+        self._name = name or f"process {os.getpid()} on {socket.gethostname()}"
+        self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
+        self._sink_id = sink_id
+
+    @override
+    def claim(
+        self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
+    ) -> BatchClaim:
+        self._require_not_fenced()
+        newest = NO_ATTEMPT
+        if self._newest_in_target is not None and not self._is_known:
+            # Before the log: what is claimed in between, the log knows.
+            newest = self._newest_in_target()
+
+        def check(view: LogView) -> None:
+            if after is not None and view.attempt != after:
+                self.check_newest(after)
+            if newest > view.attempt and after is not None:
+                raise Fenced(
+                    f"sink id {self._sink_id!r}: attempt {after} is fenced: another run, with"
+                    f" another stagingLocation, has claimed attempt {newest} in the target. That"
+                    " one goes on. Wait for it to end; then repeat this one"
+                )
+            if newest > view.attempt:
+                self._meet_newer_target(view, newest)
+
+        if not self._log.sequences():
+            self._require_no_shared_log()
+        now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds")
+        try:
+            claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
+            if newest >= claimed.attempt:
+                claimed = claimed.claim_above(newest)
+        except DecisionUnknown as error:
+            raise StorageError(str(error)) from error
+        self._open(open_sink, claimed.attempt)
+        self._is_known = True
+        return BatchClaim(claimed.attempt, _decisions(claimed.view))
+
+    @override
+    def seen(self) -> BatchClaim:
+        view = self._log.read()
+        if not view.attempt:
+            self._require_no_shared_log()
+        return BatchClaim(view.attempt, _decisions(view))
+
+    @override
+    def claimant(self) -> Claimant:
+        view = self._log.read()
+        name, _, rest = view.owner.partition(_SINCE)
+        # The log adds a word that tells two claims apart.
+        return Claimant(view.attempt, name, rest.rpartition(" ")[0])
+
+    @override
+    def fence(self) -> None:
+        self.claim(lambda _: None)
+
+    @override
+    def decide(self, decision: BatchDecision) -> BatchDecision:
+        view = self._log.read()
+        existing = next((one for one in _decisions(view) if one.batch == decision.batch), None)
+        match check_decision(decision, owner=view.attempt, existing=existing):
+            case Stands(standing):
+                return standing
+            case Overtaken(reason):
+                raise Fenced(f"sink id {self._sink_id!r}: {reason}: {self.claimant()}")
+            case Decide():
+                pass
+        try:
+            ClaimedLog(self._log, view).append(_completed(decision))
+        except DecisionUnknown as error:
+            raise CommitOutcomeUnknown(f"{decision.batch}: {error}") from error
+        return decision
+
+    @override
+    def settled(self, decision: BatchDecision) -> None:
+        """Prune the log: that a decision is settled is told by the one after it."""
+        try:
+            view = self._log.read()
+            if len(view.decided) > RETAINED:
+                keep_from = view.decided[-RETAINED].completed.checkpoint
+                ClaimedLog(self._log, view).prune(keep_from)
+        except (StorageError, CheckpointError):
+            # The next batch prunes.
+            return
+
+    @override
+    def close(self) -> None:
+        """Release nothing."""
+
+    def _open(self, open_sink: Callable[[AttemptId], None], attempt: AttemptId) -> None:
+        try:
+            open_sink(attempt)
+        except Fenced as error:
+            if self._newest_in_target is None and self._log.read().attempt == attempt:
+                # Each claim stands here before it is made in the target: this one is another log's.
+                self._files.create_if_absent(self._fenced, str(error).encode())
+                raise self._another_log(str(error)) from error
+            raise
+
+    def _require_not_fenced(self) -> None:
+        fenced = self._files.read(self._fenced)
+        if fenced is not None:
+            raise self._another_log(fenced.decode())
+
+    def _meet_newer_target(self, view: LogView, attempt: AttemptId) -> None:
+        """Raise ConfigError: the target was claimed by `attempt`, which is not in the log."""
+        raise self._another_log(
+            f"the target was claimed last by attempt {attempt}, and the log ends with attempt"
+            f" {view.attempt}"
+        )
+
+    def _another_log(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"sink id {self._sink_id!r}: {self._log} does not hold the decisions of the writes"
+            f" before this one: {reason}. Another stagingLocation was given than before, or it was"
+            " cleaned. Nothing was written, for what those have written is not known here. Give the"
+            " stagingLocation that they had. If it is gone for good, look into the target what is"
+            " there, and write what is not under option sinkId, a new name"
+        )
+
+    @property
+    def _fenced(self) -> str:
+        return f"{decision_directory(self._sink_id)}/fenced"
+
+    def _require_no_shared_log(self) -> None:
+        """Raise ConfigError if an earlier version has decided in the directory."""
+        shared = JobPaths(_SHARED).log
+        if self._files.list(shared):
+            raise ConfigError(
+                f"sink id {self._sink_id!r}: {self._files.location(shared)} holds decisions of an"
+                " earlier version of onceflow, which this one does not read. Nothing was written."
+                " Let that version finish every batch that it has begun there; then delete that"
+                " directory, and repeat no batch that it has written"
+            )
+
+
+def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
+    """Return what the log says; before each claim's tasks all that was decided is committed."""
+    last = len(view.decided) - 1
+    return tuple(
+        _decision(record.completed, settled=index < last)
+        for index, record in enumerate(view.decided)
+    )
+
+
+def _decision(completed: CompletedCheckpoint, *, settled: bool) -> BatchDecision:
+    ((_, operator),) = completed.operator(_UID)
+    state = json_decoder(_State).decode(operator.lists[_UID][0])
+    return BatchDecision(
+        BatchId(state.source, state.number),
+        completed.attempt,
+        state.fingerprint,
+        state.run,
+        operator.committables,
+        settled=settled,
+    )
+
+
+def _completed(decision: BatchDecision) -> CompletedCheckpoint:
+    batch = decision.batch
+    state = _State(batch.source, batch.number, decision.fingerprint, decision.run)
+    operator = OperatorSnapshot(
+        _UID, lists={_UID: (msgspec.json.encode(state),)}, committables=decision.committables
+    )
+    now_ms = time.time_ns() // 1_000_000
+    return CompletedCheckpoint(
+        batch_checkpoint(decision.attempt),
+        decision.attempt,
+        parallelism=1,
+        max_parallelism=1,
+        snapshots=(SubtaskSnapshot(SubtaskRef(_UID, 0), (operator,)),),
+        triggered_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )

@@ -1,0 +1,489 @@
+"""The decision log in a file system: which checkpoints are done, and who may say so.
+
+One file a record, made by `create_if_absent`, never changed. `protocol.log` has the rules of the
+chain; this file reads, writes and deletes. Two of its own rules keep a driver that was stopped for
+an hour from being right by accident, after its sequence number has been pruned and is free again:
+
+    A created record counts only while its predecessor stands. Records are deleted lowest first, so
+    a number whose predecessor stands was never deleted, and creating it was the first time.
+    The first record counts only while nothing was ever pruned: `pruned` is created before that.
+
+`DecisionLog` is for whoever reads it or wants to own it, `ClaimedLog` for its owner. Sinks remember
+the log's identity (`log_id`): two logs that write to one sink are two jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+import msgspec
+
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.log.rules import (
+    NO_ATTEMPT,
+    AppendFenced,
+    AppendStands,
+    AppendVerdict,
+    AttemptClaimed,
+    CheckpointDecided,
+    LogEntry,
+    LogRecord,
+    LogView,
+    apply,
+    check_append,
+    claim_again,
+    next_claim,
+    next_decision,
+    owner_of,
+    prunable,
+    replay,
+)
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, seeded, view_before
+from onceflow.core.storage.filesystems.filesystem import (
+    AlreadyExists,
+    Created,
+    CreatesAtomically,
+    CreationUnknown,
+)
+from onceflow.core.storage.layout import JobPaths
+from onceflow.core.storage.log.record_codec import decode_record, encode_record, seal, unseal
+
+FORMAT = 1
+
+_REMEDY = "sinks know this job by the identity in that file: restore it from a backup"
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    format: int
+    log_id: str
+
+
+def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
+    """Return the log's identity, a UUID created once in a job's life, durably.
+
+    A job that begins from a savepoint in new storage has `inherited` it.
+
+    Raises:
+        CheckpointCorrupt: There are records and the identity is gone or damaged.
+    """
+    data = fs.read(paths.meta)
+    if data is None and (fs.list(paths.log) and fs.read(paths.meta) is None):
+        raise CheckpointCorrupt(
+            f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
+        )
+    data = data or fs.read(paths.meta) or _create(fs, paths, inherited)
+    line, _ = unseal(data, fs.location(paths.meta), _REMEDY)
+    return json_decoder(_Meta).decode(line).log_id
+
+
+def _create(fs: CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:
+    fs.make_directory(paths.job)
+    data, _ = seal(msgspec.json.encode(_Meta(FORMAT, inherited or str(uuid.uuid4()))))
+    outcome = fs.create_if_absent(paths.meta, data)
+    return outcome.existing if isinstance(outcome, AlreadyExists) else data
+
+
+CLAIM_TRIES_MAX = 64
+"""More lost races in a row than drivers of one job that anybody starts at once."""
+READ_TRIES_MAX = 64
+"""How often a reader starts over because records were pruned under it."""
+UNKNOWN_TRIES_MAX = 3
+"""How often an append asks again what became of it."""
+
+
+class DecisionUnknown(CheckpointError):
+    """Raised when nobody knows whether a record is in the log; the next attempt reads it."""
+
+
+class DecisionLog:
+    """The log of one job, to read it or to become its owner.
+
+    Any thread, any process. Reading changes nothing in storage, and works on a job that never ran.
+    """
+
+    def __init__(self, fs: CreatesAtomically, paths: JobPaths) -> None:
+        self._fs = fs
+        self._paths = paths
+
+    @classmethod
+    def open(cls, fs: CreatesAtomically, paths: JobPaths) -> DecisionLog:
+        """Return the log of the job that `paths` names; touches nothing yet."""
+        return cls(fs, paths)
+
+    def read(self) -> LogView:
+        """Return what the log says: every record that was durable before the call, at least.
+
+        Raises:
+            CheckpointCorrupt: A record is damaged or the chain is broken; names the file.
+            StateIncompatible: A later version of onceflow wrote a record.
+        """
+        for _ in range(READ_TRIES_MAX):
+            sequences = self.sequences()
+            # The highest first: what is deleted meanwhile is at the other end.
+            found = [self._entry(sequence) for sequence in reversed(sequences)]
+            entries = tuple(entry for entry in reversed(found) if entry is not None)
+            if len(entries) < len(found):
+                continue
+            try:
+                view = self._view_of(entries)
+            except CheckpointCorrupt:
+                if self.sequences() == sequences:
+                    raise
+                continue
+            # A listing while the last record is being replaced can show orphans alone: look twice.
+            highest = max(self.sequences(), default=0)
+            if highest == view.last_sequence and not self._listing_missed_below(view):
+                return view
+        raise StorageError(
+            f"{self._fs.location(self._paths.log)} changed {READ_TRIES_MAX} times while it was read"
+        )
+
+    def claim(
+        self,
+        owner: str,
+        sinks: Iterable[str] = (),
+        savepoint: Savepoint | None = None,
+        check: Callable[[LogView], None] = lambda _: None,
+    ) -> ClaimedLog:
+        """Return the log with the caller as its only appender; fences every earlier one.
+
+        `owner` is for people: host and process, say. `sinks` are the sink ids under which it may
+        write from then on. Runs on the driver, once for its first attempt; for the next ones see
+        `ClaimedLog.claim_again`. A crash during it leaves at most an attempt number that nobody
+        uses. A log that is new takes over the identity of `savepoint`, and its numbers. `check`
+        sees what the log says by then, which another driver may just have changed; what it raises
+        ends the claim.
+
+        Raises:
+            Fenced: Other drivers of the job keep claiming it.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        self._fs.make_directory(self._paths.log)
+        self._fs.make_directory(self._paths.shared)
+        log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
+        owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
+        known = tuple(sinks)
+        seed = None if savepoint is None else partial(seeded, savepoint=savepoint)
+
+        def claim(view: LogView) -> AttemptClaimed:
+            check(view)
+            return next_claim(view, owner, known)
+
+        return self.claim_by(claim, seed)
+
+    # --- for the owner ------------------------------------------------------------------------
+
+    def claim_by(
+        self,
+        claim: Callable[[LogView], AttemptClaimed],
+        seed: Callable[[LogView], LogView] | None = None,
+    ) -> ClaimedLog:
+        """Return the log with the record appended that `claim` makes of what the log says by then.
+
+        `seed` says what a log without decisions follows.
+
+        Raises:
+            Fenced: Other drivers of the job keep claiming it, or `claim` raises it.
+            DecisionUnknown: The claim may or may not be in the log.
+        """
+        for _ in range(CLAIM_TRIES_MAX):
+            view = self.read() if seed is None else seed(self.read())
+            record = claim(view)
+            digest, verdict = self.put(record)
+            if isinstance(verdict, AppendStands):
+                return ClaimedLog(self, apply(view, LogEntry(record, digest)))
+        raise Fenced(
+            f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
+            " stop all but one"
+        )
+
+    def put(self, record: LogRecord) -> tuple[str, AppendVerdict]:
+        """Try to make `record` the log's last one; return its digest and what became of it.
+
+        Raises:
+            StorageError: The record is not in the log and never will be.
+            DecisionUnknown: Nobody knows.
+        """
+        data, digest = encode_record(record)
+        standing = self._create(record, data, digest)
+        try:
+            if standing == digest and not self._predecessor_stands(record):
+                standing = None
+            highest = max(self.sequences(), default=0)
+        except StorageError as error:
+            raise self._unknown(record, error) from error
+        verdict = check_append(record, digest, standing_digest=standing, highest_sequence=highest)
+        return digest, verdict
+
+    def written_at(self) -> datetime | None:
+        """Return when the last record was written; None without records, or when it is unknown."""
+        last = max(self.sequences(), default=0)
+        return self._fs.modified_at(self._paths.record(last)) if last else None
+
+    def remove(self, view: LogView, sequences: tuple[int, ...]) -> None:
+        """Delete records `sequences`, and whatever is older than the chain of `view`.
+
+        Lowest first: a crash leaves a shorter chain. Idempotent.
+        """
+        if 1 in sequences:
+            self._fs.create_if_absent(self._paths.pruned, b"")
+        for sequence in self.sequences():
+            if sequence in sequences or sequence < view.first_sequence:
+                self._fs.delete(self._paths.record(sequence))
+        for unfinished in self._fs.list_unfinished(self._paths.log):
+            target = self._paths.sequence_of(unfinished.target)
+            if target is not None and target <= view.first_sequence:
+                self._fs.delete(f"{self._paths.log}/{unfinished.name}")
+
+    def sequences(self) -> tuple[int, ...]:
+        """Return the sequence number of every record in storage, rising."""
+        names = map(self._paths.sequence_of, self._fs.list(self._paths.log))
+        return tuple(sorted(sequence for sequence in names if sequence is not None))
+
+    def __str__(self) -> str:
+        return self._fs.location(self._paths.log)
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._paths.job
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _view_of(self, entries: tuple[LogEntry, ...]) -> LogView:
+        if not entries and self._fs.read(self._paths.pruned) is not None:
+            raise CheckpointCorrupt(
+                f"every record in {self._fs.location(self._paths.log)} is gone, and there were"
+                " some: starting over would lose or double rows; restore the directory"
+            )
+        try:
+            return replay(entries)
+        except CheckpointCorrupt as error:
+            raise CheckpointCorrupt(f"{self._fs.location(self._paths.log)}: {error}") from error
+
+    def _listing_missed_below(self, view: LogView) -> bool:
+        """Whether a record stands right below the chain that the listing has left out."""
+        below = view.first_sequence - 1
+        if not view.orphans or below in view.orphans:
+            return False
+        return self._fs.read(self._paths.record(below)) is not None
+
+    def _entry(self, sequence: int) -> LogEntry | None:
+        path = self._paths.record(sequence)
+        data = self._fs.read(path)
+        if data is None:
+            return None
+        entry = decode_record(data, self._fs.location(path))
+        if entry.record.sequence != sequence:
+            raise CheckpointCorrupt(
+                f"{self._fs.location(path)} holds record {entry.record.sequence}: somebody renamed"
+                " it; give it its old name"
+            )
+        return entry
+
+    def _create(self, record: LogRecord, data: bytes, digest: str) -> str | None:
+        """Return the digest of what stands at the record's number after trying to create it."""
+        path = self._paths.record(record.sequence)
+        unknown: StorageError | None = None
+        for _ in range(UNKNOWN_TRIES_MAX):
+            try:
+                match self._fs.create_if_absent(path, data):
+                    case Created():
+                        return digest
+                    case AlreadyExists(existing):
+                        return unseal(existing, self._fs.location(path))[1]
+            except CreationUnknown as error:
+                unknown = error
+            except StorageError as error:
+                if unknown is None:
+                    raise
+                unknown = error
+        assert unknown is not None
+        raise self._unknown(record, unknown) from unknown
+
+    def _predecessor_stands(self, record: LogRecord) -> bool:
+        if record.sequence == 1:
+            return self._fs.read(self._paths.pruned) is None
+        path = self._paths.record(record.sequence - 1)
+        data = self._fs.read(path)
+        if data is None:
+            return False
+        return unseal(data, self._fs.location(path))[1] == record.previous
+
+    def _unknown(self, record: LogRecord, error: StorageError) -> DecisionUnknown:
+        return DecisionUnknown(
+            f"job {self.job}: nobody knows whether record {record.sequence} of attempt"
+            f" {record.attempt} is in the decision log ({error}); the next attempt reads the log"
+            " and goes on from what it says"
+        )
+
+
+_TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
+
+
+class ClaimedLog:
+    """The log in the hands of its owner. `append` from one thread; `prune` from any."""
+
+    def __init__(self, log: DecisionLog, view: LogView) -> None:
+        self._log = log
+        self._view = view
+        self._settled: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self._lost: CheckpointError | None = None
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The number under which the owner runs."""
+        return self._view.attempt
+
+    @property
+    def view(self) -> LogView:
+        """The log as the owner knows it: as of the claim, and its own appends and prunes since."""
+        with self._lock:
+            return self._view
+
+    def claim_again(self) -> ClaimedLog:
+        """Return the log claimed anew by the same driver, after an attempt of its own has failed.
+
+        Raises:
+            Fenced: Another driver has claimed the job since, and goes on.
+            StorageError: The log cannot be read or written.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        return self._log.claim_by(self._next_claim)
+
+    def claim_above(self, attempt: AttemptId) -> ClaimedLog:
+        """Return the log claimed anew by the same driver, under a number over `attempt`.
+
+        For an attempt that a target has seen and this log has not: it was another storage's.
+
+        Raises:
+            Fenced: Another driver has claimed the job since, and goes on.
+            StorageError: The log cannot be read or written.
+            DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
+        """
+        return self._log.claim_by(partial(self._next_claim, above=attempt))
+
+    def check_owned(self) -> None:
+        """Return while no other driver has claimed the job since; changes nothing.
+
+        Raises:
+            Fenced: Another has, and goes on.
+            StorageError: The log cannot be read.
+        """
+        self._next_claim(self._log.read())
+
+    def append(self, completed: CompletedCheckpoint) -> None:
+        """Make `completed` the log's last decision, durably: the commit point of the whole job.
+
+        Called again with the same value, it only makes sure: a try that raised `StorageError` or
+        `DecisionUnknown` may be repeated. A crash leaves the whole decision in the log, or none.
+
+        Raises:
+            Fenced: A newer attempt owns the job. This one commits nothing more; whether its
+                decision counts is for the newer one to read.
+            CheckpointCorrupt: Somebody has deleted the log under its owner.
+            StorageError: The decision is not in the log and never will be.
+            DecisionUnknown: Nobody knows; the attempt must end.
+        """
+        if self._lost is not None:
+            raise self._lost
+        view = self.view
+        if view.decided and view.decided[-1].completed == completed:
+            return
+        record = next_decision(view, completed)
+        digest, verdict = self._log.put(record)
+        match verdict:
+            case AppendFenced(reason):
+                self._lost = self._explain(record, reason)
+                raise self._lost
+            case AppendStands():
+                with self._lock:
+                    self._view = apply(self._view, LogEntry(record, digest))
+                    self._forget_settled()  # the record may have been made before
+
+    def begins_from(
+        self, savepoint: Savepoint, place: str, records: Iterable[TargetRecord] = ()
+    ) -> None:
+        """Remember from the next decision on that the job has begun from `savepoint` at `place`.
+
+        `records` are of the targets that tell what they have committed.
+        """
+        with self._lock:
+            view = view_before(savepoint, self._view, records)
+            memory = replace(view.memory, savepoint=f"{savepoint.id} {place}")
+            self._view = replace(view, memory=memory)
+
+    def settle(self, sinks: Iterable[str]) -> None:
+        """Forget `sinks`, which hold nothing in doubt, from the next decision on. Any thread."""
+        with self._lock:
+            self._settled |= frozenset(sinks)
+            self._forget_settled()
+
+    def _forget_settled(self) -> None:
+        self._view = replace(self._view, memory=self._view.memory.settled(self._settled))
+
+    def prune(self, keep_from: CheckpointId) -> None:
+        """Delete every record older than the decision of checkpoint `keep_from`. Idempotent.
+
+        The last decision always stays. Delete the files that pruned checkpoints name afterwards:
+        a crash in between leaves files that nothing names, and `sweep` finds them.
+
+        Raises:
+            StorageError: Some are still there; the next call deletes them.
+        """
+        view = self.view
+        if not view.decided:
+            return
+        kept = sum(record.completed.checkpoint >= keep_from for record in view.decided)
+        retained = max(1, kept)
+        first = view.decided[-retained].sequence
+        self._log.remove(replace(view, first_sequence=first), prunable(view, retained))
+        with self._lock:
+            self._view = replace(
+                self._view,
+                decided=tuple(r for r in self._view.decided if r.sequence >= first),
+                first_sequence=first,
+                orphans=(),
+            )
+
+    def _next_claim(self, view: LogView, above: AttemptId = NO_ATTEMPT) -> AttemptClaimed:
+        mine = self.view
+        try:
+            return claim_again(view, owner=mine.owner, attempt=mine.attempt, above=above)
+        except Fenced as error:
+            raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
+
+    def _explain(self, record: CheckpointDecided, reason: str) -> CheckpointError:
+        """Say who owns the job now, and remove the record if it is an orphan."""
+        said = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
+        try:
+            view = self._log.read()
+            if record.sequence in view.orphans:
+                # Below a chain that only grows upwards: it can never count, whoever deletes it.
+                self._log.remove(view, (record.sequence,))
+        except (StorageError, CheckpointCorrupt) as error:
+            return Fenced(f"{said}. Who owns the job cannot be read: {error}")
+        counts = record in view.decided
+        if counts and view.attempt == record.attempt:
+            return CheckpointCorrupt(
+                f"job {self._log.job}: the records before {record.sequence} of {self._log} are"
+                " gone, and no other driver has claimed the job: somebody has deleted or moved"
+                " checkpoint storage under the running job. Nothing of checkpoint"
+                f" {record.completed.checkpoint} is committed; restore the directory, and start"
+                " again"
+            )
+        return Fenced(
+            f"{said}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log ends"
+            f" at record {view.last_sequence}, and this decision is {'' if counts else 'not '}part"
+            f" of it. {_TWO_DRIVERS}"
+        )

@@ -1,0 +1,148 @@
+"""How a record of the decision log stands in its file: two lines of JSON, readable by people.
+
+    {"format":1|2|3,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
+    {"sha256":"<of line 1 with its newline>","size_bytes":<of the same>}
+
+The second line seals the first: it is compared as bytes, so any byte that is changed, added or cut
+anywhere is noticed. The sha256 is also the record's digest, which the next record names. Bytes are
+base64; field names are those of `protocol.log` and `protocol.checkpoints.snapshots`. Changing a
+field there means another format number here, and reading the old one still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+from typing_extensions import assert_never
+
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
+
+FORMAT = 1
+FORMAT_WITH_ROWS = 2
+"""Of checkpoints with rows in flight, which versions that know only format 1 would lose."""
+FORMAT_WITH_INPUTS = 3
+"""Of those with rows on their way into a second input, which others would give to the first."""
+_FORMATS = (FORMAT, FORMAT_WITH_ROWS, FORMAT_WITH_INPUTS)
+
+_RECORD_REMEDY = (
+    "restore the file from a backup of checkpoint storage. Or, knowing that rows which sinks have"
+    " committed since then will come twice, move this record and all above it away: the job then"
+    " goes on from the checkpoint before"
+)
+
+_Body = TypeVar("_Body")
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: int
+    kind: str = ""
+    record: msgspec.Raw = msgspec.Raw()
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    sha256: str
+    size_bytes: int
+
+
+def encode_record(record: LogRecord) -> tuple[bytes, str]:
+    """Return the bytes of `record`'s file, and their digest; equal records, equal bytes.
+
+    Raises:
+        InvariantViolation: The record would not read back as it is (a float that is not a number).
+    """
+    match record:
+        case AttemptClaimed():
+            kind = "attempt_claimed"
+        case CheckpointDecided():
+            kind = "checkpoint_decided"
+        case _:
+            assert_never(record)
+    body = msgspec.Raw(msgspec.json.encode(record))
+    data, digest = seal(msgspec.json.encode(_Envelope(_format_of(record), kind, body)))
+    require(_reads_back(data, record), f"record {record.sequence} does not read back as it is")
+    return data, digest
+
+
+def decode_record(data: bytes, location: str) -> LogEntry:
+    """Return the record in `data`, read from `location`, with its digest.
+
+    Raises:
+        CheckpointCorrupt: The bytes are not those that were written.
+        StateIncompatible: Another version of onceflow wrote them.
+    """
+    line, digest = unseal(data, location)
+    envelope = _decoded(line, _Envelope, location)
+    if envelope.format not in _FORMATS:
+        raise StateIncompatible(
+            f"{location} has record format {envelope.format}, and this version of onceflow reads"
+            f" formats {', '.join(map(str, _FORMATS))}: run the job with the version that wrote it,"
+            " or a later one"
+        )
+    record: LogRecord
+    match envelope.kind:
+        case "attempt_claimed":
+            record = _decoded(envelope.record, AttemptClaimed, location)
+        case "checkpoint_decided":
+            record = _decoded(envelope.record, CheckpointDecided, location)
+        case kind:
+            raise CheckpointCorrupt(f"{location} holds a record of unknown kind {kind!r}")
+    return LogEntry(record, digest)
+
+
+def _format_of(record: LogRecord) -> int:
+    match record:
+        case CheckpointDecided(completed=completed):
+            rows = [one for snapshot in completed.snapshots for one in snapshot.in_flight]
+            if any(one.input for one in rows):
+                return FORMAT_WITH_INPUTS
+            return FORMAT_WITH_ROWS if rows else FORMAT
+        case AttemptClaimed():
+            return FORMAT
+
+
+def seal(line: bytes) -> tuple[bytes, str]:
+    """Return `line` (without newline) with its seal, and its digest."""
+    sealed = line + b"\n"
+    digest = hashlib.sha256(sealed).hexdigest()
+    return sealed + msgspec.json.encode(_Seal(digest, len(sealed))) + b"\n", digest
+
+
+def unseal(data: bytes, location: str, remedy: str = _RECORD_REMEDY) -> tuple[bytes, str]:
+    """Return the line that `seal` was given, and its digest.
+
+    Raises:
+        CheckpointCorrupt: One byte or more is not what was written; says `remedy`.
+    """
+    line, _, rest = data.partition(b"\n")
+    expected, digest = seal(line)
+    if expected != data:
+        stated = (
+            rest[:200].decode("ascii", "backslashreplace").strip() or "nothing: it is cut short"
+        )
+        raise CheckpointCorrupt(
+            f"{location} is damaged: its first line has {len(line) + 1} bytes with sha256 {digest},"
+            f" and the seal on its second says {stated}; {remedy}"
+        )
+    return line, digest
+
+
+def _reads_back(data: bytes, record: LogRecord) -> bool:
+    try:
+        return decode_record(data, "a record that is about to be written").record == record
+    except CheckpointCorrupt:
+        return False
+
+
+def _decoded(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Body:
+    try:
+        return json_decoder(body).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointCorrupt(
+            f"{location} has the right checksum and is no {body.__name__.lstrip('_')}: {error};"
+            " it was written by another program"
+        ) from error

@@ -1,0 +1,1 @@
+"""Checkpoints and savepoints in files: written once, verified on every read."""

@@ -1,0 +1,309 @@
+"""Savepoints in a file system: a directory each, which stands alone and may be moved.
+
+    <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
+    <directory>/staged/<sink id>/<transaction>.arrow    rows and proofs, see `staging`
+    <directory>/_metadata                               two sealed lines of JSON, written last
+    <directory>/_changing                               while state is added that DataFrames hold
+
+Paths inside are relative to the directory, so that it may be moved, copied and renamed. One without
+`_metadata` is not whole and is never read. Nothing in the job's own storage names any of it, and
+nothing in it names the job's storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import (
+    CheckpointCorrupt,
+    SavepointRefused,
+    StateIncompatible,
+    StorageError,
+)
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
+from onceflow.core.storage.filesystems.filesystem import AlreadyExists, FileSystem
+from onceflow.core.storage.layout import SavepointPaths, StateNames, StatePaths, safe_name
+from onceflow.core.storage.log.record_codec import seal, unseal
+from onceflow.core.storage.snapshots.state_files import FileStateReader
+from onceflow.core.storage.staging.staged_rows import FileStagingArea
+
+FORMAT = 2
+_FORMATS_READ = (1, FORMAT)
+"""The first one holds nothing that is staged."""
+COPIES_AT_ONCE = 4
+
+_REMEDY = "restore the savepoint's directory from a copy, or take another savepoint"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    format: int
+    savepoint: msgspec.Raw
+
+
+class SavepointDirectory:
+    """One savepoint's files. Any thread, any process; touches nothing until it is asked to."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._paths = SavepointPaths()
+
+    def __str__(self) -> str:
+        return self._fs.location("").rstrip("/")
+
+    def is_there(self) -> bool:
+        """Tell whether this is the directory of a savepoint that was finished."""
+        return self._fs.size(self._paths.metadata) is not None
+
+    def prepare(self) -> None:
+        """Make the directory, as a sign that it can be written to.
+
+        Raises:
+            StorageError: It cannot.
+        """
+        self._fs.make_directory("")
+
+    def write(self, savepoint: Savepoint, source: FileStateReader) -> None:
+        """Make `savepoint` durable here, with copies of the state files that `source` reads.
+
+        A crash leaves files without metadata, which nobody takes for a savepoint.
+
+        Raises:
+            StorageError: It is not whole; what is there of it may be deleted.
+            CheckpointCorrupt: A state file is not what was written.
+        """
+
+        def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+            name = f"{number:05}-{safe_name(uid)}@{subtask}@{safe_name(handle.name)}"
+            path = self._paths.state(name)
+            self._fs.write(path, source.verified_chunks(handle))
+            return replace(handle, path=path, shared=False)
+
+        completed = with_copied_files(savepoint.completed, copied)
+        data = _encoded(replace(savepoint, completed=completed))
+        if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
+            raise StorageError(f"{self} holds another savepoint already: choose another directory")
+
+    def read(self) -> Savepoint:
+        """Return the savepoint; its state files are not looked at.
+
+        Raises:
+            SavepointRefused: There is none, or it was never finished.
+            CheckpointCorrupt: The metadata is not what was written.
+            StateIncompatible: A later version of onceflow wrote it.
+        """
+        data = self._fs.read(self._paths.metadata)
+        if data is None:
+            begun = self._fs.list("")
+            what = "was never finished: its _metadata is missing" if begun else "is not there"
+            raise SavepointRefused(
+                f"the savepoint {self} {what}; name the directory that the savepoint was reported"
+                " under, which holds _metadata and state/"
+            )
+        location = self._fs.location(self._paths.metadata)
+        line, _ = unseal(data, location, _REMEDY)
+        try:
+            metadata = json_decoder(_Metadata).decode(line)
+            if metadata.format not in _FORMATS_READ:
+                raise StateIncompatible(
+                    f"{location} has format {metadata.format}, and this version of onceflow reads"
+                    f" formats {_FORMATS_READ[0]}-{FORMAT}: restore with the version that wrote it,"
+                    " or a later one"
+                )
+            return json_decoder(Savepoint).decode(metadata.savepoint)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointCorrupt(
+                f"{location} has the right checksum and is no savepoint's metadata: {error}"
+            ) from error
+
+    def reader(self) -> FileStateReader:
+        """Return what reads the state files."""
+        return FileStateReader(self._fs, self._paths)
+
+    def staging(self, sink_id: str) -> FileStagingArea:
+        """Return the copies of what `sink_id` had staged when the savepoint was taken."""
+        return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+
+    def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
+        """Return what makes state durable that no metadata names yet; `unique` is in every name."""
+        return SavepointStateWriter(self._fs, self._paths, unique, uid)
+
+    def delete_state(self, unique: str) -> None:
+        """Delete what writers of `unique` have written: nothing names it, nor will. Idempotent."""
+        for name in self._fs.list(self._paths.state_directory):
+            if name.startswith(f"{unique}-"):
+                self._fs.delete(self._paths.state(name))
+
+    @contextmanager
+    def changing(self) -> Generator[Callable[[Savepoint], None], None, None]:
+        """Give what replaces the metadata, at once and as a whole; nobody else does meanwhile.
+
+        A crash leaves the old metadata or the new, and a file that keeps others out.
+
+        Raises:
+            SavepointRefused: Another process is at it, or was killed while it was.
+        """
+        if isinstance(self._fs.create_if_absent(self._paths.lock, b""), AlreadyExists):
+            raise SavepointRefused(
+                f"another program changes {self}, or was killed while it did:"
+                f" {self._fs.location(self._paths.lock)} is there; delete it once none runs"
+            )
+
+        def replace_with(savepoint: Savepoint) -> None:
+            self._fs.write(self._paths.metadata, (_encoded(savepoint),))
+
+        try:
+            yield replace_with
+        finally:
+            self._fs.delete(self._paths.lock)
+
+    def dispose(self) -> None:
+        """Delete the savepoint, metadata first. Idempotent.
+
+        Raises:
+            StorageError: Some of it is still there.
+        """
+        self._fs.delete(self._paths.metadata)
+        self._fs.delete_tree(self._paths.state_directory)
+        self._fs.delete_tree(self._paths.staged_sinks)
+        self._fs.delete_directory_if_empty("")
+
+
+def _encoded(savepoint: Savepoint) -> bytes:
+    body = msgspec.Raw(msgspec.json.encode(savepoint))
+    data, _ = seal(msgspec.json.encode(_Metadata(FORMAT, body)))
+    return data
+
+
+class SavepointStateWriter:
+    """Writes keyed state of one operator into a savepoint's directory. One thread."""
+
+    def __init__(self, fs: FileSystem, paths: SavepointPaths, unique: str, uid: str) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._prefix = f"{unique}-{safe_name(uid)}"
+        self._written = 0
+
+    def write(
+        self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of `data`, durable when this returns.
+
+        Raises:
+            StorageError: It is not.
+        """
+        view = memoryview(data).cast("B")
+        groups = key_groups if key_groups is not None else range(0)
+        path = self._paths.state(f"{self._prefix}@{self._written}@{safe_name(name)}")
+        self._written += 1
+        self._fs.write(path, (view,))
+        last = groups[-1] if groups else -1
+        return StateHandle(
+            name, path, view.nbytes, xxhash.xxh3_128_hexdigest(view), groups.start, last
+        )
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        """Write a copy of the file at `path`; a savepoint shares nothing."""
+        del shared
+        return self.write(name, path.read_bytes(), key_groups=key_groups)
+
+
+def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[str, ...]:
+    """Read every state file that `completed` names; return what is wrong, one line a file."""
+
+    def damage(handle: StateHandle) -> str:
+        try:
+            for _ in reader.verified_chunks(handle):
+                pass
+        except (CheckpointCorrupt, StorageError) as error:
+            return str(error)
+        return ""
+
+    handles = [handle for _, _, handle in _handles(completed)]
+    return tuple(filter(None, _at_once(damage, handles)))
+
+
+def copied_into(
+    fs: FileSystem, paths: StatePaths, completed: CompletedCheckpoint, source: FileStateReader
+) -> CompletedCheckpoint:
+    """Return `completed` with its state files copied to where its own number and attempt say.
+
+    A crash leaves files that no record names, for `sweep` to find.
+
+    Raises:
+        StorageError: Not all of it is durable.
+        CheckpointCorrupt: A state file is gone, or is not what was written.
+    """
+
+    def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+        names = StateNames(completed.attempt, completed.checkpoint, uid, subtask)
+        path = names.private(f"{number:05}-{handle.name}")
+        fs.write(paths.in_job(path), source.verified_chunks(handle))
+        return replace(handle, path=path, shared=False)
+
+    return with_copied_files(completed, copied)
+
+
+def with_copied_files(
+    completed: CompletedCheckpoint, copied: Callable[[int, int, str, StateHandle], StateHandle]
+) -> CompletedCheckpoint:
+    """Return `completed` with each handle of a file replaced by what `copied` makes of it.
+
+    `copied` gets a number of its own, the subtask's index, the uid and the handle; several are
+    called at once.
+    """
+    found = list(_handles(completed))
+    numbered = [(number, *one) for number, one in enumerate(found)]
+    copies = iter(_at_once(lambda one: copied(*one), numbered))
+
+    def renewed(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
+        return tuple(next(copies) if handle.path else handle for handle in handles)
+
+    def operator(old: OperatorSnapshot) -> OperatorSnapshot:
+        keyed = renewed(old.keyed)
+        return replace(old, keyed=keyed, raw=renewed(old.raw))
+
+    def of_subtask(old: SubtaskSnapshot) -> SubtaskSnapshot:
+        operators = tuple(operator(one) for one in old.operators)
+        handles = renewed(one.handle for one in old.in_flight)
+        in_flight = (replace(o, handle=h) for o, h in zip(old.in_flight, handles, strict=True))
+        return replace(old, operators=operators, in_flight=tuple(in_flight))
+
+    return replace(completed, snapshots=tuple(of_subtask(old) for old in completed.snapshots))
+
+
+def _handles(completed: CompletedCheckpoint) -> Iterator[tuple[int, str, StateHandle]]:
+    for snapshot in completed.snapshots:
+        for operator in snapshot.operators:
+            for handle in (*operator.keyed, *operator.raw):
+                if handle.path:
+                    yield snapshot.subtask.index, operator.uid, handle
+        for rows in snapshot.in_flight:
+            if rows.handle.path:
+                yield snapshot.subtask.index, rows.chain, rows.handle
+
+
+def _at_once(work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    if not items:
+        return []
+    with ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="savepoint") as threads:
+        return list(threads.map(work, items))

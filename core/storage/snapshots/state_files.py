@@ -1,0 +1,400 @@
+"""State of one subtask as files of checkpoint storage: written once, verified on every read.
+
+    private   chk-<n>/a<attempt>/...   goes with its checkpoint
+    shared    shared/a<attempt>@...    may be named by later checkpoints; its name is used once
+    inline    in the handle itself     when smaller than the threshold: a file costs two syncs
+
+The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what was read back.
+`discard` deletes what the coordinator gives up, `sweep` what dead attempts left (I9).
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+from typing_extensions import Buffer
+
+from onceflow.core.errors import CheckpointCorrupt, StorageError
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle, paths_of
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
+from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.storage.filesystems.filesystem import AdoptsFiles, FileSystem
+from onceflow.core.storage.filesystems.local import CHUNK_BYTES, write_all
+from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
+
+HEAD_BYTES = 64 * 1024
+"""How much of a file says what is in it."""
+
+_WHAT_TO_DO = (
+    "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
+    " knowing that rows which sinks have committed since then will come twice"
+)
+
+
+class FileStateWriter:
+    """Writes one subtask's state of one operator and one checkpoint. Any thread.
+
+    Everything a returned handle names is durable (I4). A crash leaves files that no record names.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        paths: JobPaths,
+        names: StateNames,
+        inline_threshold_bytes: int,
+    ) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._names = names
+        self._inline_threshold_bytes = inline_threshold_bytes
+        self._lock = threading.Lock()
+        self._written: set[str] = set()
+        self._uploaded_bytes = 0
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """How much is new in storage: written, or taken over as it is. Not what is held inline."""
+        return self._uploaded_bytes
+
+    def write(
+        self,
+        name: str,
+        data: Buffer,
+        *,
+        key_groups: range | None = None,
+    ) -> StateHandle:
+        """Return the handle of `data`, durable when this returns; small data is held inline.
+
+        `data` is anything contiguous: bytes, a memoryview, an Arrow buffer.
+
+        Raises:
+            StorageError: It is not durable; the checkpoint must be declined.
+        """
+        view = memoryview(data).cast("B")
+        checksum = xxhash.xxh3_128_hexdigest(view)
+        if view.nbytes < self._inline_threshold_bytes:
+            return _handle(name, "", view.nbytes, checksum, key_groups, inline=bytes(view))
+        path = self._new(self._names.private(name))
+        self._uploaded(self._fs.write(self._paths.in_job(path), (view,)))
+        return _handle(name, path, view.nbytes, checksum, key_groups)
+
+    def write_file(
+        self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of the file at `path`, durable when this returns.
+
+        A shared file must never change again, because storage may take it over as it is; it may be
+        deleted. A private one is copied, or held inline when small.
+
+        Raises:
+            StorageError: It is not durable; the checkpoint must be declined.
+        """
+        if shared:
+            return self._write_shared(name, path, key_groups)
+        if _size_bytes(path) < self._inline_threshold_bytes:
+            return self.write(name, b"".join(_local_chunks(path)), key_groups=key_groups)
+        return self._copy(name, self._new(self._names.private(name)), path, key_groups)
+
+    def abandon(self) -> None:
+        """Delete every file written so far: the checkpoint will be declined. Idempotent."""
+        while self._written:
+            self._fs.delete(self._paths.in_job(next(iter(self._written))))
+            self._written.pop()
+
+    def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
+        path = self._new(self._names.shared(name, uuid.uuid4().hex))
+        in_storage = self._paths.in_job(path)
+        if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
+            return self._copy(name, path, source, key_groups, shared=True)
+        hashed = _Hashed(_local_chunks(source))
+        size_bytes = sum(len(chunk) for chunk in hashed)
+        self._uploaded(size_bytes)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=True)
+
+    def _copy(
+        self,
+        name: str,
+        path: str,
+        source: Path,
+        key_groups: range | None,
+        *,
+        shared: bool = False,
+    ) -> StateHandle:
+        hashed = _Hashed(_local_chunks(source))
+        size_bytes = self._fs.write(self._paths.in_job(path), hashed)
+        self._uploaded(size_bytes)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=shared)
+
+    def _new(self, path: str) -> str:
+        with self._lock:
+            require(path not in self._written, f"state file {path} is written twice")
+            self._written.add(path)
+        return path
+
+    def _uploaded(self, size_bytes: int) -> None:
+        with self._lock:
+            self._uploaded_bytes += size_bytes
+
+
+class FileStateReader:
+    """Reads what a `FileStateWriter` wrote, in any process. Any thread."""
+
+    def __init__(self, fs: FileSystem, paths: StatePaths) -> None:
+        self._fs = fs
+        self._paths = paths
+
+    def read(self, handle: StateHandle) -> bytes:
+        """Return the bytes of `handle`.
+
+        Raises:
+            CheckpointCorrupt: They are not what was written, or are gone.
+            StorageError: They cannot be read now.
+        """
+        data = b"".join(self._chunks(handle))
+        self._verify(handle, len(data), xxhash.xxh3_128_hexdigest(data))
+        return data
+
+    def head(self, handle: StateHandle) -> bytes:
+        """Return the first bytes of `handle`, `HEAD_BYTES` of them unless it is shorter.
+
+        Raises:
+            CheckpointCorrupt: It is gone. Not verified: that takes reading all of it.
+            StorageError: It cannot be read now.
+        """
+        found = b""
+        for chunk in self._chunks(handle):
+            found += chunk
+            if len(found) >= HEAD_BYTES:
+                break
+        return found
+
+    def verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
+        """Yield the bytes of `handle` piece by piece; raises after the last what `read` does."""
+        hashed, size_bytes = _Hashed(self._chunks(handle)), 0
+        for chunk in hashed:
+            size_bytes += len(chunk)
+            yield chunk
+        self._verify(handle, size_bytes, hashed.checksum)
+
+    def read_to(self, handle: StateHandle, path: Path) -> None:
+        """Leave the bytes of `handle` in a new file at `path`; nothing is there when it raises.
+
+        Raises:
+            CheckpointCorrupt: They are not what was written, or are gone.
+            StorageError: They cannot be read now, or the local disk does not take them.
+        """
+        try:
+            with path.open("xb", buffering=0) as file:
+                try:
+                    self._copy_into(file.fileno(), handle)
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            raise StorageError(
+                f"cannot restore state {handle.name} to {path}: {error.strerror}; look at the"
+                " slot's scratch directory (scratch_dir)"
+            ) from error
+
+    def _copy_into(self, descriptor: int, handle: StateHandle) -> None:
+        hashed = _Hashed(self._chunks(handle))
+        size_bytes = sum(write_all(descriptor, chunk) for chunk in hashed)
+        self._verify(handle, size_bytes, hashed.checksum)
+
+    def _chunks(self, handle: StateHandle) -> Iterable[bytes]:
+        if not handle.path:
+            return (handle.inline,)
+        chunks = self._fs.read_chunks(self._paths.in_job(handle.path))
+        if chunks is None:
+            raise CheckpointCorrupt(
+                f"state file {self._location(handle)} ({handle.name}, {handle.size_bytes} bytes,"
+                f" xxh3-128 {handle.checksum}) is gone; {_WHAT_TO_DO}"
+            )
+        return chunks
+
+    def _verify(self, handle: StateHandle, size_bytes: int, checksum: str) -> None:
+        if (size_bytes, checksum) != (handle.size_bytes, handle.checksum):
+            raise CheckpointCorrupt(
+                f"state file {self._location(handle)} ({handle.name}) is damaged: it has"
+                f" {size_bytes} bytes with xxh3-128 {checksum}, and {handle.size_bytes} bytes with"
+                f" {handle.checksum} were written; {_WHAT_TO_DO}"
+            )
+
+    def _location(self, handle: StateHandle) -> str:
+        if not handle.path:
+            return f"inside {self._paths.records}"
+        return self._fs.location(self._paths.in_job(handle.path))
+
+
+class _Hashed:
+    """Passes chunks on and knows their joined checksum afterwards."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self._hash = xxhash.xxh3_128()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._hash.update(chunk)
+            yield chunk
+
+    @property
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _handle(
+    name: str,
+    path: str,
+    size_bytes: int,
+    checksum: str,
+    key_groups: range | None,
+    *,
+    shared: bool = False,
+    inline: bytes = b"",
+) -> StateHandle:
+    first, last = 0, -1
+    if key_groups is not None:
+        require(
+            len(key_groups) > 0 and key_groups.step == 1,
+            f"state {name}: {key_groups} is not a range of key groups",
+        )
+        first, last = key_groups[0], key_groups[-1]
+    return StateHandle(name, path, size_bytes, checksum, first, last, shared, inline)
+
+
+def _local_chunks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise _local_error(path, error) from error
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _local_error(path, error) from error
+
+
+def _local_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot read the slot's own state file {path}: {error.strerror}; look at the slot's"
+        " scratch directory (scratch_dir)"
+    )
+
+
+def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> None:
+    """Delete the files of `handles`, and directories that they leave empty. Idempotent.
+
+    Tries every file, also after a failure.
+
+    Raises:
+        StorageError: The first failure; some files are still there, for `sweep` to find.
+    """
+    files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
+    failures: list[StorageError] = []
+    for path in files:
+        with _noted(failures):
+            fs.delete(path)
+    private = [path for path, handle in files.items() if not handle.shared]
+    for parent in {path.rpartition("/")[0] for path in private}:
+        with _noted(failures):
+            if fs.delete_directory_if_empty(parent):
+                fs.delete_directory_if_empty(parent.rpartition("/")[0])
+    _raise_first(failures)
+
+
+def sweep(
+    fs: FileSystem,
+    paths: JobPaths,
+    view: LogView,
+    attempt: AttemptId,
+    *,
+    spared: frozenset[str] = frozenset(),
+) -> tuple[str, ...]:
+    """Delete every state file that no checkpoint of `view` names and that nobody will name.
+
+    Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
+    then. Safe beside writers of `attempt` itself and of newer ones, if during the attempt `spared`
+    are the paths that the checkpoints retained at its start name, which are the coordinator's to
+    discard: a pending checkpoint may name them again. It touches only
+
+        files of older attempts, probes too, and
+        directories of checkpoints of this attempt below its last decided one.
+
+    Shared files of `attempt` itself are the coordinator's to discard.
+    Returns what it deleted.
+
+    Raises:
+        StorageError: The first failure, after trying everything; the next sweep tries again.
+    """
+    named = spared | paths_of(s for completed in view.completed for s in completed.snapshots)
+    decided = view.completed
+    over_before = decided[-1].checkpoint if decided else GENESIS
+    named_directories = {path.rpartition("/")[0] for path in named}
+    deleted: list[str] = []
+    failures: list[StorageError] = []
+    for directory in _dead_directories(fs, paths, attempt, over_before):
+        if directory.removeprefix(f"{paths.job}/") not in named_directories:
+            with _noted(failures):
+                fs.delete_tree(directory)
+                fs.delete_directory_if_empty(directory.rpartition("/")[0])
+                deleted.append(directory)
+    stray = [*_dead(fs, paths.shared, attempt), *_dead(fs, paths.probes, attempt)]
+    stray = [path for path in stray if path.removeprefix(f"{paths.job}/") not in named]
+    for path in stray:
+        with _noted(failures):
+            fs.delete(path)
+            deleted.append(path)
+    _raise_first(failures)
+    return tuple(deleted)
+
+
+def _dead_directories(
+    fs: FileSystem, paths: JobPaths, attempt: AttemptId, over_before: CheckpointId
+) -> Iterable[str]:
+    for name in fs.list(paths.job):
+        checkpoint = paths.checkpoint_of(name)
+        if checkpoint is None:
+            continue
+        directory = paths.checkpoint(checkpoint)
+        for inner in fs.list(directory):
+            writer = paths.attempt_of(inner)
+            if writer is None or writer > attempt:
+                continue
+            if writer < attempt or checkpoint < over_before:
+                yield f"{directory}/{inner}"
+
+
+def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
+    unfinished = fs.list_unfinished(directory)
+    names = {name: name for name in fs.list(directory)}
+    names.update({item.name: item.target for item in unfinished})
+    for name, target in names.items():
+        writer = JobPaths.writer_of(target)
+        if writer is not None and writer < attempt:
+            yield f"{directory}/{name}"
+
+
+@contextmanager
+def _noted(failures: list[StorageError]) -> Generator[None]:
+    """Go on after a failure: one file that cannot be deleted must not keep the others."""
+    try:
+        yield
+    except StorageError as error:
+        failures.append(error)
+
+
+def _raise_first(failures: list[StorageError]) -> None:
+    if failures:
+        raise failures[0]

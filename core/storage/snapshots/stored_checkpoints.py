@@ -1,0 +1,115 @@
+"""What checkpoints and savepoints there are, for whoever looks at them without running the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from onceflow.core.errors import ConfigError, SavepointRefused
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.storage.descriptions import savepoint_directory
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
+from onceflow.core.storage.snapshots.state_files import FileStateReader
+from onceflow.core.storage.storage import CheckpointStorage, JobStorage
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint that a job's decision log holds, or a savepoint."""
+
+    job: str
+    name: str
+    """The checkpoint's number, or the savepoint's directory."""
+    kind: str
+    completed: CompletedCheckpoint
+    reader: FileStateReader
+    savepoint: SavepointDirectory | None = None
+
+    def __str__(self) -> str:
+        what = "savepoint" if self.savepoint else "checkpoint"
+        return f"{what} {self.name} of job {self.job!r}"
+
+
+def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
+    """Return the storage of `job`; of the only one that is there, when it is None.
+
+    Raises:
+        ConfigError: There is no such job, or there are several; names those that are there.
+    """
+    root = getattr(storage, "root", None)
+    if root is not None and not Path(root).is_dir():
+        raise ConfigError(f"checkpoint storage {root}: there is no such directory on this machine")
+    jobs = storage.open("_").jobs()
+    if job is None and len(jobs) == 1:
+        return storage.open(jobs[0])
+    if job is None:
+        there = ", ".join(jobs) or "none"
+        raise ConfigError(f"checkpoint storage holds {len(jobs)} jobs ({there}): say which one")
+    if job not in jobs:
+        raise ConfigError(f"checkpoint storage has no job {job!r}: {nearest(job, jobs)}")
+    return storage.open(job)
+
+
+def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
+    """Return the checkpoints that the job's decision log holds, rising.
+
+    Raises:
+        CheckpointCorrupt: The log is damaged.
+        StorageError: It cannot be read now.
+    """
+    return [
+        StoredCheckpoint(job.job, str(one.checkpoint), "checkpoint", one, job.reader())
+        for one in job.log.read().completed
+    ]
+
+
+def savepoints_of(
+    storage: CheckpointStorage, job: JobStorage
+) -> Iterator[StoredCheckpoint | SavepointRefused]:
+    """Yield the savepoints in the job's own directory; an error for one that is not whole."""
+    for name in job.savepoint_names():
+        try:
+            yield savepoint_at(storage, f"{job.savepoints}/{name}")
+        except SavepointRefused as error:
+            yield error
+
+
+def savepoint_at(storage: CheckpointStorage, place: str) -> StoredCheckpoint:
+    """Return the savepoint in directory `place`, wherever that is.
+
+    Raises:
+        SavepointRefused: There is none, or it was never finished.
+        CheckpointCorrupt: Its metadata is damaged.
+    """
+    directory = savepoint_directory(storage, place)
+    found = directory.read()
+    return StoredCheckpoint(
+        found.job, str(directory), found.kind.value, found.completed, directory.reader(), directory
+    )
+
+
+def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
+    """Return the checkpoint of this number, the last one for None.
+
+    Raises:
+        ConfigError: The decision log does not hold it; says which it holds.
+    """
+    found = checkpoints_of(job)
+    if number is None and found:
+        return found[-1]
+    for one in found:
+        if one.completed.checkpoint == number:
+            return one
+    there = ", ".join(one.name for one in found) or "none"
+    what = f"no checkpoint {number}" if number is not None else "no completed checkpoint"
+    raise ConfigError(f"the decision log of job {job.job!r} holds {what} (there: {there})")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return words on what `name` may have meant, and all that there is."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"{meant}there: {', '.join(map(repr, names)) or 'none'}"

@@ -1,0 +1,42 @@
+"""What Spark has written into checkpoint storage for one source, to be read from there alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onceflow.core.storage.filesystems.filesystem import FileSystem
+from onceflow.core.storage.filesystems.local import sync_directory, sync_file
+
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """A directory of `fs` with one directory of files for each time that they were written."""
+
+    fs: FileSystem = field(repr=False)
+    directory: str
+
+    def make(self) -> None:
+        """Return when others can write below; only those may who may use checkpoint storage."""
+        self.fs.make_directory(self.directory)
+
+    def path(self, name: str = "") -> Path:
+        """Return where `name` is for whoever has the storage mounted."""
+        return Path(self.fs.location(self.directory)) / name
+
+    def make_durable(self, written: str) -> None:
+        """Return when the files in directory `written`, whoever wrote them, survive a crash."""
+        directory = self.path(written)
+        for path in directory.iterdir():
+            sync_file(path)
+        sync_directory(str(directory))
+        sync_directory(str(self.path()))
+
+    def delete(self, *, besides: Collection[str] = ()) -> None:
+        """Return when nothing is left but the directories of `besides`. Idempotent."""
+        for name in self.fs.list(self.directory):
+            if name not in besides:
+                self.fs.delete_tree(f"{self.directory}/{name}")
+        if not besides:
+            self.fs.delete_tree(self.directory)

@@ -1,0 +1,265 @@
+"""Staged rows as files of a job's checkpoint storage.
+
+One file a transaction, `<job>/staged/<sink id>/<attempt>-<checkpoint>-<subtask>-<sequence>.arrow`:
+
+    frame*      part length (2 bytes), body length (8), part (UTF-8), body (an Arrow IPC stream)
+    trailer     length of all frames (8 bytes), their XXH3-64 (8)
+
+All numbers are little endian. Nothing is listed before it is whole: see `FileSystem`.
+
+A savepoint holds copies of these files, under the same names. A job that begins from it in empty
+storage copies them there, and `<job>/staged/<sink id>/imported` names them, one a line.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import IO
+
+import pyarrow as pa
+import xxhash
+from typing_extensions import override
+
+from onceflow.core.errors import StateCorrupt, StorageError
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.core.spi.staging import StagedRows, StagingArea, staged_committable
+from onceflow.core.storage.filesystems.filesystem import FileSystem
+from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
+from onceflow.core.storage.layout import safe_name
+
+MEMORY_BYTES_MAX = 32 * 1024 * 1024
+"""What one transaction may hold in memory before it goes on in a local temporary file."""
+
+_HEADER = struct.Struct("<HQ")
+_TRAILER = struct.Struct("<QQ")
+_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
+_IMPORTED = "imported"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStagingArea(StagingArea):
+    """A directory of `fs`, which the driver and all executors see."""
+
+    fs: FileSystem = field(repr=False)
+    directory: str
+    sink_id: str
+
+    @classmethod
+    def in_directory(cls, root: str, sink_id: str) -> FileStagingArea:
+        """Return the area of `sink_id` in the local directory `root`, without a job around it."""
+        files = LocalFileSystem(root, Modes(), advice=CHECKPOINT_STORAGE)
+        return cls(files, f"staged/{safe_name(sink_id)}", sink_id)
+
+    @override
+    def open(self) -> StagedRows:
+        return _SpooledRows(self)
+
+    @override
+    def read(self, transaction: TransactionId) -> Iterator[tuple[str, pa.RecordBatch]] | None:
+        path = self.path(transaction)
+        chunks = self.fs.read_chunks(path)
+        if chunks is None:
+            return None
+        spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
+        try:
+            for chunk in chunks:
+                spool.write(chunk)
+            size_bytes = _verified_size(spool, self.fs.location(path))
+        except BaseException:
+            spool.close()
+            raise
+        return _frames(spool, size_bytes)
+
+    @override
+    def contains(self, transaction: TransactionId) -> bool:
+        return self._name(transaction) in self.fs.list(self.directory)
+
+    @override
+    def transactions(self) -> Sequence[TransactionId]:
+        matches = map(_NAME.fullmatch, self.fs.list(self.directory))
+        return sorted(
+            TransactionId(self.sink_id, *map(int, match.groups())) for match in matches if match
+        )
+
+    @override
+    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+        return self.fs.modified_at(self.path(transaction))
+
+    @override
+    def is_imported(self, transaction: TransactionId) -> bool:
+        names = self.fs.read(f"{self.directory}/{_IMPORTED}") or b""
+        return self._name(transaction).encode() in names.splitlines()
+
+    @override
+    def discard(self, transaction: TransactionId) -> None:
+        self.fs.delete(self.path(transaction))
+
+    def copy_to(
+        self, target: FileStagingArea, is_wanted: Callable[[TransactionId], bool]
+    ) -> tuple[TransactionId, ...]:
+        """Copy what is staged and wanted; return its names. Runs while others stage and commit.
+
+        What a sink commits meanwhile disappears, and a proof may appear in its place. So the area
+        is listed again until it shows nothing new: then each wanted transaction was copied, or
+        its proof was, or the target has the proof.
+
+        Raises:
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable in `target`.
+        """
+        seen: set[TransactionId] = set()
+        copied: list[TransactionId] = []
+        while True:
+            listed = [one for one in self.transactions() if one not in seen and is_wanted(one)]
+            if not listed:
+                return tuple(copied)
+            seen.update(listed)
+            copied += [one for one in listed if self._copy(one, target)]
+
+    def import_from(self, source: FileStagingArea) -> tuple[TransactionId, ...]:
+        """Copy all that is staged in `source`, a savepoint's area; return its names. Idempotent.
+
+        Raises:
+            StateCorrupt: A file is not what was sealed.
+            StorageError: Not all of it is durable here.
+        """
+        names = [self._name(transaction) for transaction in source.transactions()]
+        # Before the rows: they are never here without a sign of where they came from.
+        self.fs.write(f"{self.directory}/{_IMPORTED}", ("\n".join(names).encode(),))
+        return source.copy_to(self, lambda _: True)
+
+    def _copy(self, transaction: TransactionId, target: FileStagingArea) -> bool:
+        path = self.path(transaction)
+        chunks = self.fs.read_chunks(path)
+        if chunks is None:
+            return False
+        target.fs.write(target.path(transaction), _verified(chunks, self.fs.location(path)))
+        return True
+
+    def path(self, transaction: TransactionId) -> str:
+        """Return the file of `transaction`, relative to the file system's root."""
+        if transaction.sink_id != self.sink_id:
+            raise ValueError(f"{transaction} is not of sink {self.sink_id}")
+        return f"{self.directory}/{self._name(transaction)}"
+
+    @staticmethod
+    def _name(t: TransactionId) -> str:
+        return f"{t.attempt}-{t.checkpoint}-{t.subtask}-{t.sequence}.arrow"
+
+
+class _SpooledRows(StagedRows):
+    """Frames in memory, or in a local file when there are many, until they are sealed."""
+
+    def __init__(self, area: FileStagingArea) -> None:
+        self._area = area
+        self._spool: IO[bytes] | None = None
+        self._hash = xxhash.xxh3_64()
+        self._rows = 0
+
+    @property
+    @override
+    def rows(self) -> int:
+        return self._rows
+
+    @override
+    def write(self, batch: pa.RecordBatch, *, part: str = "") -> None:
+        if self._spool is None:
+            self._spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
+        body = pa.BufferOutputStream()
+        with pa.ipc.new_stream(body, batch.schema) as stream:
+            stream.write_batch(batch)
+        data = body.getvalue()
+        label = part.encode()
+        for piece in (_HEADER.pack(len(label), data.size), label, memoryview(data)):
+            self._spool.write(piece)
+            self._hash.update(piece)
+        self._rows += batch.num_rows
+
+    @override
+    def seal(self, transaction: TransactionId) -> Committable:
+        spool = self._spool
+        if spool is None:
+            raise ValueError(f"{transaction}: nothing was written, so there is nothing to seal")
+        if self._area.contains(transaction):
+            raise StorageError(
+                f"rows are staged under {transaction} already: attempt or checkpoint numbers were"
+                " used twice; is the decision log gone?"
+            )
+        spool.write(_TRAILER.pack(spool.tell(), self._hash.intdigest()))
+        spool.seek(0)
+        self._area.fs.write(self._area.path(transaction), _chunks(spool))
+        rows = self._rows
+        self.close()
+        return staged_committable(transaction, rows)
+
+    @override
+    def close(self) -> None:
+        spool, self._spool = self._spool, None
+        self._rows = 0
+        self._hash = xxhash.xxh3_64()
+        if spool is not None:
+            spool.close()
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _verified_size(file: IO[bytes], location: str) -> int:
+    """Return how many bytes of frames `file` holds, all of them as they were sealed."""
+    found_bytes = file.tell() - _TRAILER.size
+    if found_bytes >= 0:
+        file.seek(found_bytes)
+        size_bytes, digest = _TRAILER.unpack(file.read(_TRAILER.size))
+        file.seek(0)
+        if size_bytes == found_bytes:
+            actual = xxhash.xxh3_64()
+            left = size_bytes
+            while left:
+                chunk = file.read(min(left, _CHUNK_BYTES))
+                actual.update(chunk)
+                left -= len(chunk)
+            if actual.intdigest() == digest:
+                return found_bytes
+    raise _damaged(location)
+
+
+def _verified(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
+    """Yield `chunks`; the last one only once all bytes are known to be those that were sealed."""
+    frames, size_bytes, held_back = xxhash.xxh3_64(), 0, b""
+    for chunk in chunks:
+        data = held_back + chunk
+        held_back = data[-_TRAILER.size :]
+        ready = data[: -_TRAILER.size]
+        frames.update(ready)
+        size_bytes += len(ready)
+        yield ready
+    if held_back != _TRAILER.pack(size_bytes, frames.intdigest()):
+        raise _damaged(location)
+    yield held_back
+
+
+def _damaged(location: str) -> StateCorrupt:
+    return StateCorrupt(
+        f"staged rows {location} are damaged: length or checksum is not what was sealed. Restore"
+        " the file from a copy of its storage; the job cannot commit without it"
+    )
+
+
+def _frames(file: IO[bytes], size_bytes: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+    with file:
+        file.seek(0)
+        while file.tell() < size_bytes:
+            label_bytes, body_bytes = _HEADER.unpack(file.read(_HEADER.size))
+            part = file.read(label_bytes).decode()
+            with pa.ipc.open_stream(file.read(body_bytes)) as stream:
+                for batch in stream:
+                    yield part, batch

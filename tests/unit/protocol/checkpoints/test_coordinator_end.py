@@ -1,0 +1,167 @@
+"""The end of the input where functions make last rows: once all rows before it are decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.protocol.checkpoints.coordination import (
+    ATTEMPT,
+    SINKS,
+    SOURCES,
+    SUBTASKS,
+    Coordination,
+    of_type,
+)
+
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
+from onceflow.core.protocol.checkpoints.decisions import (
+    AppendDecision,
+    CheckpointKind,
+    Decision,
+    FinishJob,
+    SavepointRequest,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    InFlight,
+    OperatorSnapshot,
+    StateHandle,
+    SubtaskSnapshot,
+)
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
+
+FINAL, END, STOP = CheckpointKind.FINAL, CheckpointKind.END, CheckpointKind.STOP
+ROWS = InFlight("sink", True, StateHandle("rows", "rows", 1, "x"))
+
+
+class Ending(Coordination):
+    """A job whose sources stand at `at`, each in one split."""
+
+    def __init__(self, *retained: CompletedCheckpoint, overtakes: bool = False) -> None:
+        settings = CheckpointSettings(
+            interval_s=None,
+            tolerable_failures=5,
+            overtakes_after_s=0.0 if overtakes else None,
+        )
+        super().__init__(settings, retained, makes_last_rows=True)
+        self.at = 10
+
+    def exhaust(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        for source in SOURCES:
+            decisions += self._noted(self.coordinator.source_exhausted(source, self.now_s))
+        return decisions
+
+    def ask(self, kind: CheckpointKind) -> list[Decision]:
+        request = SavepointRequest("a", kind)
+        return self._noted(self.coordinator.request_savepoint(request, self.now_s))
+
+    def written(self, number: int) -> list[Decision]:
+        return self._noted(self.coordinator.savepoint_ended(CheckpointId(number), self.now_s))
+
+    def ack_each(self, number: int, *in_flight: InFlight) -> list[Decision]:
+        """Every subtask acks, the sources with where they stand."""
+        decisions: list[Decision] = []
+        for subtask in SUBTASKS:
+            rows = in_flight if subtask == SINKS[0] else ()
+            operators = (OperatorSnapshot("op", lists={"splits": self._splits(subtask)}),)
+            snapshot = SubtaskSnapshot(subtask, operators, in_flight=rows)
+            checkpoint = CheckpointId(number)
+            decisions += self._noted(
+                self.coordinator.acked(AttemptId(ATTEMPT), checkpoint, snapshot, self.now_s)
+            )
+        return decisions
+
+    def decide(
+        self, number: int, *in_flight: InFlight
+    ) -> tuple[CompletedCheckpoint, list[Decision]]:
+        """Every subtask acks, and the log takes it."""
+        (append,) = of_type(AppendDecision, self.ack_each(number, *in_flight))
+        return append.completed, self.logged(number)
+
+    def _splits(self, subtask: SubtaskRef) -> tuple[bytes, ...]:
+        return (f"p{subtask.index}:{self.at}".encode(),) if subtask in SOURCES else ()
+
+
+def triggered(decisions: list[Decision]) -> list[CheckpointKind]:
+    return [one.kind for one in of_type(TriggerCheckpoint, decisions)]
+
+
+def run_to_its_end() -> CompletedCheckpoint:
+    """Return the last decision of a job that has made its last rows."""
+    job = Ending()
+    job.exhaust()
+    job.decide(1)
+    decided, _ = job.decide(2)
+    return decided
+
+
+def test_last_rows_are_made_once_every_row_before_them_is_decided() -> None:
+    job = Ending()
+    assert triggered(job.exhaust()) == [FINAL]
+    final, decisions = job.decide(1)
+    assert (final.final, final.input_ended) == (False, False)
+    assert triggered(decisions) == [END]
+    assert not of_type(FinishJob, job.committed(1))
+    end, _ = job.decide(2)
+    assert (end.final, end.input_ended) == (True, True)
+    assert of_type(FinishJob, job.committed(2)) == [FinishJob(CheckpointId(2))]
+
+
+def test_rows_in_flight_are_decided_before_last_rows_are_made() -> None:
+    job = Ending(overtakes=True)
+    job.exhaust()
+    _, decisions = job.decide(1, ROWS)
+    assert triggered(decisions) == [FINAL]
+    _, decisions = job.decide(2)
+    (end,) = of_type(TriggerCheckpoint, decisions)
+    assert (end.kind, end.overtakes_after_s) == (END, None), "last rows are in flight nowhere"
+
+
+def test_an_end_that_fails_is_tried_again() -> None:
+    job = Ending()
+    job.exhaust()
+    job.decide(1)
+    job.decline(2)
+    assert triggered(job.tick(after_s=60.0)) == [END]
+    job.decide(3)
+    assert of_type(FinishJob, job.committed(3))
+
+
+def test_a_job_that_begins_at_its_end_makes_last_rows_only_if_it_reads_more() -> None:
+    job = Ending(replace(run_to_its_end(), attempt=AttemptId(2)))
+    job.exhaust()
+    final, _ = job.decide(3)
+    assert (final.final, final.input_ended) == (True, True)
+    job = Ending(replace(run_to_its_end(), attempt=AttemptId(2)))
+    job.at = 11
+    job.exhaust()
+    assert triggered(job.decide(3)[1]) == [END]
+
+
+def test_what_follows_a_savepoint_that_drains_holds_its_last_rows_and_no_more() -> None:
+    job = Ending()
+    assert triggered(job.ask(CheckpointKind.SAVEPOINT_DRAIN)) == [CheckpointKind.SAVEPOINT_DRAIN]
+    job.exhaust()
+    (write,) = of_type(WriteSavepoint, job.ack_each(1))
+    assert write.completed.input_ended
+    assert triggered(job.written(1)) == [FINAL]
+    final, _ = job.decide(2)
+    assert (final.final, final.input_ended) == (True, True)
+
+
+@pytest.mark.parametrize("exhausted", [True, False])
+def test_no_last_rows_are_made_behind_a_savepoint_with_which_the_job_stops(exhausted: bool) -> None:
+    """A start from the savepoint makes them: nothing after it may be committed."""
+    job = Ending()
+    job.ask(CheckpointKind.SAVEPOINT_STOP)
+    if exhausted:
+        job.exhaust()
+    job.ack_each(1)
+    assert triggered(job.written(1)) == [STOP]
+    stop, decisions = job.decide(2)
+    assert (stop.final, stop.input_ended, triggered(decisions)) == (True, False, [])
+    assert of_type(FinishJob, job.committed(2))

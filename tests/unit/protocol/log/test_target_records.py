@@ -1,0 +1,211 @@
+"""What targets have committed decides whether a log, or a savepoint, may be begun from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.protocol.savepoints.test_savepoints import (
+    RAN,
+    TAKEN,
+    claimed,
+    cut,
+    decided,
+    transaction,
+)
+
+from onceflow.core.commit.planner import plan_commits
+from onceflow.core.errors import SavepointRefused, StorageBehind
+from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import (
+    TargetRecord,
+    is_set_back,
+    require_not_behind,
+    to_record,
+)
+from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.savepoints.savepoint import (
+    check_targets,
+    restored_from,
+    seeded,
+    sinks_to_import,
+    view_before,
+)
+
+STOPPED = replace(TAKEN, kind=CheckpointKind.SAVEPOINT_STOP)
+
+
+def record(*committed: tuple[int, int], attempt: int = 1) -> TargetRecord:
+    return to_record("out", attempt, (Decided(*one) for one in committed))
+
+
+def check(savepoint: object, view: LogView, told: TargetRecord, *, rewind: bool = False) -> None:
+    check_targets(savepoint, view, [told], all_tell=True, allow_rewind=rewind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("committed", [(1, 2), (2, 1)])
+def test_a_log_that_does_not_know_a_commit_is_behind_also_with_a_newer_attempt(
+    committed: tuple[int, int],
+) -> None:
+    view = RAN
+    require_not_behind(view, [record((1, 1))], "storage")
+    for _ in range(3):
+        with pytest.raises(StorageBehind, match=r"ends at checkpoint 1 of attempt 1"):
+            require_not_behind(view, [record((1, 1), committed)], "storage")
+        view = claimed(view)
+
+
+def test_a_log_without_decisions_is_behind_whatever_was_committed() -> None:
+    with pytest.raises(StorageBehind, match="has decided nothing"):
+        require_not_behind(claimed(LogView()), [record((1, 1))], "storage")
+    require_not_behind(claimed(LogView()), [record()], "storage")
+
+
+def test_a_log_that_lacks_a_whole_commit_is_behind() -> None:
+    require_not_behind(RAN, [TargetRecord("out", through=RAN.completed[-1].checkpoint)], "s")
+    with pytest.raises(StorageBehind, match="checkpoint 2 of this job"):
+        require_not_behind(RAN, [TargetRecord("out", through=cut(1, 2, 2).checkpoint)], "s")
+
+
+def test_what_a_savepoint_lists_is_known_after_it_was_begun_from() -> None:
+    """Also once the log has forgotten the transaction itself."""
+    view = claimed(seeded(LogView(), STOPPED))
+    view = decided(view, restored_from(STOPPED, view, attempt=view.attempt, now_ms=7))
+    for number in (103, 104):
+        view = decided(view, cut(2, number, 30, transaction(2, number)))
+    require_not_behind(view, [record((1, 2), (2, 104))], "storage")
+
+
+def test_a_target_that_has_gone_on_since_the_savepoint_refuses_it_in_any_storage() -> None:
+    view = claimed(seeded(LogView(), TAKEN))
+    check(TAKEN, view, record((1, 2)))
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
+        check(TAKEN, view, record((1, 3)))
+    check(STOPPED, view, record((1, 3)))  # empty: its attempt has emitted nothing more
+    with pytest.raises(SavepointRefused, match="has committed since"):
+        check(STOPPED, view, record((2, 3)))
+    check(STOPPED, view, record((2, 3)), rewind=True)
+
+
+def test_a_log_that_is_behind_the_savepoint_goes_on_as_the_savepoints_log() -> None:
+    """The job was moved to other storage, and comes back."""
+    elsewhere = claimed(seeded(LogView(), STOPPED))
+    elsewhere = decided(
+        elsewhere, restored_from(STOPPED, elsewhere, attempt=elsewhere.attempt, now_ms=7)
+    )
+    back = replace(STOPPED, completed=cut(2, 120, 90, transaction(2, 120)), memory=elsewhere.memory)
+    view = claimed(seeded(RAN, back))
+    assert view.attempt == 3
+    told = record((1, 2), (2, 120), attempt=2)
+    check(back, view, told)
+    begun = restored_from(back, view, attempt=view.attempt, now_ms=7, records=[told])
+    assert begun.checkpoint > 120
+    assert committables_of(begun) == (transaction(2, 120),), "and nothing of the older log"
+    after = decided(view_before(back, view, [told]), begun)
+    require_not_behind(after, [told], "storage")
+    with pytest.raises(SavepointRefused, match="not every sink's target tells"):
+        check_targets(back, view, [], all_tell=False, allow_rewind=False)
+
+
+def test_a_rewind_asks_a_target_that_was_put_back_for_the_savepoints_own_alone() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    told = record((1, 1))
+    assert is_set_back(told, [transaction(1, 3)])
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
+    assert sinks_to_import(TAKEN, view, [told]) == {"out"}
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    assert after.memory.committed == ()
+    assert after.memory.coverage(transaction(1, 3).transaction).value == "undecided"
+
+
+def test_a_target_that_proves_its_last_commit_alone_is_not_taken_for_one_that_was_put_back() -> (
+    None
+):
+    known = [transaction(1, 3), transaction(2, 4)]
+    assert not is_set_back(record((2, 4)), known)
+    assert not is_set_back(record((3, 5)), known)
+    assert is_set_back(record((1, 3)), known)
+    assert is_set_back(record(), known)
+    assert not is_set_back(TargetRecord("out", through=cut(1, 4, 2).checkpoint), known)
+    assert is_set_back(TargetRecord("out", through=cut(1, 3, 2).checkpoint), known)
+
+
+def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    told = record((1, 3))
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    assert committables_of(begun) == ()
+    assert sinks_to_import(TAKEN, view, [told]) == frozenset()
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    assert after.memory.committed == ()
+    require_not_behind(after, [told], "storage")  # it was accepted
+    with pytest.raises(StorageBehind):
+        require_not_behind(after, [record((1, 4))], "storage")
+
+
+@pytest.mark.parametrize(("proved", "asked"), [((), 1), (((1, 1),), 1), (((1, 2),), 0)])
+def test_a_target_is_asked_for_no_proof_below_a_later_one_of_the_same_attempt(
+    proved: tuple[tuple[int, int], ...], asked: int
+) -> None:
+    """The job may have committed more while it stopped, and pruned the proofs of before."""
+    known = replace(STOPPED.memory, committed=(transaction(1, 1),))
+    stopped = replace(STOPPED, memory=known, completed=cut(1, 2, 20, transaction(1, 2)))
+    view = claimed(seeded(LogView(), stopped))
+    after = view_before(stopped, view, [record(*proved)])
+    assert len(after.memory.committed) == asked
+
+
+def test_a_rewind_commits_what_the_savepoint_lists_and_a_target_that_has_gone_on_has_in_doubt() -> (
+    None
+):
+    """Another subtask has committed since; this one was killed before it could."""
+    view = claimed(seeded(LogView(), TAKEN))
+    told = record((1, 3))
+    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    after = decided(view_before(TAKEN, view, [told]), begun)
+    in_doubt = [transaction(1, 2), transaction(1, 3)]
+    plan = plan_commits(
+        committables_of(begun),
+        in_doubt,
+        sink_ids=("out",),
+        attempt=view.attempt,
+        memory=after.memory,
+    )
+    assert plan.commit == (transaction(1, 2),)
+    assert plan.abort == (transaction(1, 3),)
+
+
+def test_a_rewind_asks_a_target_that_proves_its_last_commits_alone_for_all_of_the_savepoint() -> (
+    None
+):
+    """It has gone on, and one of its subtasks may not have."""
+    told = to_record("out", 1, (Decided(1, 3),), proves_each=False)
+    view = claimed(seeded(LogView(), TAKEN))
+    assert sinks_to_import(TAKEN, view, [told]) == {"out"}
+    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
+    require_not_behind(decided(view_before(TAKEN, view, [told]), begun), [told], "storage")
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
+        check(TAKEN, view, told)
+    # In the job's own storage its staged rows and proofs are where they were.
+    own = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    assert sinks_to_import(TAKEN, own, [told]) == frozenset()
+    back = restored_from(TAKEN, own, attempt=own.attempt, now_ms=7, records=[told])
+    assert committables_of(back) == (transaction(1, 3),)
+
+
+def test_a_whole_checkpoint_that_a_later_attempt_has_committed_refuses_the_savepoint() -> None:
+    """Its own job may commit more while it stops: that alone is no later commit."""
+    view = claimed(seeded(LogView(), STOPPED))
+    own = TargetRecord("out", AttemptId(1), through=cut(1, 3, 2).checkpoint)
+    check(STOPPED, view, own)
+    check(STOPPED, view, replace(own, claims=(Decided(1, 0),)))
+    check(STOPPED, view, replace(own, claims=(Decided(1, 0), Decided(2, 3))))
+    gone_on = replace(own, through=cut(1, 9, 2).checkpoint, claims=(Decided(1, 0), Decided(2, 3)))
+    with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 9"):
+        check(STOPPED, view, gone_on)
+    check(STOPPED, view, gone_on, rewind=True)

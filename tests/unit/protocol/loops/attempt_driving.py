@@ -1,0 +1,166 @@
+"""The loop of an attempt with two slots, driven as its shell drives it, its decisions collected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from tests.unit.protocol.checkpoints.coordination import (
+    ATTEMPT,
+    SUBTASKS,
+    Coordination,
+    completed,
+    snapshot,
+)
+
+from onceflow.core.errors import SlotLost
+from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator, CheckpointSettings
+from onceflow.core.protocol.checkpoints.decisions import (
+    AppendDecision,
+    SavepointRequest,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.loops.attempt import AttemptLoop
+from onceflow.core.protocol.loops.attempt_facts import (
+    AppendEnded,
+    AttemptDecision,
+    AttemptFact,
+    CloseAttempt,
+    EndAttempt,
+    LookAtRecovery,
+    OutboxesMeasured,
+    RecoveryEnded,
+    RecoveryStep,
+    SavepointBegun,
+    SavepointWritten,
+    SendHeartbeats,
+    SlotSaid,
+)
+from onceflow.core.protocol.loops.slots import AttemptSettings
+from onceflow.core.protocol.messages import (
+    Acked,
+    CommittedThrough,
+    Hello,
+    Running,
+    SlotMessage,
+)
+from onceflow.core.protocol.splits import SplitOffers
+
+VERSIONS = {"onceflow": "1"}
+SETTINGS = AttemptSettings(
+    job="ledger",
+    attempt=ATTEMPT,
+    parallelism=2,
+    versions=VERSIONS,
+    storage="file:/checkpoints",
+    storage_token="seen",
+    start_timeout_s=60.0,
+    heartbeat_interval_s=1.0,
+    heartbeat_timeout_s=30.0,
+    commit_deadline_s=10.0,
+    cancel_timeout_s=10.0,
+)
+HELLO = Hello(ATTEMPT, 0, 100, 1, "here", "nowhere", VERSIONS, "seen")
+LOST = SlotLost("channel balance[0] from 1 broke")
+
+_D = TypeVar("_D")
+
+
+class Driving:
+    """Feeds facts to a loop at `now_s`, answers what it asks, and keeps every decision."""
+
+    def __init__(
+        self,
+        settings: AttemptSettings = SETTINGS,
+        checkpoints: CheckpointSettings | None = None,
+        loop: type[AttemptLoop] = AttemptLoop,
+    ) -> None:
+        self.coordination = Coordination(
+            checkpoints or CheckpointSettings(interval_s=None), [completed(1)]
+        )
+        self.loop = loop(settings, self._coordinator, {"source": SplitOffers((), 2)})
+        self.now_s = self.coordination.now_s
+        self.decisions: list[AttemptDecision] = []
+        self.stands = True
+        """Whether requests for savepoints stand when the loop begins them."""
+        self.waiting_s: dict[int, float] = {}
+        self.step = RecoveryStep("sink ledger", self.now_s)
+
+    def _coordinator(self, now_s: float) -> CheckpointCoordinator:
+        return self.coordination.coordinator
+
+    def on(self, *facts: AttemptFact) -> None:
+        for fact in facts:
+            self._take(self.loop.on(fact, self.now_s))
+            self._take(self.loop.tick(self.now_s))
+
+    def tick(self, after_s: float = 0.0) -> None:
+        self.now_s += after_s
+        self._take(self.loop.tick(self.now_s))
+
+    def say(self, message: SlotMessage, slot: int = 0) -> None:
+        self.on(SlotSaid(ATTEMPT, slot, message))
+
+    def _take(self, decisions: tuple[AttemptDecision, ...]) -> None:
+        for decision in decisions:
+            self.decisions.append(decision)
+            match decision:
+                case SendHeartbeats():
+                    self._take(self.loop.on(OutboxesMeasured(self.waiting_s), self.now_s))
+                case LookAtRecovery():
+                    self._take(self.loop.on(self.step, self.now_s))
+                case SavepointRequest():
+                    self._take(self.loop.on(SavepointBegun(decision, self.stands), self.now_s))
+                case _:
+                    continue
+
+    def of_type(self, wanted: type[_D]) -> list[_D]:
+        return [decision for decision in self.decisions if isinstance(decision, wanted)]
+
+    @property
+    def error(self) -> str:
+        """Why the attempt has ended; empty while it has not."""
+        return str(ended[0].error) if (ended := self.of_type(EndAttempt)) else ""
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.of_type(EndAttempt) or self.of_type(CloseAttempt))
+
+    # --- the life of an attempt ------------------------------------------------------------------
+
+    def join(self, *slots: int) -> None:
+        for slot in slots:
+            self.on(replace(HELLO, slot=slot))
+
+    def recover(self) -> None:
+        self.on(RecoveryEnded(ATTEMPT))
+
+    def run(self) -> None:
+        """Bring every slot up."""
+        self.join(0, 1)
+        self.recover()
+        self.say(Running(), 0)
+        self.say(Running(), 1)
+
+    @property
+    def triggered(self) -> list[CheckpointId]:
+        return [trigger.checkpoint for trigger in self.of_type(TriggerCheckpoint)]
+
+    def ack_all(self, checkpoint: int) -> None:
+        for subtask in SUBTASKS:
+            self.say(Acked(CheckpointId(checkpoint), snapshot(subtask)))
+
+    def end_append(self, error: BaseException | None = None) -> None:
+        last = self.of_type(AppendDecision)[-1].completed
+        self.on(AppendEnded(ATTEMPT, last, 1.0, error))
+
+    def commit_all(self, checkpoint: int) -> None:
+        for subtask in SUBTASKS:
+            self.say(CommittedThrough(subtask, CheckpointId(checkpoint)))
+
+    def finish_savepoint(self, error: str = "") -> None:
+        write = self.of_type(WriteSavepoint)[-1]
+        checkpoint = write.completed.checkpoint
+        self.on(SavepointWritten(ATTEMPT, checkpoint, write.request, 7, error))

@@ -1,0 +1,125 @@
+"""Tables of running aggregates: nulls, types, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from onceflow.core.errors import ConfigError, StateError
+from onceflow.core.protocol.invariant import InvariantViolation
+from onceflow.core.state import AccumulatorColumn, AccumulatorTable
+from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+
+
+def table(*columns: AccumulatorColumn, key: Any = None) -> AccumulatorTable:
+    shape = AccumulatorShape("t", (key or pa.string(),), columns)
+    return AccumulatorTable(shape, "op[0]", 128)
+
+
+def run(made: AccumulatorTable, keys: list[str], values: Any) -> list[Any]:
+    name = made.shape.columns[0].name
+    found = made.update([pa.array(keys, pa.string())], None, {name: values})
+    listed: list[Any] = pa.array(found[name]).to_pylist()
+    return listed
+
+
+def test_nulls_are_skipped_and_leave_the_running_value_as_it_was() -> None:
+    values = pa.array([None, 2, None, 3, None], pa.int64())
+    keys = ["a", "a", "b", "a", "a"]
+    int64 = pa.int64()
+    assert run(table(AccumulatorColumn("v", "sum", int64)), keys, values) == [0, 2, 0, 5, 5]
+    assert run(table(AccumulatorColumn("v", "count", int64)), keys, values) == [0, 1, 0, 2, 2]
+    assert run(table(AccumulatorColumn("v", "min", int64)), keys, values) == [None, 2, None, 2, 2]
+    assert run(table(AccumulatorColumn("v", "max", int64)), keys, values) == [None, 2, None, 3, 3]
+
+
+def test_a_minimum_stays_null_over_batches_until_its_first_value() -> None:
+    made = table(AccumulatorColumn("v", "min", pa.float64()))
+    none = pa.array([None], pa.float64())
+    assert run(made, ["a"], none) == [None]
+    assert run(made, ["a"], none) == [None]
+    assert run(made, ["a"], pa.array([math.inf])) == [math.inf]
+    assert run(made, ["a"], none) == [math.inf]
+
+
+def test_a_count_without_values_counts_rows() -> None:
+    made = table(AccumulatorColumn("n", "count", pa.int64()))
+    assert made.update([pa.array(["a", "b", "a"])], None, {})["n"].tolist() == [1, 1, 2]
+
+
+def test_negative_zero_is_not_lost_by_a_null_behind_it() -> None:
+    made = table(AccumulatorColumn("v", "max", pa.float64()))
+    assert math.copysign(1, run(made, ["a", "a"], pa.array([-0.0, None]))[1]) == -1
+
+
+INTEGERS = [pa.int8(), pa.int32(), pa.uint8(), pa.uint32(), pa.uint64()]
+
+
+@pytest.mark.parametrize("kind", INTEGERS, ids=str)
+def test_narrower_and_unsigned_integers_are_summed_in_64_bits(kind: Any) -> None:
+    made = table(AccumulatorColumn("v", "sum", pa.int64()))
+    assert run(made, ["a"] * 3, pa.array([100, 100, 100], kind)) == [100, 200, 300]
+
+
+def test_numpy_values_are_taken_as_well_as_arrow_ones() -> None:
+    made = table(AccumulatorColumn("v", "sum", pa.float64()))
+    assert run(made, ["a", "a"], np.array([1, 2], np.int32)) == [1.0, 3.0]
+
+
+def test_dates_and_timestamps_have_minima_and_maxima() -> None:
+    day = table(AccumulatorColumn("v", "min", pa.date32()))
+    days = [date(2024, 1, 2), None, date(1960, 1, 1)]
+    assert run(day, ["a"] * 3, pa.array(days)) == [days[0], days[0], days[2]]
+    instant = table(AccumulatorColumn("v", "max", pa.timestamp("ms")))
+    moments = [datetime(2024, 1, 2), datetime(1960, 1, 1)]
+    assert run(instant, ["a"] * 2, pa.array(moments, pa.timestamp("us"))) == [moments[0]] * 2
+
+
+def test_values_that_do_not_fit_are_refused_by_name() -> None:
+    made = table(AccumulatorColumn("v", "sum", pa.int64()))
+    with pytest.raises(StateError, match="'v' cannot take its values as int64"):
+        run(made, ["a"], pa.array([2**63], pa.uint64()))
+    with pytest.raises(StateError, match="'v'"):
+        run(made, ["a"], pa.array([1.5]))
+    assert run(made, ["a"], pa.array([1])) == [1]
+
+
+def test_null_keys_and_other_key_columns_are_refused() -> None:
+    made = table(AccumulatorColumn("n", "count", pa.int64()))
+    with pytest.raises(StateError, match="null"):
+        made.update([pa.array(["a", None])], None, {})
+    with pytest.raises(InvariantViolation, match="keyed by"):
+        made.update([pa.array([1])], None, {})
+    with pytest.raises(InvariantViolation, match="no values for 'v'"):
+        table(AccumulatorColumn("v", "sum", pa.int64())).update([pa.array(["a"])], None, {})
+
+
+def test_an_empty_batch_gives_empty_results_of_the_right_type() -> None:
+    made = table(AccumulatorColumn("v", "max", pa.timestamp("us")))
+    found = made.update([pa.array([], pa.string())], None, {"v": pa.array([], pa.timestamp("us"))})
+    assert pa.array(found["v"]).type == pa.timestamp("us")
+    assert len(found["v"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "key"),
+    [
+        ([], pa.string()),
+        ([AccumulatorColumn("v", "sum", pa.int64())] * 2, pa.string()),
+        ([AccumulatorColumn("v", "sum", pa.int32())], pa.string()),
+        ([AccumulatorColumn("v", "sum", pa.timestamp("us"))], pa.string()),
+        ([AccumulatorColumn("v", "count", pa.float64())], pa.string()),
+        ([AccumulatorColumn("v", "mean", pa.float64())], pa.string()),  # type: ignore[arg-type]
+        ([AccumulatorColumn("v", "sum", pa.int64())], pa.float64()),
+    ],
+)
+def test_what_cannot_be_aggregated_is_refused_before_anything_runs(
+    columns: list[AccumulatorColumn], key: Any
+) -> None:
+    with pytest.raises(ConfigError):
+        table(*columns, key=key)

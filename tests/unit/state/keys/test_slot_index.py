@@ -1,0 +1,122 @@
+"""Keys to slots: exact for any hash, however bad."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from onceflow.core.errors import StateCorrupt
+from onceflow.core.state.keys.key_columns import read_key_columns
+from onceflow.core.state.keys.key_groups import hash_key_columns
+from onceflow.core.state.keys.slot_index import SlotIndex, decode_keys, encode_keys
+
+LONG = "long key " * 16
+
+
+def random_key(rng: random.Random) -> str:
+    return rng.choice(["", "a", "b", "x" * 7, "x" * 8, "x" * 9, LONG, LONG + "!"]) + str(
+        rng.randrange(4)
+    ) * rng.randrange(3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", ["good hashes", "four hashes", "one hash", "top bits only"])
+def test_equal_keys_share_a_slot_and_different_keys_never_do(seed: int, spread: str) -> None:
+    rng = random.Random(seed)
+    slots: dict[tuple[str, int], int] = {}
+    empty = read_key_columns([pa.array([], pa.string()), pa.array([], pa.int64())])
+    index = SlotIndex(empty)
+    for size in (5, 0, 60, 1, 40):
+        rows = [(random_key(rng), rng.randrange(3)) for _ in range(size)]
+        columns = read_key_columns(
+            [
+                pa.array([a for a, _ in rows], pa.string()),
+                pa.array([b for _, b in rows], pa.int64()),
+            ]
+        )
+        hashes = hash_key_columns(columns)
+        match spread:
+            case "four hashes":
+                hashes &= np.uint64(3)
+            case "one hash":
+                hashes[:] = 7
+            case "top bits only":
+                hashes &= np.uint64(0xF000000000000000)
+            case _:
+                pass
+        known = set(slots)
+        found, leaders = index.resolve(columns, hashes)
+        for row, slot in zip(rows, found.tolist(), strict=True):
+            assert slots.setdefault(row, slot) == slot
+        assert len(set(slots.values())) == len(slots) == len(index)
+        assert {rows[leader] for leader in leaders.tolist()} == set(rows) - known
+        assert len(leaders) == len(set(rows) - known)
+    assert sorted(slots.values()) == list(range(1, len(slots) + 1))
+
+
+def test_growth_past_many_doublings_keeps_every_slot() -> None:
+    index = SlotIndex(read_key_columns([pa.array([], pa.int64())]))
+    columns = read_key_columns([pa.array(np.arange(300_000) * 7)])
+    hashes = hash_key_columns(columns)
+    first, _ = index.resolve(columns, hashes)
+    again, new = index.resolve(columns, hashes)
+    assert np.array_equal(first, again)
+    assert len(new) == 0
+    assert len(index) == 300_000
+
+
+def test_keys_and_hashes_read_for_a_snapshot_do_not_change_while_the_index_grows() -> None:
+    index = SlotIndex(read_key_columns([pa.array([], pa.string())]))
+    before = [f"k{number}" for number in range(5000)]
+    columns = read_key_columns([pa.array(before)])
+    slots, _ = index.resolve(columns, hash_key_columns(columns))
+    keys, hashes = index.slot_keys(), index.slot_hashes()
+    copied = hashes.copy()
+    more = read_key_columns([pa.array([f"other {number}" for number in range(50_000)])])
+    index.resolve(more, hash_key_columns(more))
+    assert np.array_equal(hashes, copied)
+    in_slots = encode_keys(keys).to_pylist()
+    assert [in_slots[slot] for slot in slots.tolist()] == [key.encode() for key in before]
+
+
+def test_a_kept_index_has_the_kept_keys_and_no_other() -> None:
+    index = SlotIndex(read_key_columns([pa.array([], pa.string())]))
+    columns = read_key_columns([pa.array([f"k{number}" for number in range(100)])])
+    hashes = hash_key_columns(columns)
+    slots, _ = index.resolve(columns, hashes)
+    kept = index.kept(slots[10:20])
+    found, new = kept.resolve(columns, hashes)
+    assert found[10:20].tolist() == list(range(1, 11))
+    assert len(new) == 90
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [pa.array(["", "a", "käse", LONG])],
+        [pa.array([b"", b"\x00", b"\xff" * 300], pa.large_binary())],
+        [pa.array([1, -1, 2**63 - 1])],
+        [pa.array(["a", "", "b"]), pa.array([1, 2, -3]), pa.array(["", "", LONG])],
+        [pa.array([7], pa.uint8()), pa.array([True])],
+        [pa.array([], pa.string()), pa.array([], pa.int32())],
+    ],
+    ids=lambda arrays: "+".join(str(array.type) for array in arrays),
+)
+def test_encoded_key_columns_decode_to_equal_columns(arrays: list[Any]) -> None:
+    columns = read_key_columns(arrays)
+    encoded = encode_keys(columns)
+    assert len(set(encoded.to_pylist())) == len(set(zip(*(a.to_pylist() for a in arrays))))  # noqa: B905
+    decoded = decode_keys(encoded, columns)
+    assert encode_keys(decoded).equals(encoded)
+    assert np.array_equal(hash_key_columns(decoded), hash_key_columns(columns))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00\x09ab", b"\x00\x00\x00\x01a123456789"])
+def test_bytes_that_are_no_keys_are_refused(data: bytes) -> None:
+    shape = read_key_columns([pa.array([], pa.string()), pa.array([], pa.int64())])
+    with pytest.raises(StateCorrupt):
+        decode_keys(pa.array([data], pa.large_binary()), shape)
