@@ -26,6 +26,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "raise ValueError": "refuses an argument",
         "raise InvariantViolation": "what only a bug can bring",
         "return unreachable": "no member of a closed union is left",
+        "case _:": "no member of a closed union is left, or an argument is refused",
+        "assert_never": "no member of a closed union is left",
     }
 )
 """By how a line begins, in every function."""
@@ -59,15 +61,90 @@ _STORAGE = "a savepoint begins where its log is"
 _OLD_DECISIONS = "no schedule has 128 decisions"
 
 _SLOTS_DIE = "a slot of the model is killed; tests/unit/protocol/test_slot_loop.py has its end"
+_IN_TIME = "what begins in the model begins in time"
 _NO_HEARTBEATS = "slots of the model are never silent, and are as their driver"
 _STAGED = "staged rows of the model are where every storage finds them"
 _REWINDS = "nobody allows a rewind"
 EXCUSES: Mapping[str, Excuse] = MappingProxyType(
     {
         "attempt.py:AttemptLoop.wait_s": Excuse("drivers of the model wait as they are drawn to"),
+        "attempt.py:AttemptLoop.completed": Excuse("the model asks the coordinator"),
+        "attempt.py:AttemptLoop.on": Excuse(_GUARD, ("case _Over", "self._keep_request")),
         "attempt.py:AttemptLoop.tick": Excuse(
-            "the model says when all slots have left", ("if not len(self._slots)", "self._close(")
+            "the model says when all slots have left, and looks no more",
+            ("case _Leaving", "if not len(self._slots)", "self._close(", "case _Over", "pass"),
         ),
+        "attempt.py:AttemptLoop._hear": Excuse(
+            f"{_NO_HEARTBEATS}; {_BLOCKERS}",
+            (
+                "self._end(error)",
+                "if lost :=",
+                "self._end(lost)",
+                "case BlockersListed",
+                "self._decide(Announce(fact))",
+                "if self._coordinator",
+                "self._coordinator.note_blockers",
+                "if slot in self._slots",
+            ),
+        ),
+        "attempt.py:AttemptLoop._admit": Excuse(
+            _NO_HEARTBEATS, ("self._decide(DismissSlot", "self._end(refusal)")
+        ),
+        "attempt.py:AttemptLoop._hear_slot": Excuse(
+            _NO_HEARTBEATS,
+            (
+                "self._decide(Announce(message))",
+                "self._release(slot)",
+                "case Hello",
+                "text = ",
+                "self._end(MessageCorrupt",
+            ),
+        ),
+        "attempt.py:AttemptLoop._on_recovered": Excuse(
+            "slots are deployed after recovery", ("elif isinstance",)
+        ),
+        "attempt.py:AttemptLoop._check_recovery": Excuse(_IN_TIME, ("self._end(",)),
+        "attempt.py:AttemptLoop._on_discovered": Excuse(
+            "sources of the model lose no split", ("self._end(", "return")
+        ),
+        "attempt.py:AttemptLoop._begin_savepoint": Excuse(
+            "users of the model wait for ever", ("if begun.stands",)
+        ),
+        "attempt.py:AttemptLoop._gather": Excuse(_IN_TIME, ("self._end(",)),
+        "attempt.py:AttemptLoop._start": Excuse(_IN_TIME, ("self._end(",)),
+        "attempt.py:AttemptLoop._too_late": Excuse(_IN_TIME),
+        "attempt.py:AttemptLoop._hear_last_word": Excuse(
+            _NO_HEARTBEATS, ("self._release(slot)", "self._decide(Announce(message))")
+        ),
+        "slot.py:SlotLoop.on": Excuse(
+            _SLOTS_DIE, ("case _Closing", "self._hear_last", "case _Over", "pass")
+        ),
+        "slot.py:SlotLoop._hear": Excuse(
+            f"{_SLOTS_DIE}; its parts talk to it by themselves",
+            (
+                "self._close(",
+                "pass",
+                "self._exit(",
+                "self._decide(BeginUpload",
+                "case CompletionHeard",
+                "self._do_if_running(NoteProgress",
+                "case PartFailed",
+                "self._fail(",
+                "case PartsClosed",
+            ),
+        ),
+        "slot.py:SlotLoop._deploy": Excuse("slots are deployed once", ("self._fail(",)),
+        "slot.py:SlotLoop._do_if_running": Excuse(
+            "slots of the model restore at once", ("if isinstance",)
+        ),
+        "slot.py:SlotLoop._on_restored": Excuse(
+            "what the model restores is whole", ("self._phase, self._leaves", "self._fail(")
+        ),
+        "slots.py:SlotRoster.hear": Excuse(_NO_HEARTBEATS, ("if slot in",)),
+        "slots.py:slot_error": Excuse(
+            "slots of the model fail as onceflow does", ("text = ", "return SlotFailed")
+        ),
+        "messages.py:Deploy.operator": Excuse("the model restores by itself"),
         "slot.py:SlotLoop.wait_s": Excuse(_SLOTS_DIE),
         "slot.py:SlotLoop.tick": Excuse(_SLOTS_DIE),
         "slot.py:SlotLoop._beat": Excuse(_SLOTS_DIE),
@@ -87,16 +164,12 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             " coordinator triggers such checkpoints one at a time",
             ("return tuple(actions)",),
         ),
-        "queue.py:OrderedCommits.outcome": Excuse("refuses an argument", ("case _:",)),
-        "coordinator.py:CheckpointCoordinator.request": Excuse("refuses an argument", ("case _:",)),
         "coordinator.py:CheckpointCoordinator.savepoint_ended": Excuse(
-            "savepoints are always written, and only while the attempt waits for them",
-            ("return ()", "return (*self._fail("),
+            "savepoints are always written", ("return (*self._fail(",)
         ),
         "coordinator.py:CheckpointCoordinator.acked": Excuse(_GUARD, ("return ()",)),
         "coordinator.py:CheckpointCoordinator.logged": Excuse(_GUARD, ("return ()",)),
         "coordinator.py:CheckpointCoordinator.append_failed": Excuse(_GUARD, ("return ()",)),
-        "coordinator.py:CheckpointCoordinator.overdue": Excuse(_BLOCKERS),
         "coordinator.py:CheckpointCoordinator.note_blockers": Excuse(_BLOCKERS),
         "ids.py:TransactionId.__post_init__": Excuse(_NAMES),
         "ids.py:TransactionId.name": Excuse(_NAMES),
