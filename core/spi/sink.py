@@ -332,6 +332,16 @@ class Sink(ABC):
         del context
         return ()
 
+    def to_staging(self) -> Sink | None:
+        """Return this sink with rows that are staged until their commit, and not prepared.
+
+        None where nobody ever waits for what is prepared. Asked for in tasks of Spark, where two
+        tries of one partition may prepare the same rows, and where a target has no room to prepare
+        more: what the second one writes waits in `WriterContext.staging`. The same committer
+        commits and aborts both kinds.
+        """
+        return None
+
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return the writer of one subtask. Runs in the slot."""

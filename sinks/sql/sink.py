@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import ClassVar, Literal
@@ -180,6 +180,11 @@ class SqlSink(Sink):
                 )
         except SqlError as error:
             raise refusal(error, f"sink {context.sink_id}: locks cannot be listed") from error
+
+    @override
+    def to_staging(self) -> Sink | None:
+        """Return the sink in ledger mode: what is prepared holds its rows' locks."""
+        return replace(self, commit_mode=CommitMode.LEDGER.value)
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.integration import mysql_sink_kit, postgres_sink_kit
 from tests.spark_formats.batches import driver_of, killed_at
 
 from onceflow.core.errors import PreCommitFailed, SinkError
+from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.sinks import MySQLSink, PostgresSink
 
 pytestmark = pytest.mark.integration
@@ -124,3 +126,44 @@ def test_a_task_that_must_wait_for_its_twin_names_it(database: Database, tmp_pat
     alone = replace(plan, target=replace(plan.target, staging=None))
     with pytest.raises(PreCommitFailed, match=f"{twin.transaction}.*stagingLocation"):
         driver.task(alone, 0, range(5), task_attempt=1)
+
+
+@dataclass(frozen=True)
+class _OwnSink(Sink):
+    """A sink of a user's, who has built it around ours: the engine knows its contract alone."""
+
+    inner: PostgresSink
+
+    def routing_key(self) -> tuple[str, ...]:
+        return self.inner.routing_key()
+
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        self.inner.open(context, schema)
+
+    def to_staging(self) -> Sink:
+        staging = self.inner.to_staging()
+        assert isinstance(staging, PostgresSink)
+        return replace(self, inner=staging)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return self.inner.writer(context)
+
+    def committer(self, context: CommitterContext) -> Committer:
+        return self.inner.committer(context)
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_task_of_a_sink_of_ones_own_waits_for_no_twin_where_the_sink_can_stage(
+    database: Database, tmp_path: Path
+) -> None:
+    inner = database.sink(lock_timeout_s=2.0)
+    assert isinstance(inner, PostgresSink)
+    driver = driver_of(_OwnSink(inner), tmp_path)
+    plan = driver.plan(0)
+    driver.task(plan, 0, range(5))
+    again = driver.task(plan, 0, range(5), task_attempt=1)
+    assert again.beside
+    driver.commit([again])
+    assert database.ids() == list(range(5))
+    assert database.prepared() == []
+    assert not driver.in_doubt()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from typing_extensions import TypeIs
 
 from onceflow.connectors.spark.batch.commits import BatchPlan, BatchTarget, TaskReport
 from onceflow.connectors.spark.reused_worker import spare_imports
@@ -23,12 +21,9 @@ from onceflow.core.errors import (
 from onceflow.core.protocol.batches import prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import RejectedRows, Sink, SinkWriter, WriterContext
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
 from onceflow.core.spi.staging import is_staged
-
-if TYPE_CHECKING:
-    from onceflow.sinks.sql.sink import SqlSink
 
 _log = logging.getLogger("onceflow.spark")
 
@@ -75,7 +70,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         return report
     checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
     twin = _prepared_twin(plan.target, plan, place)
-    target = plan.target if twin is None else _staged(plan.target)
+    target = plan.target if twin is None else _to_staging(plan.target)
     writer = _open_writer(target, _context(target, plan, place, checkpoint, first.schema))
     letters = _Letters(plan, place, checkpoint)
     try:
@@ -117,7 +112,7 @@ def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Co
 
     Its report was lost with its process, or is under way. Nobody asks in a first try.
     """
-    if place.task_attempt == 0 or not _is_sql(target.sink):
+    if place.task_attempt == 0 or target.sink.to_staging() is None:
         return None
     committer = target.sink.committer(target.committer_context(plan.attempt))
     try:
@@ -132,11 +127,10 @@ def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Co
         committer.close()
 
 
-def _staged(target: BatchTarget) -> BatchTarget:
+def _to_staging(target: BatchTarget) -> BatchTarget:
     """Return the target with its rows staged, not prepared; itself where they cannot be staged."""
-    if target.staging is None or not _is_sql(target.sink):
-        return target
-    return replace(target, sink=replace(target.sink, commit_mode="ledger"))
+    sink = target.sink.to_staging()
+    return target if target.staging is None or sink is None else replace(target, sink=sink)
 
 
 def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
@@ -157,14 +151,7 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
                 room=error.room,
             ) from None
         _log.info("%s; its rows are staged", error)
-        return _staged(target).sink.writer(context)
-
-
-def _is_sql(sink: Sink) -> TypeIs[SqlSink]:
-    # What is no database's does not load what databases need.
-    from onceflow.sinks.sql.sink import SqlSink
-
-    return isinstance(sink, SqlSink)
+        return _to_staging(target).sink.writer(context)
 
 
 def _advice(
