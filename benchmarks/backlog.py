@@ -7,7 +7,7 @@ batch, so that all channels before it are full. A checkpoint begins when they ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +111,7 @@ class _HeldUpWriter(SinkWriter):
         time.sleep(self._pause_s)
         self._inner.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         return self._inner.pre_commit(checkpoint)
 
     def close(self) -> None:

@@ -44,10 +44,10 @@ class _CountingWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._prefix.with_name(f"{self._prefix.name}-{checkpoint}").write_text(str(self._rows))
         self._rows = 0
-        return None
+        return ()
 
     def close(self) -> None:
         pass

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         CommitterContext,
         EndOfInput,
         GlobalCommitter,
-        MultiCommitWriter,
         OnBadRow,
         ReaderContext,
         RejectedRows,
@@ -129,7 +128,7 @@ else:
             "onceflow.core.secret_references": "followed",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"
-                " MultiCommitWriter OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
+                " OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea staged_committable",
@@ -173,7 +172,6 @@ __all__ = [
     "LogFacts",
     "LoggedDecision",
     "Lost",
-    "MultiCommitWriter",
     "OffsetOutOfRange",
     "OnBadRow",
     "OptionRules",

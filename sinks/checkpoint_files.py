@@ -144,10 +144,10 @@ class _FileWriter(SinkWriter):
         self._rows += batch.num_rows
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._names.pre_committed(checkpoint)
         if self._open is None:
-            return None
+            return ()
         (name, file), rows = self._open, self._rows
         self._open, self._rows = None, 0
         try:
@@ -157,7 +157,7 @@ class _FileWriter(SinkWriter):
             _make_durable(self._files.directory)
         except OSError as error:
             raise PreCommitFailed(f"{self._files.path(name)} is not durable: {error}") from error
-        return Committable(name, rows)
+        return (Committable(name, rows),)
 
     @override
     def close(self) -> None:

@@ -128,7 +128,7 @@ class StagedWriter(SinkWriter):
             self._stager.write(batch)
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         try:
             return self._stager.pre_commit(checkpoint)
         except StorageError as error:

@@ -106,10 +106,11 @@ def write_alone(
                 for batch in part:
                     writer.write(batch)
                 began = time.perf_counter()
-                committable = writer.pre_commit(CheckpointId(checkpoint))
+                committables = writer.pre_commit(CheckpointId(checkpoint))
                 pre_commit_ms.append((time.perf_counter() - began) * 1e3)
-                if committable is not None:
-                    commits.append(commit_thread.submit(_commit_ms, committer, committable))
+                commits += [
+                    commit_thread.submit(_commit_ms, committer, one) for one in committables
+                ]
             commit_ms = tuple(commit.result() for commit in commits)
     finally:
         writer.close()

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from onceflow.core.commit.planner import plan_commits
+from onceflow.core.commit.batch_plans import BatchMemory
+from onceflow.core.commit.planner import Standing, judge_transaction
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import GENESIS, AttemptId, TransactionId, sink_id_of
-from onceflow.core.protocol.log.memory import Coverage
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId, sink_id_of
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import TargetRecord, last_unknown_commit
 from onceflow.core.protocol.recovery import committables_of
@@ -116,8 +116,7 @@ def in_doubt_status(
     alien = _why_foreign(committable.transaction, log, claimed_by) or lag
     if alien:
         return InDoubtStatus(LoggedDecision.FOREIGN, RecoveryAction.UNKNOWN, alien)
-    decision, reason = _own(committable.transaction, log)
-    return InDoubtStatus(decision, _recovery_action(committable, log), reason)
+    return _judge_own(committable.transaction, log)
 
 
 def describe_lag(log: LogFacts, record: TargetRecord) -> str:
@@ -152,16 +151,27 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
     transaction = committable.transaction
     attempt = transaction.attempt
     decisions = seen.decisions
-    for one in decisions:
-        if transaction in {listed.transaction for listed in one.committables}:
-            decision = LoggedDecision.SETTLED if one.settled else LoggedDecision.DECIDED
-            again = ", and was committed: the target has gone back to an older copy"
-            return InDoubtStatus(
-                decision,
-                RecoveryAction.COMMIT,
-                f"{one.batch} is decided and lists it{again if one.settled else ''}",
-            )
-    if attempt > seen.attempt:
+    standing = judge_transaction(
+        transaction,
+        {c.transaction for one in decisions if not one.settled for c in one.committables},
+        sink_ids=(transaction.sink_id,),
+        attempt=AttemptId(seen.attempt + 1),
+        memory=BatchMemory.from_claim(seen),
+    )
+    if standing in (Standing.LISTED, Standing.COMMITTED):
+        lists = next(
+            one
+            for one in decisions
+            if transaction in {listed.transaction for listed in one.committables}
+        )
+        again = ", and was committed: the target has gone back to an older copy"
+        is_again = standing is Standing.COMMITTED
+        return InDoubtStatus(
+            LoggedDecision.SETTLED if is_again else LoggedDecision.DECIDED,
+            RecoveryAction.COMMIT,
+            f"{lists.batch} is decided and lists it{again if is_again else ''}",
+        )
+    if standing is Standing.LIVE:
         return InDoubtStatus(
             LoggedDecision.FOREIGN,
             RecoveryAction.UNKNOWN,
@@ -231,48 +241,60 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
     return ""
 
 
-def _own(transaction: TransactionId, log: LogFacts) -> tuple[LoggedDecision, str]:
-    last = log.last
-    if last and transaction in {c.transaction for c in committables_of(last)}:
-        return LoggedDecision.DECIDED, f"completed checkpoint {last.checkpoint} lists it"
+def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
+    """Return what the rule says that the next attempt will follow."""
+    last, memory = log.last, log.view.memory
+    standing = judge_transaction(
+        transaction,
+        {c.transaction for c in committables_of(last)} if last else (),
+        sink_ids=(transaction.sink_id,),
+        attempt=AttemptId(log.view.attempt + 1),
+        memory=memory,
+    )
     decided_through = last.checkpoint if last else GENESIS
-    match log.view.memory.coverage(transaction):
-        case Coverage.DECIDED:
-            return LoggedDecision.SETTLED, (
+    match standing:
+        case Standing.LISTED:
+            return InDoubtStatus(
+                LoggedDecision.DECIDED,
+                RecoveryAction.COMMIT,
+                f"completed checkpoint {decided_through} lists it",
+            )
+        case Standing.COMMITTED:
+            return InDoubtStatus(
+                LoggedDecision.SETTLED,
+                RecoveryAction.COMMIT,
                 f"attempt {transaction.attempt} decided it, and by checkpoint {decided_through} the"
                 " job knew it to be committed: a target that holds it in doubt, or cannot prove it,"
-                " has gone back to an older copy, or these are leftovers of a commit"
+                " has gone back to an older copy, or these are leftovers of a commit",
             )
-        case Coverage.FORGOTTEN:
-            return LoggedDecision.UNKNOWN, (
+        case Standing.FORGOTTEN:
+            return InDoubtStatus(
+                LoggedDecision.UNKNOWN,
+                RecoveryAction.STOP,
                 f"attempt {transaction.attempt} is older than what the decision log remembers"
-                f" (from attempt {log.view.memory.since} on): nobody can tell whether it decided"
-                f" checkpoint {transaction.checkpoint}"
+                f" (from attempt {memory.since} on): nobody can tell whether it decided"
+                f" checkpoint {transaction.checkpoint}",
             )
-        case Coverage.UNDECIDED:
-            pass
+        case Standing.UNDECIDED:
+            return _describe_undecided(transaction, log, decided_through)
+        case Standing.FOREIGN | Standing.LIVE:
+            # Of another log, or an older copy: told before anybody asks.
+            return InDoubtStatus(LoggedDecision.FOREIGN, RecoveryAction.KEEP, "not of this log")
+
+
+def _describe_undecided(
+    transaction: TransactionId, log: LogFacts, decided_through: CheckpointId
+) -> InDoubtStatus:
     if transaction.attempt == log.view.attempt and log.liveness:
-        return LoggedDecision.PENDING, (
+        return InDoubtStatus(
+            LoggedDecision.PENDING,
+            RecoveryAction.ABORT,
             f"attempt {transaction.attempt}, the newest, seems to be running and may decide"
-            f" checkpoint {transaction.checkpoint} yet (decided so far: {decided_through})"
+            f" checkpoint {transaction.checkpoint} yet (decided so far: {decided_through})",
         )
-    return LoggedDecision.UNDECIDED, (
+    return InDoubtStatus(
+        LoggedDecision.UNDECIDED,
+        RecoveryAction.ABORT,
         f"attempt {transaction.attempt} did not decide checkpoint {transaction.checkpoint}"
-        f" (decided: {decided_through}); its records are sent again"
+        f" (decided: {decided_through}); its records are sent again",
     )
-
-
-def _recovery_action(committable: Committable, log: LogFacts) -> RecoveryAction:
-    """Apply the rule that the next attempt will follow."""
-    plan = plan_commits(
-        committables_of(log.last) if log.last else (),
-        (committable,),
-        sink_ids=(committable.transaction.sink_id,),
-        attempt=AttemptId(log.view.attempt + 1),
-        memory=log.view.memory,
-    )
-    if any(c.transaction == committable.transaction for c in plan.commit):
-        return RecoveryAction.COMMIT
-    if plan.refuse:
-        return RecoveryAction.STOP
-    return RecoveryAction.ABORT if committable in plan.abort else RecoveryAction.KEEP

@@ -118,11 +118,15 @@ class SinkWriter(ABC):
         """
 
     @abstractmethod
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Make every row written since the last call survive any crash, still invisible.
 
         When it returns, the rows and the ledger row that proves their commit can be committed by
-        any process from the committable alone. Returns None when no row was written.
+        any process from the committable alone. Returns one committable as a rule, none when no row
+        was written, and several where a checkpoint needs them (one a table, say): in the order of
+        their commits, with a rising `sequence` in their names. Each of several is committed,
+        retried and rolled back by itself. All are durable, or it raises `PreCommitFailed`, and
+        those that are durable are rolled back by the next attempt.
 
         A transaction's name holds a checkpoint after the last one pre-committed and not after this
         one: a target that wants the name at the beginning (in a file's name, say) gets
@@ -133,11 +137,6 @@ class SinkWriter(ABC):
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
-
-    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Return what `pre_commit` does, as none or one. This is what the engine calls."""
-        committable = self.pre_commit(checkpoint)
-        return () if committable is None else (committable,)
 
     def rejected(self) -> Sequence[RejectedRows]:
         """Return the bad rows left out since the last call; empty where bad rows fail the job.
@@ -154,23 +153,6 @@ class SinkWriter(ABC):
 
         Must not touch what was pre-committed: that is the committer's.
         """
-
-
-class MultiCommitWriter(SinkWriter):
-    """A writer that prepares several transactions for one checkpoint: one a file or table, say."""
-
-    @abstractmethod
-    def pre_commits(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        """Do as `pre_commit` does; return none, one or several in the order of their commits.
-
-        Each is committed, retried and rolled back by itself, so each has a transaction id of its
-        own, with a rising `sequence`. All are durable, or it raises `PreCommitFailed` and those
-        that are durable are rolled back by the next attempt.
-        """
-
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        """Never called."""
-        raise NotImplementedError(f"{type(self).__name__} returns `pre_commits`")
 
 
 class Committer(ABC):

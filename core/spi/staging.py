@@ -124,20 +124,20 @@ class RowStager:
         """Add `batch` to the next transaction, as `StagedRows.write` does."""
         self._rows.write(batch, part=part)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        """Make the rows since the last call durable; None when there are none.
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Make the rows since the last call durable; return nothing when there are none.
 
         Raises:
             StorageError: They are not durable.
         """
         if not self._rows.rows:
-            return None
+            return ()
         reach("flushed")
         committable = self._rows.seal(
             TransactionId(self._sink_id, self._attempt, checkpoint, self._subtask)
         )
         self._rows = self._area.open()
-        return committable
+        return (committable,)
 
     def close(self) -> None:
         """Drop what is not pre-committed. Safe to call twice."""

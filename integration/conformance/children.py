@@ -47,7 +47,7 @@ def write_and_wait(link: Link, sink: Sink, context: WriterContext, batch: pa.Rec
 def pre_commit_and_wait(
     link: Link, sink: Sink, context: WriterContext, batch: pa.RecordBatch, checkpoint: int
 ) -> None:
-    """Pre-commit rows, say the committable, and wait to be killed."""
+    """Pre-commit rows, say the committables, and wait to be killed."""
     writer = sink.writer(context)
     writer.write(batch)
     link.send(writer.pre_commit(CheckpointId(checkpoint)))

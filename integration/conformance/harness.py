@@ -126,12 +126,15 @@ class Harness:
         row_ids = tuple(ids) or self.ids()
         own = writer or job.writer(attempt, subtask, first_checkpoint=checkpoint)
         own.write(self.batch(row_ids))
-        committable = own.pre_commit(CheckpointId(checkpoint))
+        committables = own.pre_commit(CheckpointId(checkpoint))
         if writer is None:
             own.close()
-        if committable is None:
-            raise Violation(f"pre_commit({checkpoint}) returned None, and {len(row_ids)} rows wait")
-        return Prepared(committable, row_ids)
+        if len(committables) != 1:
+            raise Violation(
+                f"pre_commit({checkpoint}) of {len(row_ids)} rows returned {committables}: the kit"
+                " asks for rows that one transaction takes"
+            )
+        return Prepared(committables[0], row_ids)
 
     # --- deciding -----------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ class FileWriter(SinkWriter):
                 self._bound_memory()
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Steps: 1. end all files, durably, 2. stage the manifest that names them.
 
         Raises:
@@ -208,7 +208,7 @@ class FileWriter(SinkWriter):
             self._finish(list(self._open))
             files = self._finished
             if not files:
-                return None
+                return ()
             self._fs.make_names_durable(self._paths.open)
             reach("flushed")
             # 2.
@@ -218,7 +218,7 @@ class FileWriter(SinkWriter):
             self._publication.stage(transaction, self._manifest(transaction, files))
             # From here on they are the committer's.
             self._finished = []
-            return Committable(transaction, sum(file.rows for file in files))
+            return (Committable(transaction, sum(file.rows for file in files)),)
 
     @override
     def rejected(self) -> Sequence[RejectedRows]:

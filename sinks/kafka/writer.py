@@ -8,7 +8,7 @@ at least once   rows are produced as they come, and flushed at each barrier
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -91,7 +91,7 @@ class StagingWriter(RecordWriter):
             if records.num_rows:
                 self._stager.write(records)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Make the records durable in checkpoint storage; None when there are none.
 
         Raises:
@@ -162,8 +162,8 @@ class AtLeastOnceWriter(RecordWriter):
             self._fail(doing, SinkError, error)
         self._raise_failure(doing, SinkError)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> None:
-        """Return when every record is acknowledged by all replicas in sync.
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Wait until all replicas in sync have every record; there is nothing to commit.
 
         Raises:
             PreCommitFailed: Some are not, within transaction_timeout_s.
@@ -178,6 +178,7 @@ class AtLeastOnceWriter(RecordWriter):
                 f"{self._where}: {doing}: {left} are missing after transaction_timeout_s="
                 f"{self._settings.transaction_timeout_s:g}: {self._troubles.last}"
             )
+        return ()
 
     def close(self) -> None:
         """Drop what is not acknowledged."""

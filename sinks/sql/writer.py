@@ -199,8 +199,8 @@ class TransactionWriter(SqlWriter):
         super().__init__(settings, context)
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        """End the transaction that holds the rows since the last call; None when there are none.
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """End the transaction that holds the rows since the last call, if there are any.
 
         Raises:
             BadRow: A constraint, found only now, refuses a row.
@@ -214,11 +214,11 @@ class TransactionWriter(SqlWriter):
                 # Open all the same if rows were sent and every one was refused. Its name may be
                 # that of this checkpoint, and the next one's rows must not go in under it.
                 self._all_transactions.roll_back()
-                return None
+                return ()
             return self._end_transaction(checkpoint)
 
     @abstractmethod
-    def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
+    def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """End the open transaction, which has rows."""
 
     @override
@@ -261,28 +261,28 @@ class TwoPhaseWriter(TransactionWriter):
         super().__init__(settings, context, transactions)
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._transactions.expect(checkpoint)
-        committable = super().pre_commit(checkpoint)
+        committables = super().pre_commit(checkpoint)
         self._transactions.expect(CheckpointId(checkpoint + 1))
-        return committable
+        return committables
 
     @override
-    def _end_transaction(self, checkpoint: CheckpointId) -> Committable | None:
+    def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
         # 1.
         rows = self._loader.finish()
         if not rows:
             # All of them were rejected.
             self._transactions.roll_back()
-            return None
+            return ()
         transaction = self._transactions.transaction
         # 2. Inside the transaction, so that it is visible if and only if the rows are.
         self._record(transaction, rows)
         reach("flushed")
         # 3.
         self._transactions.prepare()
-        return Committable(transaction, rows)
+        return (Committable(transaction, rows),)
 
     def _record(self, transaction: TransactionId, rows: int) -> None:
         session, ledger = self._transactions.session, self._settings.ledger
@@ -341,8 +341,9 @@ class AtLeastOnceWriter(TransactionWriter):
                 self._commit()
 
     @override
-    def _end_transaction(self, checkpoint: CheckpointId) -> None:
+    def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._commit()
+        return ()
 
     def _commit(self) -> None:
         self._loader.finish()
@@ -393,8 +394,8 @@ class StagedWriter(SqlWriter):
         self._disconnect()
 
     @override
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
-        """Stage the rows since the last call; None when there are none.
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        """Stage the rows since the last call, if there are any.
 
         Raises:
             PreCommitFailed: Nothing of this checkpoint is durable.

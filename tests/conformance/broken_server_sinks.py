@@ -59,7 +59,7 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self.inner.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         return self.inner.pre_commit(checkpoint)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class TakesLostReplyForCommitted(BrokenServerSink):
 
 
 class _AcksWhatFailed(_Writer):
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         try:
             return super().pre_commit(checkpoint)
         except PreCommitFailed:
@@ -179,7 +179,7 @@ class _AcksWhatFailed(_Writer):
             transaction = TransactionId(
                 context.sink_id, context.attempt, checkpoint, context.subtask
             )
-            return Committable(transaction, 3)
+            return (Committable(transaction, 3),)
 
 
 class AcksWhatItCouldNotPrepare(BrokenServerSink):

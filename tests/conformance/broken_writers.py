@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -141,11 +142,11 @@ class ClampsValues(BrokenSink):
 
 
 class _KeepsWrittenRows(ReferenceWriter):
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         rows = list(self.rows)
-        committable = super().pre_commit(checkpoint)
+        committables = super().pre_commit(checkpoint)
         self.rows = rows[:1] if len(rows) > 1 else []
-        return committable
+        return committables
 
 
 class CarriesRowsOver(BrokenSink):
@@ -156,7 +157,7 @@ class CarriesRowsOver(BrokenSink):
 
 
 class _EmptyIsAnError(ReferenceWriter):
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         if not self.rows:
             raise SinkError("there is no open transaction")
         return super().pre_commit(checkpoint)

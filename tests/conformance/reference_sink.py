@@ -74,16 +74,16 @@ class ReferenceWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.to_pylist()
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         if not self.rows:
-            return None
+            return ()
         self.require_good()
         transaction_id = self.name(checkpoint)
         reach("flushed")
         self.prepare(transaction_id)
         committable = Committable(transaction_id, len(self.rows), self.payload())
         self.rows = []
-        return committable
+        return (committable,)
 
     def require_good(self) -> None:
         if len({row["id"] for row in self.rows}) < len(self.rows):

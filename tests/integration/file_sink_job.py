@@ -96,8 +96,7 @@ def run(url: str, options: dict[str, Any], log: DecisionDirectory) -> None:
             found: list[Committable] = []
             for subtask, writer in enumerate(writers):
                 writer.write(rows(range(first + subtask, first + ROWS_A_CHECKPOINT, SUBTASKS)))
-                committable = writer.pre_commit(CheckpointId(checkpoint))
-                assert committable is not None
+                (committable,) = writer.pre_commit(CheckpointId(checkpoint))
                 found.append(committable)
             log.decide(Decision(checkpoint, first + ROWS_A_CHECKPOINT, tuple(found)))
             for committable in found:

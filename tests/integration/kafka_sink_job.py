@@ -194,8 +194,6 @@ def _write_and_prepare(
             reach("write")
     found: list[Committable] = []
     for writer in writers:
-        committable = writer.pre_commit(CheckpointId(checkpoint))
+        found += writer.pre_commit(CheckpointId(checkpoint))
         reach("prepared")
-        if committable is not None:
-            found.append(committable)
     return found

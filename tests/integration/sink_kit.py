@@ -106,9 +106,8 @@ class Job(Generic[SinkT]):
         """Return what a writer of its own pre-committed; the writer is closed."""
         writer = self.writer(attempt, subtask, first_checkpoint=checkpoint)
         writer.write(ids if isinstance(ids, pa.RecordBatch) else rows(ids, self.accounts))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
-        assert committable is not None
         return committable
 
     def __enter__(self) -> Self:

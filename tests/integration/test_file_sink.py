@@ -54,8 +54,7 @@ def test_rows_are_seen_after_their_commit_and_not_before(job: FileJob, directory
     writer = job.writer()
     writer.write(rows(range(5)))
     assert public_files(directory) == []
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 5
     assert public_files(directory) == []
     assert seen_rows(directory) == []
@@ -79,9 +78,9 @@ def test_patterns_that_take_everything_with_the_suffix_find_nothing_hidden(
 
 def test_checkpoint_without_rows_leaves_nothing(job: FileJob, directory: Path) -> None:
     writer = job.writer()
-    assert writer.pre_commit(CheckpointId(1)) is None
+    assert writer.pre_commit(CheckpointId(1)) == ()
     writer.write(rows([]))
-    assert writer.pre_commit(CheckpointId(2)) is None
+    assert writer.pre_commit(CheckpointId(2)) == ()
     assert committables(job.committer().in_doubt()) == []
     assert hidden_files(directory, "open") == []
 
@@ -91,11 +90,10 @@ def test_what_was_written_and_not_pre_committed_is_deleted_on_close(
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
+    (first,) = writer.pre_commit(CheckpointId(1))
     writer.write(rows([2]))
     writer.close()
     writer.close()
-    assert first is not None
     assert len(hidden_files(directory, "open")) == 1
     assert job.committer().commit(first) == Committed()
     assert seen_ids(directory) == [1]
@@ -107,8 +105,7 @@ def test_large_checkpoint_rolls_files_and_keeps_the_order_of_rows(directory: Pat
         writer = job.check().writer()
         for first in range(0, 1000, 250):
             writer.write(rows(range(first, first + 250)))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     names = public_files(directory)
     assert [pq.read_table(directory / name).num_rows for name in names] == [400, 400, 200]
@@ -125,8 +122,7 @@ def test_file_is_ended_after_roll_bytes(directory: Path) -> None:
         )
         for _ in range(2):
             writer.write(batch.cast(SCHEMA))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     assert len(public_files(directory)) == 2
 

@@ -56,8 +56,7 @@ def test_any_text_names_a_partition_and_is_read_back(directory: Path) -> None:
     with FileJob(sink, schema=schema) as job:
         writer = job.check().writer()
         writer.write(pa.RecordBatch.from_pylist(values, schema))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
     partitioning = ds.partitioning(
         pa.schema([schema.field("name"), schema.field("Größe%")]), flavor="hive"
@@ -90,8 +89,7 @@ def test_partition_values_of_all_naming_types_are_read_back(directory: Path) -> 
     with FileJob(sink, schema=schema) as job:
         writer = job.check().writer()
         writer.write(pa.RecordBatch.from_pylist(values, schema))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     assert [name.rpartition("/")[0] for name in public_files(directory)] == [
         "day=2024-02-29/flag=false/n=1/word=b",
@@ -114,8 +112,7 @@ def test_more_partitions_than_open_files_lose_nothing(directory: Path) -> None:
                     schema=schema,
                 )
             )
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     assert seen_ids(directory) == list(range(100))
     assert {row["id"] % 10 == row["bucket"] for row in seen_rows(directory)} == {True}
@@ -163,8 +160,7 @@ def test_rows_that_cannot_name_their_partition_are_handed_back_and_the_others_wr
             "partition column 'account'"
         ] * 3
         assert list(writer.rejected()) == []
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert committable.rows == 2
         job.committer().commit(committable)
     assert seen_ids(directory) == [1, 5]
@@ -179,8 +175,7 @@ def test_null_in_a_column_that_has_none_is_refused(directory: Path) -> None:
         writer.write(batch)
         (rejected,) = writer.rejected()
         assert list(rejected.reasons) == ["column 'id' is null, and may not be"]
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     assert seen_ids(directory) == [2]
 
@@ -222,8 +217,7 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
         writer.write(batch)
         (rejected,) = writer.rejected()
         assert rejected.rows.column("id").to_pylist() == [2, 3]
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     (name,) = public_files(directory)
     data = (directory / name).read_bytes()

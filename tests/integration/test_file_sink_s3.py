@@ -109,8 +109,7 @@ def test_large_object_is_uploaded_in_parts_and_given_up_without_a_trace(
         writer = job.check().writer()
         for first in range(0, count, 10_000):
             writer.write(big.slice(first, 10_000))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         for first in range(0, count, 10_000):
             writer.write(big.slice(first, 10_000))
         assert len(_uploads(server)) == 1, "the second checkpoint's, under way"

@@ -54,9 +54,8 @@ class _Job:
         )
         writer = self.sink.writer(context)
         writer.write(pa.RecordBatch.from_pylist([{"id": one} for one in ids], _SCHEMA))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
-        assert committable is not None
         return committable
 
 

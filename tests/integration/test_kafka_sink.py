@@ -67,9 +67,8 @@ def test_rows_are_seen_after_their_commit_and_never_before(
         writer = job.writer()
         writer.write(rows(range(10)))
         assert messages(servers, topic, isolation="read_uncommitted") == []
-        committable = writer.pre_commit(CheckpointId(1))
+        (committable,) = writer.pre_commit(CheckpointId(1))
         writer.close()
-        assert committable is not None
         assert messages(servers, topic, isolation="read_uncommitted") == []
         assert not open_transaction_blocks(servers, topic)
         committer = job.committer()
@@ -151,11 +150,11 @@ def test_an_empty_checkpoint_has_nothing_to_commit(job: KafkaJob) -> None:
     """S19."""
     with job:
         writer = job.writer()
-        assert writer.pre_commit(CheckpointId(1)) is None
+        assert writer.pre_commit(CheckpointId(1)) == ()
         writer.write(rows([]))
-        assert writer.pre_commit(CheckpointId(2)) is None
+        assert writer.pre_commit(CheckpointId(2)) == ()
         writer.write(rows([1]))
-        assert writer.pre_commit(CheckpointId(3)) is not None
+        assert writer.pre_commit(CheckpointId(3)) != ()
         assert committables(job.committer().in_doubt()) == [f"{job.sink_id}/1/3/0/0"]
 
 

@@ -120,8 +120,7 @@ def test_a_topic_that_takes_smaller_records_than_the_sink_lets_pass_is_refused(
         writer = job.writer()
         writer.write(largest)
         assert [one.rows["id"].to_pylist() for one in writer.rejected()] == [[2]]
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
         assert ids_in(servers, small) == [1]
 
@@ -161,7 +160,7 @@ def test_at_least_once_writes_at_once_and_finds_what_exactly_once_left(
     with job_of(servers, topic, tmp_path, delivery="at_least_once") as job:
         writer = job.check().writer(attempt=2)
         writer.write(rows(range(5, 10)))
-        assert writer.pre_commit(CheckpointId(2)) is None
+        assert writer.pre_commit(CheckpointId(2)) == ()
         assert ids_in(servers, topic) == list(range(5, 10))
         (left,) = job.committer(2).in_doubt()
         assert job.committer(2).commit(left) == Committed()

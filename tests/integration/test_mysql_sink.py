@@ -71,12 +71,10 @@ def test_name_begun_for_a_checkpoint_that_was_given_up_is_committed_with_the_nex
     """XA names a transaction at its first row; the checkpoint that takes it may be a later one."""
     writer, committer = job.writer(), job.committer()
     writer.write(rows(range(20_000)))
-    committable = writer.pre_commit(CheckpointId(4))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(4))
     assert str(committable.transaction) == "job.ledger/1/1/0/0"
     writer.write(rows(range(20_000, 40_000)))
-    following = writer.pre_commit(CheckpointId(5))
-    assert following is not None
+    (following,) = writer.pre_commit(CheckpointId(5))
     assert str(following.transaction) == "job.ledger/1/5/0/0"
     assert [committer.commit(one) for one in (committable, following)] == [Committed()] * 2
     assert query(url, "SELECT COUNT(DISTINCT id), COUNT(*) FROM ledger") == [(40_000, 40_000)]

@@ -202,8 +202,7 @@ def test_ledger_is_chosen_and_works_behind_a_proxy_that_hands_out_sessions(
         writer.write(rows([1]))
         assert "auto chose ledger: a proxy is in between" in caplog.text
         assert sessions(url) == [], "nothing of the pool is held between barriers"
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
     sink = MySQLSink(proxied, table="ledger", commit_mode="two_phase")
     with (
@@ -242,8 +241,7 @@ def test_rows_arrive_the_same_by_load_data_and_where_it_is_off_by_inserts_of_man
         writer = job.check().writer()
         before = _statements(url)
         writer.write(batch)
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
         used = {name: after - before[name] for name, after in _statements(url).items()}
         assert job.committer().commit(committable) == AlreadyCommitted()

@@ -73,9 +73,8 @@ class _Job:
     def prepare(self, checkpoint: int, rows: Sequence[tuple[str | None, int]]) -> Committable:
         writer = self.writer()
         writer.write(_batch(rows))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
-        assert committable is not None
         return committable
 
     def rows(self) -> dict[str, int]:
@@ -292,8 +291,7 @@ def test_rows_without_a_key_are_refused_while_there_is_time(job: _Job) -> None:
     writer.write(_batch([("a", 1), (None, 2)]))
     (rejected,) = writer.rejected()
     assert rejected.rows.to_pylist() == [{"key": None, "value": 2}]
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 1
 
 

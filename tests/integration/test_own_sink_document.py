@@ -56,11 +56,11 @@ def test_program_of_the_document_keeps_its_rules(tmp_path: Path) -> None:
         WriterContext("job", "own", "job.own", 0, 1, AttemptId(1), CheckpointId(1), _SCHEMA),
     )
     committer = names["ArrowCommitter"](tmp_path, "job.own")
-    assert writer.pre_commit(CheckpointId(1)) is None
+    assert writer.pre_commit(CheckpointId(1)) == ()
     found: list[Any] = []
     for checkpoint in (2, 3, 4):
         writer.write(pa.RecordBatch.from_pylist([{"id": checkpoint}], _SCHEMA))
-        found.append(writer.pre_commit(CheckpointId(checkpoint)))
+        found += writer.pre_commit(CheckpointId(checkpoint))
     writer.close()
     assert sorted(str(one.transaction) for one in committer.in_doubt()) == [
         "job.own/1/2/0/0",

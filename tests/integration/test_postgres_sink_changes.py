@@ -23,8 +23,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string(
 
 
 def _commit(job: Job, writer: SinkWriter, checkpoint: int) -> None:
-    committable = writer.pre_commit(CheckpointId(checkpoint))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(checkpoint))
     assert job.committer().commit(committable) == Committed()
 
 
@@ -136,6 +135,6 @@ def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
         )
         writer = job.writer()
         writer.write(rows([1]))
-        if (committable := writer.pre_commit(CheckpointId(1))) is not None:
+        for committable in writer.pre_commit(CheckpointId(1)):
             assert job.committer().commit(committable) == Committed()
     assert query(postgres_database, "SELECT value FROM seen") == [("on",)]

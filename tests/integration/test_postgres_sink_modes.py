@@ -163,8 +163,7 @@ def test_ledger_is_chosen_and_works_behind_a_transaction_pooler(
                 start = checkpoint * 1000 + subtask * 100
                 writer.write(rows(range(start, start + 50)))
             for writer, committer in zip(writers, committers, strict=True):
-                committable = writer.pre_commit(CheckpointId(checkpoint))
-                assert committable is not None
+                (committable,) = writer.pre_commit(CheckpointId(checkpoint))
                 assert is_staged(committable)
                 assert committer.commit(committable) == Committed()
                 assert committer.commit(committable) == AlreadyCommitted()

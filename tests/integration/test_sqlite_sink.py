@@ -74,9 +74,8 @@ class _Job:
     def prepare(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> Committable:
         writer = self.writer()
         writer.write(self.batch(rows))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         writer.close()
-        assert committable is not None
         return committable
 
     def write(self, checkpoint: int, rows: Sequence[dict[str, Any]]) -> None:
@@ -275,8 +274,7 @@ def test_rows_that_do_not_fit_are_left_out_where_that_is_asked_for(job: _Job) ->
     writer.write(job.batch([{"id": 1, "v": "a"}, {"id": None, "v": "b"}]))
     (rejected,) = writer.rejected()
     assert rejected.rows.to_pylist() == [{"id": None, "v": "b"}]
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 1
 
 

@@ -96,9 +96,8 @@ def pre_commit(log: AgedLog, sink: Sink, checkpoint: int, ids: range) -> Committ
         )
     )  # fmt: skip
     writer.write(rows(ids))
-    committable = writer.pre_commit(CheckpointId(checkpoint))
+    (committable,) = writer.pre_commit(CheckpointId(checkpoint))
     writer.close()
-    assert committable is not None
     return committable
 
 

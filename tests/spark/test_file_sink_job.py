@@ -82,8 +82,7 @@ def test_spark_reads_json_and_odd_partitions_back(spark: SparkSession, tmp_path:
     with FileJob(FileSink(str(out), format="json", partition_by=("name",)), schema=schema) as job:
         writer = job.check().writer()
         writer.write(pa.RecordBatch.from_pylist(rows, schema))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
     frame = spark.read.schema("id long, name string").json(str(out))
     assert sorted((row["id"], row["name"]) for row in frame.collect()) == [

@@ -49,7 +49,7 @@ class Writing:
         found: list[Committable] = []
         for subtask, writer in enumerate(self._writers):
             writer.write(_batch(10 * checkpoint + subtask))
-            found += writer.pre_commits(CheckpointId(checkpoint))
+            found += writer.pre_commit(CheckpointId(checkpoint))
         return found
 
 

@@ -85,7 +85,7 @@ def _written(sink: SqlSink, batch: pa.RecordBatch) -> None:
     with Job(sink, schema=batch.schema) as job:
         writer = job.check().writer()
         writer.write(batch)
-        (prepared,) = writer.pre_commits(CheckpointId(1))
+        (prepared,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(prepared)
 
 

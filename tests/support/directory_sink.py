@@ -68,9 +68,9 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         if not self._batches:
-            return None
+            return ()
         context = self._context
         transaction = TransactionId(context.sink_id, context.attempt, checkpoint, context.subtask)
         rows = sum(batch.num_rows for batch in self._batches)
@@ -81,7 +81,7 @@ class _Writer(SinkWriter):
                 writer.write_batch(batch)
         Path(name).rename(self._directory / "prepared" / _file(transaction))
         self._batches.clear()
-        return Committable(transaction, rows)
+        return (Committable(transaction, rows),)
 
     def close(self) -> None:
         self._batches.clear()

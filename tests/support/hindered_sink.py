@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class _HinderedWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._inner.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._before()
         return self._inner.pre_commit(checkpoint)
 

@@ -44,7 +44,7 @@ class _PickyWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._held.append(self._without(batch, pc.equal(batch["amount"], REFUSED_AMOUNT), "amount"))
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         for held in self._held:
             batch = self._without(held, pc.is_null(held["account"]), "no account")
             subtask = pa.array([self._context.subtask] * batch.num_rows, pa.int32())

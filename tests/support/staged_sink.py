@@ -64,13 +64,12 @@ class _Writer(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         if not self._rows.rows:
-            return None
+            return ()
         context = self._context
-        return self._rows.seal(
-            TransactionId(context.sink_id, context.attempt, checkpoint, context.subtask)
-        )
+        transaction = TransactionId(context.sink_id, context.attempt, checkpoint, context.subtask)
+        return (self._rows.seal(transaction),)
 
     def close(self) -> None:
         self._rows.close()

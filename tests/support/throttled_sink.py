@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class _ThrottledWriter(SinkWriter):
         self._sink.pause()
         self._inner.write(batch)
 
-    def pre_commit(self, checkpoint: CheckpointId) -> Committable | None:
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         return self._inner.pre_commit(checkpoint)
 
     def close(self) -> None:

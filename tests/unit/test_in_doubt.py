@@ -70,9 +70,8 @@ def pre_commit(log: AgedLog, sink: Sink, attempt: int, checkpoint: int, *ids: in
         )
     )
     writer.write(pa.record_batch([pa.array(ids, pa.int64())], schema=SCHEMA))
-    committable = writer.pre_commit(CheckpointId(checkpoint))
+    (committable,) = writer.pre_commit(CheckpointId(checkpoint))
     writer.close()
-    assert committable is not None
     return committable
 
 

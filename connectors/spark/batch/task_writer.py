@@ -82,7 +82,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
             letters.take(writer.rejected())
             count += batch.num_rows
             batch = next(rows, None)
-        committables = tuple(writer.pre_commits(checkpoint))
+        committables = tuple(writer.pre_commit(checkpoint))
         letters.take(writer.rejected())
         committables += letters.pre_commits()
         reach("prepared")
@@ -258,7 +258,7 @@ class _Letters:
 
     def pre_commits(self) -> tuple[Committable, ...]:
         """Return what makes the letters visible together with the rows."""
-        return () if self._writer is None else tuple(self._writer.pre_commits(self._checkpoint))
+        return () if self._writer is None else tuple(self._writer.pre_commit(self._checkpoint))
 
     def close(self) -> None:
         """Release the letters' writer."""

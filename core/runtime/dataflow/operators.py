@@ -543,7 +543,7 @@ class SinkOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
-        committables = self._writer.pre_commits(checkpoint)
+        committables = self._writer.pre_commit(checkpoint)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")

@@ -173,7 +173,7 @@ def reply_lost_at_pre_commit(harness: Harness) -> None:
         writer.write(harness.target.batch(ids))
         job_rig.proxy.lose(lose, exchange)
         try:
-            committable = writer.pre_commit(CheckpointId(1))
+            committable = next(iter(writer.pre_commit(CheckpointId(1))), None)
         except OnceflowError:
             committable = None
         finally:

@@ -64,7 +64,7 @@ def notifications_late_and_twice(harness: Harness) -> None:
     hear(1, 1, seen=1)
     prepare(3)
     hear(3, 2, 1, seen=3)
-    queue.pre_committed(CheckpointId(4), writer.pre_commits(CheckpointId(4)))
+    queue.pre_committed(CheckpointId(4), writer.pre_commit(CheckpointId(4)))
     prepare(5)
     hear(4, 4, 3, seen=3)
     prepare(6)
@@ -215,7 +215,7 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     old.write(harness.target.batch(ids))
     _recover(harness, attempt=2, decided=[before])
     try:
-        late = old.pre_commit(CheckpointId(2))
+        late = next(iter(old.pre_commit(CheckpointId(2))), None)
     except SinkError:
         late = None
     except OnceflowError as error:

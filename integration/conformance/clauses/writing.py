@@ -66,21 +66,21 @@ def commit_shows_its_rows(harness: Harness) -> None:
     harness.expect_seen(first.ids, when="after commit of 1 of 2 checkpoints")
     harness.commit_all(second)
     harness.expect_seen(first.ids, second.ids, when="after commit of both")
-    committable = writer.pre_commit(CheckpointId(3))
-    expect(committable is not None, "rows written before a commit were forgotten by the next one")
+    committables = writer.pre_commit(CheckpointId(3))
+    expect(bool(committables), "rows written before a commit were forgotten by the next one")
 
 
 @clause(scenarios=[19, 36], rests_on=[commit_shows_its_rows])
 def empty_checkpoint(harness: Harness) -> None:
-    """A checkpoint without rows returns None, prepares nothing, and does not end the writer."""
+    """A checkpoint without rows returns nothing, prepares nothing, and does not end the writer."""
     writer = harness.job.writer()
-    committables = [writer.pre_commit(CheckpointId(1))]
+    committables = [*writer.pre_commit(CheckpointId(1))]
     writer.write(harness.target.batch(()))
-    committables.append(writer.pre_commit(CheckpointId(2)))
-    expect(committables == [None, None], f"pre_commit without rows returned {committables}")
+    committables += writer.pre_commit(CheckpointId(2))
+    expect(not committables, f"pre_commit without rows returned {committables}")
     harness.expect_in_doubt(when="after two checkpoints without rows")
     third = harness.prepare(3, writer=writer)
-    expect(writer.pre_commit(CheckpointId(4)) is None, "no row since checkpoint 3, yet not None")
+    expect(not writer.pre_commit(CheckpointId(4)), "no row since checkpoint 3, yet a committable")
     harness.expect_in_doubt(third, when="after a checkpoint with rows and one without")
 
 
@@ -138,7 +138,7 @@ def pre_committed_survives_death(harness: Harness) -> None:
         harness.target.batch(ids),
         1,
     )
-    committable = child.receive()
+    (committable,) = child.receive()
     child.kill()
     harness.expect_seen(when="after the process that has pre-committed was killed")
     prepared = Prepared(committable, ids)
@@ -158,11 +158,11 @@ def bad_batch_is_refused(harness: Harness) -> None:
     good = harness.prepare(1, writer=writer)
     try:
         writer.write(harness.target.bad_batch(harness.ids()))
-        committable = writer.pre_commit(CheckpointId(2))
+        committables = writer.pre_commit(CheckpointId(2))
     except SinkError:
         writer.close()
     else:
-        raise Violation(f"bad rows were pre-committed without an error, as {committable}")
+        raise Violation(f"bad rows were pre-committed without an error, as {committables}")
     harness.expect_in_doubt(good, when="after a refused batch")
     harness.commit_all(good)
     harness.expect_seen(good.ids, when="after a refused batch")

@@ -45,7 +45,7 @@ def test_rows_are_seen_at_the_commit_and_not_before(job: SqlJob, database: Datab
     writer.write(rows([1, 2]))
     assert database.ids_in() == []
     committable = Committable(TransactionId("job.ledger", 1, 1, 0), rows=2)
-    assert writer.pre_commit(CheckpointId(1)) == committable
+    assert writer.pre_commit(CheckpointId(1)) == (committable,)
     assert database.ids_in() == []
     assert database.prepared() == ["job.ledger/1/1/0/0"]
     assert committer.commit(committable) == Committed()
@@ -59,13 +59,12 @@ def test_closing_rolls_back_what_is_open_and_leaves_what_is_prepared(
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
-    committable = writer.pre_commit(CheckpointId(1))
+    (committable,) = writer.pre_commit(CheckpointId(1))
     writer.write(rows([2]))
     writer.close()
     writer.close()
     assert database.ids_in() == []
     assert database.prepared() == ["job.ledger/1/1/0/0"]
-    assert committable is not None
     assert job.committer().commit(committable) == Committed()
     assert database.ids_in() == [1]
 
@@ -75,14 +74,12 @@ def test_rows_of_the_next_checkpoint_flow_while_the_last_one_is_undecided(
 ) -> None:
     writer, committer = job.writer(), job.committer()
     writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
+    (first,) = writer.pre_commit(CheckpointId(1))
     writer.write(rows([2]))
-    assert first is not None
     assert committer.commit(first) == Committed()
     assert database.ids_in() == [1]
     writer.write(rows([3]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert second is not None
+    (second,) = writer.pre_commit(CheckpointId(2))
     assert committer.commit(second) == Committed()
     assert database.ids_in() == [1, 2, 3]
 
@@ -111,15 +108,14 @@ def test_commits_in_any_order_and_number_show_each_row_once(
 
 def test_checkpoints_without_rows_prepare_nothing(job: SqlJob, database: Database) -> None:
     writer = job.writer()
-    assert writer.pre_commit(CheckpointId(1)) is None
+    assert writer.pre_commit(CheckpointId(1)) == ()
     writer.write(rows([]))
-    assert writer.pre_commit(CheckpointId(2)) is None
+    assert writer.pre_commit(CheckpointId(2)) == ()
     assert database.prepared() == []
     writer.write(rows([1]))
-    third = writer.pre_commit(CheckpointId(3))
-    assert third is not None
+    (third,) = writer.pre_commit(CheckpointId(3))
     assert third.transaction.checkpoint == 3
-    assert writer.pre_commit(CheckpointId(4)) is None
+    assert writer.pre_commit(CheckpointId(4)) == ()
     assert job.committer().commit(third) == Committed()
     assert database.ids_in() == [1]
 
@@ -170,10 +166,9 @@ def test_transaction_of_a_cut_connection_is_listed_by_another_and_can_be_rolled_
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
-    committable = writer.pre_commit(CheckpointId(1))
+    (committable,) = writer.pre_commit(CheckpointId(1))
     database.end_sessions()
     committer = job.committer()
-    assert committable is not None
     assert list(committer.in_doubt()) == [Committable(committable.transaction)]
     assert committer.abort(committable) == Aborted()
     assert database.prepared() == []
@@ -187,8 +182,7 @@ def test_undecided_checkpoints_hold_one_connection_however_many_they_are(
     found: list[Committable] = []
     for checkpoint in range(1, 11):
         writer.write(rows([checkpoint]))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         found.append(committable)
     assert len(database.prepared()) == 10
     kept = _KEPT[database.name]
@@ -239,8 +233,7 @@ def test_committers_that_race_for_one_transaction_never_call_it_lost(
         committer.in_doubt()
     for checkpoint in range(1, 41):
         writer.write(rows([checkpoint]))
-        committable = writer.pre_commit(CheckpointId(checkpoint))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(checkpoint))
         outcomes = _all_at_once([partial(one.commit, committable) for one in committers])
         assert outcomes.count(Committed()) == 1, outcomes
         assert all(
@@ -285,8 +278,7 @@ def test_subtasks_prepare_and_commit_side_by_side(job: SqlJob, database: Databas
         for subtask, writer in enumerate(writers):
             writer.write(rows([checkpoint * 10 + subtask]))
         for writer in writers:
-            committable = writer.pre_commit(CheckpointId(checkpoint))
-            assert committable is not None
+            (committable,) = writer.pre_commit(CheckpointId(checkpoint))
             found.append(committable)
     assert len({one.transaction for one in found}) == 8
     committer = job.committer()
@@ -303,7 +295,7 @@ def test_at_least_once_shows_rows_at_once_and_again_when_replayed(database: Data
         writer.write(rows(range(5, 12)))
         assert database.ids_in() == list(range(12))
         writer.write(rows([12]))
-        assert writer.pre_commit(CheckpointId(1)) is None
+        assert writer.pre_commit(CheckpointId(1)) == ()
         assert database.ids_in() == list(range(13))
         writer.write(rows([13]))
         writer.pre_commit(CheckpointId(2))

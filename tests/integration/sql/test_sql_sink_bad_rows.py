@@ -97,9 +97,9 @@ def _written(
     for batch in batches:
         writer.write(batch)
         rejected += writer.rejected()
-    committable = writer.pre_commit(CheckpointId(1))
+    committables = writer.pre_commit(CheckpointId(1))
     rejected += writer.rejected()
-    if committable is not None:
+    for committable in committables:
         assert job.committer().commit(committable) == Committed()
         assert committable.rows == len(database.ids_in())
     assert list(writer.rejected()) == [], "each is handed back once"
@@ -143,19 +143,18 @@ def test_rows_that_are_refused_by_us_or_by_the_server_are_left_out_and_told(
         writer = job.writer()
         accounts = ["far too long" if number == 20 else "fine" for number in range(1, 200)]
         writer.write(rows(range(1, 200)).set_column(1, "account", pa.array(accounts)))
-        committable = writer.pre_commit(CheckpointId(1))
+        (committable,) = writer.pre_commit(CheckpointId(1))
         rejected = _reasons(writer)
         assert sorted(rejected) == [5, 13, 20]
         assert database.said_of_duplicate(5) in rejected[5]
         assert database.said_of_violation("even") in rejected[13]
         assert "column 'account'" in rejected[20]
         assert "far too long" in rejected[20]
-        assert committable is not None
         assert committable.rows == 196
         assert job.committer().commit(committable) == Committed()
         assert database.ids_in() == [one for one in range(1, 200) if one not in (13, 20)]
         writer.write(rows([5]))
-        assert writer.pre_commit(CheckpointId(2)) is None, "of rejected rows nothing is prepared"
+        assert writer.pre_commit(CheckpointId(2)) == (), "of rejected rows nothing is prepared"
         assert [part.rows.num_rows for part in writer.rejected()] == [1]
     assert database.prepared() == []
 
@@ -198,8 +197,7 @@ def test_checkpoint_of_bad_rows_alone_prepares_nothing(database: Database) -> No
         assert database.prepared() == []
         writer = job.writer()
         writer.write(rows([-1]))
-        committable = writer.pre_commit(CheckpointId(2))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(2))
         assert committable.rows == 1
 
 
@@ -213,13 +211,12 @@ def test_rows_all_refused_before_a_barrier_leave_nothing_open_under_its_name(
         for number in range(16):
             writer.write(_row(number, "x" * 2**20))
         assert len(_reasons(writer)) == 16, "they are sent before the barrier"
-        queue.pre_committed(CheckpointId(1), writer.pre_commits(CheckpointId(1)))
+        queue.pre_committed(CheckpointId(1), writer.pre_commit(CheckpointId(1)))
         queue.completed(CheckpointId(1))
         database.query("ALTER TABLE ledger DROP CONSTRAINT never")
         writer.write(rows([1, 2]))
-        committable = writer.pre_commit(CheckpointId(2))
-        queue.pre_committed(CheckpointId(2), [committable] if committable else [])
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(2))
+        queue.pre_committed(CheckpointId(2), [committable])
         assert job.committer().commit(committable) == Committed()
     assert database.ids_in() == [1, 2]
     assert database.prepared() == []
@@ -230,8 +227,7 @@ def test_rows_between_rejected_ones_survive_the_crash_that_follows(database: Dat
         database.query("ALTER TABLE ledger ADD CHECK (id <> 2)")
         writer = job.writer()
         writer.write(rows([1, 2, 3]))
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         writer.close()
         job.check(2)
         assert job.committer(2).commit(committable) == Committed()
@@ -274,8 +270,7 @@ def test_values_that_do_not_fit_become_null_where_the_user_says_so(
         writer.write(rows([1, 4000]))
         writer.write(_row(9, "acct-12", 5))
         assert list(writer.rejected()) == []
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     found = database.query("SELECT id, account, amount FROM ledger ORDER BY id")
     assert found == [(1, "acct-1", 10), (9, None, 5), (4000, "acct-3", None)]
@@ -310,8 +305,7 @@ def test_row_with_an_unknown_operation_or_table_is_rejected(database: Database) 
         )
         writer.write(batch)
         by_id = _reasons(writer)
-        committable = writer.pre_commit(CheckpointId(1))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     assert set(by_id) == {2, 3, 5, None}
     assert "'boom'" in by_id[2]

@@ -84,12 +84,10 @@ def test_idle_writer_goes_on_after_the_server_has_restarted(
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
-    first = writer.pre_commit(CheckpointId(1))
+    (first,) = writer.pre_commit(CheckpointId(1))
     server.restart()
     writer.write(rows([2]))
-    second = writer.pre_commit(CheckpointId(2))
-    assert first is not None
-    assert second is not None
+    (second,) = writer.pre_commit(CheckpointId(2))
     committer = job.committer()
     assert [committer.commit(one) for one in (first, second)] == [Committed(), Committed()]
     assert database.ids_in() == [1, 2]

@@ -84,8 +84,7 @@ def test_rows_are_seen_at_the_commit_and_nothing_is_held_before(
     writer.write(rows([1, 2]))
     writer.write(rows([3]))
     assert database.ids_in() == []
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     assert (committable.rows, is_staged(committable)) == (3, True)
     writer.write(rows([4]))
     assert database.ids_in() == []
@@ -102,9 +101,9 @@ def test_rows_are_seen_at_the_commit_and_nothing_is_held_before(
 
 def test_checkpoints_without_rows_stage_nothing(job: SqlJob) -> None:
     writer = job.writer()
-    assert writer.pre_commit(CheckpointId(1)) is None
+    assert writer.pre_commit(CheckpointId(1)) == ()
     writer.write(rows([]))
-    assert writer.pre_commit(CheckpointId(2)) is None
+    assert writer.pre_commit(CheckpointId(2)) == ()
     assert _staged(job) == []
 
 
@@ -303,11 +302,10 @@ def test_value_that_does_not_fit_is_refused_or_rejected_when_it_is_written(
     with SqlJob(job.sink, staging=staging, on_bad_row=OnBadRow.DROP) as lenient:
         writer = lenient.writer()
         writer.write(rows([1, 4000, 2]))
-        committable = writer.pre_commit(CheckpointId(1))
+        (committable,) = writer.pre_commit(CheckpointId(1))
         (rejected,) = writer.rejected()
         assert rejected.rows.column("id").to_pylist() == [4000]
         assert "40000" in rejected.reasons[0]
-        assert committable is not None
         assert lenient.committer().commit(committable) == Committed()
     assert database.ids_in() == [1, 2]
 

@@ -107,8 +107,7 @@ def test_staged_rows_wait_for_a_server_that_is_down(
         writer.write(rows([1]))
         server.kill()
         try:
-            committable = writer.pre_commit(CheckpointId(1))
-            assert committable is not None, "nothing of the server is needed to stage rows"
+            (committable,) = writer.pre_commit(CheckpointId(1))
             assert isinstance(job.committer().commit(committable), RetryLater)
         finally:
             server.start()

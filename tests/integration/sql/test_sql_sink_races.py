@@ -353,8 +353,7 @@ def test_column_dropped_between_checkpoints_is_named(
 ) -> None:
     writer = job.writer()
     writer.write(rows([1]))
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     job.committer().commit(committable)
     database.query("ALTER TABLE ledger DROP COLUMN amount")
     with pytest.raises(SinkError, match=dialect.no_column):

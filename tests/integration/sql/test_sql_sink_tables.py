@@ -88,8 +88,7 @@ def test_rows_of_all_tables_are_seen_together_or_not_at_all(
     writer = job.writer()
     writer.write(_rows((1, None), (2, "a"), (3, b), (4, "a")))
     writer.write(_rows((5, b), (6, "main")))
-    committable = writer.pre_commit(CheckpointId(1))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 6
     for table in ("main", "a", b):
         assert database.ids_in(table) == []
@@ -98,8 +97,7 @@ def test_rows_of_all_tables_are_seen_together_or_not_at_all(
     assert database.ids_in("a") == [2, 4]
     assert database.ids_in(b) == [3, 5]
     writer.write(_rows((7, None), (8, "a")))
-    committable = writer.pre_commit(CheckpointId(2))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(2))
     assert job.committer().abort(committable) == Aborted()
     writer.write(_rows((9, None), (10, "a")))
     writer.close()
@@ -154,14 +152,12 @@ def test_new_table_is_created_at_once_whatever_is_prepared_or_open(
     with _creating(database, staging, mode, write_mode) as job:
         writer = job.check().writer()
         writer.write(_rows(*((number, None) for number in range(3)), (1, "first")))
-        first = writer.pre_commit(CheckpointId(1))
+        (first,) = writer.pre_commit(CheckpointId(1))
         # So many that inserts have begun to go in.
         writer.write(_rows(*((number, None) for number in range(100, 60_100))))
         writer.write(_rows((2, "first"), (3, "fresh"), (4, "fresh")))
         assert "fresh" in database.tables()
-        second = writer.pre_commit(CheckpointId(2))
-        assert first is not None
-        assert second is not None
+        (second,) = writer.pre_commit(CheckpointId(2))
         names = [str(first.transaction), str(second.transaction)]
         assert database.prepared() == (names if mode == "two_phase" else [])
         assert database.ids_in("fresh") == []
@@ -190,8 +186,7 @@ def test_subtasks_that_meet_a_new_table_at_once_share_it(
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, range(4)))
         for writer in writers:
-            committable = writer.pre_commit(CheckpointId(1))
-            assert committable is not None
+            (committable,) = writer.pre_commit(CheckpointId(1))
             assert job.committer().commit(committable) == Committed()
     for n in range(5):
         assert database.ids_in(f"new{n}") == [n, 10 + n, 20 + n, 30 + n]
@@ -207,8 +202,7 @@ def test_changes_of_several_tables_are_kept_apart(
         writer = job.check().writer()
         for checkpoint, batch in enumerate((_rows((1, "x"), (1, "y"), (2, "x")), later), 1):
             writer.write(batch)
-            committable = writer.pre_commit(CheckpointId(checkpoint))
-            assert committable is not None
+            (committable,) = writer.pre_commit(CheckpointId(checkpoint))
             assert job.committer().commit(committable) == Committed()
     assert database.query("SELECT * FROM x ORDER BY id") == [(2, "v2")]
     assert database.query("SELECT * FROM y ORDER BY id") == [(1, "v1"), (2, "new")]
@@ -242,8 +236,7 @@ def test_columns_are_added_at_the_check_as_nullable_ones(database: Database) -> 
         added = [("note", dialect.text, True), ("at", dialect.timestamp, True)]
         assert database.columns()[3:] == added
         writer.write(_wide_rows(2))
-        committable = writer.pre_commit(CheckpointId(2))
-        assert committable is not None
+        (committable,) = writer.pre_commit(CheckpointId(2))
         assert job.committer(2).commit(committable) == Committed()
         job.check(3)
     found = database.query("SELECT id, note FROM ledger ORDER BY id")
@@ -275,8 +268,7 @@ def test_columns_wait_for_recovery_while_something_is_prepared(
             writers = list(pool.map(partial(job.writer, 2, parallelism=3), range(3)))
         assert len(database.columns()) == 5
         writers[0].write(_wide_rows(2))
-        committable = writers[0].pre_commit(CheckpointId(2))
-        assert committable is not None
+        (committable,) = writers[0].pre_commit(CheckpointId(2))
         assert job.committer(2).commit(committable) == Committed()
     assert database.ids_in() == [1, 2]
 
@@ -345,8 +337,7 @@ def test_columns_are_added_beside_an_operation_that_has_none(
         for checkpoint, (operation, wanted) in enumerate((("c", [(1, 10)]), ("d", [])), 1):
             changes = rows([1]).append_column(schema.field("op"), pa.array([operation]))
             writer.write(changes)
-            committable = writer.pre_commit(CheckpointId(checkpoint))
-            assert committable is not None
+            (committable,) = writer.pre_commit(CheckpointId(checkpoint))
             assert committer.commit(committable) == Committed()
             assert database.query("SELECT id, amount FROM ledger") == wanted
     assert [name for name, *_ in database.columns()] == ["id", "account", "amount"]

@@ -110,9 +110,8 @@ class Job:
             )
         )
         writer.write(rows(ids))
-        committable = writer.pre_commit(CheckpointId(self.checkpoint + 1))
+        (committable,) = writer.pre_commit(CheckpointId(self.checkpoint + 1))
         writer.close()
-        assert committable is not None
         return committable
 
     def decide(self, *listed: Committable) -> None:

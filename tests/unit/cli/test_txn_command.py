@@ -55,8 +55,7 @@ def pre_commit(sink: DirectorySink, attempt: int, checkpoint: int, *ids: int) ->
         WriterContext("payments", "out", SINK_ID, 0, 1, AttemptId(attempt), CheckpointId(1))
     )
     writer.write(pa.record_batch([pa.array(ids, pa.int64())], schema=SCHEMA))
-    committable = writer.pre_commit(CheckpointId(checkpoint))
-    assert committable is not None
+    (committable,) = writer.pre_commit(CheckpointId(checkpoint))
     return committable
 
 
