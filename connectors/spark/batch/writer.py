@@ -85,14 +85,18 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         try:
             commits.abort(self._schema, self._plan.attempt)
         except Fenced as error:
-            raise _fenced(error, self._plan) from error
+            if self._plan.batch.source:
+                raise
+            raise _with_advice(error) from error
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         commits = _commits(self._named)
         try:
             commits.commit(reports_of(messages))
         except Fenced as error:
-            raise _fenced(error, self._plan) from error
+            if self._plan.batch.source:
+                raise
+            raise _with_advice(error) from error
         except (BadRow, CommitFailed):
             # What became of the batch is said. Whoever aborts it sees this claim, and adds nothing.
             with suppress(OnceflowError):
@@ -112,9 +116,9 @@ _AT_ONCE = (
 )
 
 
-def _fenced(error: Fenced, plan: BatchPlan) -> Fenced:
-    """Return `error` of a write that is not decided, with advice where its rows have no token."""
-    return error if plan.batch.source else Fenced(f"{error}. {_AT_ONCE}")
+def _with_advice(error: Fenced) -> Fenced:
+    """Return `error`, of a write without a token that is not decided, with how to avoid it."""
+    return Fenced(f"{error}. {_AT_ONCE}")
 
 
 def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) -> OnceflowError:
@@ -156,7 +160,7 @@ def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) ->
             f"{batch} is written, all of it, though its commit could not tell Spark so. {advice}"
         )
     if fenced is not None:
-        return _fenced(fenced, plan)
+        return fenced if plan.batch.source else _with_advice(fenced)
     return SinkError(
         f"{batch} is not written: its commit has failed before the decision. Nothing of it is seen"
         " or in doubt in the target. Repeat the write"

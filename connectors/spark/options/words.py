@@ -76,7 +76,10 @@ class OptionWords:
             yield
         except OnceflowError as error:
             cause: BaseException | None = error
-            while cause is not None:
+            seen: set[int] = set()
+            # Python lets an error be its own cause.
+            while cause is not None and id(cause) not in seen:
+                seen.add(id(cause))
                 if isinstance(cause, OnceflowError) and cause.args:
                     cause.args = (self.spoken(str(cause.args[0])), *cause.args[1:])
                 cause = cause.__cause__ or cause.__context__

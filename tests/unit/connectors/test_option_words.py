@@ -154,6 +154,14 @@ def test_what_spark_calls_tells_errors_and_their_causes_so_in_every_process() ->
         next(rows)
 
 
+@pytest.mark.timeout(10)
+def test_an_error_that_is_its_own_cause_is_told_and_ends() -> None:
+    error = SinkError("gone")
+    error.__cause__ = error
+    with pytest.raises(SinkError, match="gone"), OptionWords().translate_errors():
+        raise error
+
+
 def test_a_sink_of_ones_own_speaks_as_it_does() -> None:
     with pytest.raises(OnceflowError, match="primary_key=1"), OptionWords().translate_errors():
         raise SinkError("primary_key=1")
