@@ -136,6 +136,11 @@ class BatchDecisions(ABC):
         Only hastens things: what fails is logged, and a loss does no harm.
         """
 
+    @property
+    def can_give_up(self) -> bool:
+        """Whether `give_up` takes something out of a decision."""
+        return False
+
     def give_up(self, transaction: TransactionId) -> None:
         """Take `transaction`, which was rolled back by hand, out of the decision that lists it.
 

@@ -246,6 +246,11 @@ class SqlBatchDecisions(BatchDecisions):
                 "sink %s: that %s is settled is not noted: %s", self._sink_id, batch, error
             )
 
+    @property
+    @override
+    def can_give_up(self) -> bool:
+        return True
+
     @override
     def give_up(self, transaction: TransactionId) -> None:
         self._asked(lambda: self._give_up(transaction), f"{transaction} stays decided")

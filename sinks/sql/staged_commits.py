@@ -227,5 +227,6 @@ def _label_and_schema(part: tuple[str, pa.RecordBatch]) -> tuple[str, pa.Schema]
 
 def _no_storage(transaction: TransactionId) -> RetryLater:
     return RetryLater(
-        f"{transaction} is staged in the job's checkpoint storage, which is not given here"
+        f"{transaction} is staged in the job's checkpoint storage, which is not given here",
+        until_mended=True,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +15,7 @@ from tests.spark_formats.batches import SCHEMA, Driver, killed_at, rows
 from tests.spark_formats.test_query_txn import run, verdicts
 
 from onceflow.connectors.spark.batch.identity import write_target
-from onceflow.core.errors import CommitFailed, Fenced
+from onceflow.core.errors import CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.batches import decision_of
 from onceflow.sinks import MySQLSink, PostgresSink
 
@@ -120,6 +123,53 @@ def test_staged_rows_that_the_table_refuses_are_listed_and_given_up_and_may_be_w
     assert run("abort", str(one.transaction), "--force", "--yes", *where)[0] == 0
     driver.batch(3, [9])
     assert writes.ids() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("place", ["emptied", "not given"])
+def test_decided_rows_whose_staging_directory_is_lost_are_named_and_given_up_as_advised(
+    writes: Writes, tmp_path: Path, place: str
+) -> None:
+    """Rows staged beside a prepared twin are applied after the decision; a kill comes between."""
+    options = {"txnappid": "nightly", "txnversion": "1"}
+    sink = writes.kind(writes.url, table="ledger", commit_mode="two_phase")
+
+    def driver(**more: str) -> Driver:
+        named, _ = write_target(lambda _: sink, {**options, **more})
+        return Driver(named.target, SCHEMA, rows, named.directory)
+
+    staged = {"staginglocation": str(writes.staging)}
+    first = driver(**staged)
+    plan = first.plan(1)
+    first.task(plan, 0, range(5))
+    reports = [
+        first.task(plan, 0, range(5), task_attempt=1),
+        first.task(plan, 1, range(5, 9)),
+    ]
+    assert reports[0].beside
+    killed_at("logged", tmp_path, lambda: first.commit(reports))
+    shutil.move(writes.staging, tmp_path / "away")
+    repeat = driver(**staged) if place == "emptied" else driver()
+    began = time.monotonic()
+    with pytest.raises((CommitFailed, PreparedTransactionLost)) as lost:
+        repeat.plan(1)
+    assert time.monotonic() - began < 30
+    text = str(lost.value)
+    (one,) = reports[0].committables
+    assert f"{one.transaction} (5 rows for " in text
+    assert "write 1 of nightly" in text or "nightly to ledger" in text
+    assert "restore that directory" in text
+    if place == "emptied":
+        shutil.copytree(tmp_path / "away", writes.staging, dirs_exist_ok=True)
+        assert driver(**staged).plan(1).decided
+        assert writes.ids() == list(range(9))
+        return
+    advice = re.search(r"onceflow txn (abort .*?) --url URL (.*?) --storage", text)
+    assert advice is not None
+    command = shlex.split(f"{advice[1]} {advice[2]}")
+    empty = ["--url", writes.url, "--storage", str(tmp_path / "empty"), "--yes"]
+    assert run(*command, *empty)[0] == 0
+    assert driver().plan(1).decided, "the batch counts as written without them"
+    assert writes.ids() == list(range(5, 9))
 
 
 def test_a_write_that_still_runs_decides_nothing_after_the_fence(writes: Writes) -> None:

@@ -14,6 +14,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_lost_rows
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
@@ -34,6 +35,7 @@ from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     CommitFailed,
     ConfigError,
+    PreparedTransactionLost,
     SinkError,
     StagingMissing,
 )
@@ -338,7 +340,13 @@ class BatchCommits:
         plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
         prepared, staged = self._around_roll_backs(plan.commit)
         steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
-        self._carry_out(committer, steps)
+        try:
+            self._carry_out(committer, steps)
+        except (PreparedTransactionLost, CommitFailed) as error:
+            lost = self._find_lost_rows(committer, plan.commit, in_doubt)
+            if not lost:
+                raise
+            raise type(error)(self._describe_lost_rows(claim, lost)) from error
         for decision in claim.decisions:
             if not decision.settled:
                 self.decisions.settled(decision)
@@ -393,6 +401,27 @@ class BatchCommits:
                 raise _error_of(step, ended)
             if isinstance(step, AbortOne) and isinstance(ended, Done):
                 _log.info("sink %s: rolled back %s", self.target.sink_id, step)
+
+    def _find_lost_rows(
+        self,
+        committer: Committer,
+        decided: Sequence[Committable],
+        in_doubt: Sequence[Committable],
+    ) -> Sequence[Committable]:
+        if self.target.sink.committed_by is CommittedBy.DRIVER:
+            return ()
+        return find_lost_rows(committer, decided, in_doubt)
+
+    def _describe_lost_rows(self, claim: BatchClaim, lost: Sequence[Committable]) -> str:
+        sink, sink_id = self.target.sink, self.target.sink_id
+        parts = sink.names(sink_id) if isinstance(sink, SinkGroup) else {sink_id: str(sink)}
+        return describe_lost_rows(
+            [one for one in claim.decisions if not one.settled],
+            lost,
+            part_of=parts.__getitem__,
+            owner=self.target.owner,
+            can_give_up=self.decisions.can_give_up,
+        )
 
     def _committer_for(self, attempt: AttemptId) -> Committer:
         """Return the committer, with its connection; it commits for any attempt under the id."""

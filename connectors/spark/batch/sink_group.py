@@ -68,6 +68,10 @@ class SinkGroup(Sink):
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"
 
+    def names(self, sink_id: str) -> Mapping[str, str]:
+        """Return the name of each part by its sink id."""
+        return {self.part_id(sink_id, name): name for name in self.parts}
+
     def part_ids(self, sink_id: str) -> tuple[str, ...]:
         """Return the sink ids of all parts."""
         return tuple(self.part_id(sink_id, name) for name in self.parts)

@@ -1,0 +1,84 @@
+"""Decided rows whose staged files are missing: which rows they are, and what a user can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from onceflow.core.protocol.batches import BatchDecision
+from onceflow.core.protocol.committables import CommitOutcome, Committable, Lost, RetryLater
+from onceflow.core.spi import Committer
+from onceflow.core.spi.staging import is_staged
+
+_IDS_MAX = 20
+"""More would make the error too long to read; the next try names the others."""
+
+
+def find_lost_rows(
+    committer: Committer, decided: Iterable[Committable], in_doubt: Iterable[Committable]
+) -> Sequence[Committable]:
+    """Return which of `decided` are staged, not committed, and have no file. Changes nothing.
+
+    `in_doubt` are those that have a file. What has none is committed already, or lost.
+    """
+    held = {one.transaction for one in in_doubt}
+    missing = [one for one in decided if is_staged(one) and one.transaction not in held]
+    return [one for one in missing if _is_lost(committer.commit(one))]
+
+
+def _is_lost(outcome: CommitOutcome) -> bool:
+    """Return whether rows are gone, or wait where nobody looks; not while a server is down."""
+    match outcome:
+        case Lost():
+            return True
+        case RetryLater(until_mended=until_mended):
+            return until_mended
+        case _:
+            return False
+
+
+def describe_lost_rows(
+    decisions: Sequence[BatchDecision],
+    lost: Sequence[Committable],
+    *,
+    part_of: Callable[[str], str],
+    owner: str,
+    can_give_up: bool,
+) -> str:
+    """Return what is lost, of which batch and table, and the ways on.
+
+    `part_of` returns where a sink id writes. `owner` is who wrote: a query, or batch writes.
+    """
+    names = {one.transaction for one in lost}
+    batches = [
+        str(one.batch)
+        for one in decisions
+        if any(listed.transaction in names for listed in one.committables)
+    ]
+    rows = ", ".join(
+        f"{one.transaction} ({one.rows} rows for {part_of(one.transaction.sink_id)})"
+        for one in lost[:_IDS_MAX]
+    )
+    more = f" and {len(lost) - _IDS_MAX} more" if len(lost) > _IDS_MAX else ""
+    text = (
+        f"{', '.join(batches)} of {owner} is decided, and staged rows of it are missing: {rows}"
+        f"{more}. Nothing is written under this name until they are settled. Give option"
+        " stagingLocation (of a query perhaps checkpointLocation) as it was when the batch was"
+        " written, or restore that directory, and run again: that commits them"
+    )
+    command = _command(decisions[0], owner) if can_give_up and decisions else ""
+    if not command:
+        return text
+    ids = " ".join(str(one.transaction) for one in lost[:_IDS_MAX])
+    return (
+        f"{text}. If it is lost for good, give them up: onceflow txn abort {ids} --force --url"
+        f" URL {command} --storage DIRECTORY, which is today's stagingLocation and may be"
+        " empty. The batch then counts as written without them; without any other rows, as never"
+        " written, and its repeat writes it anew"
+    )
+
+
+def _command(decision: BatchDecision, owner: str) -> str:
+    if owner.startswith("Spark query"):
+        return "--checkpoint-location LOCATION"
+    app = decision.batch.source.rpartition("@")[0]
+    return f"--txn-app-id {app!r}" if app else ""
