@@ -83,8 +83,9 @@ class SqlCommitter(Committer):
             CommitOutcomeUnknown: It is committed, and the server has forgotten the one before.
         """
         transaction = committable.transaction
+        outcome: CommitOutcome
         if is_staged(committable):
-            outcome = self._settled(
+            outcome = self._ask(
                 lambda: self._answered(lambda: self._staged.commit(committable)),
                 f"COMMIT of the staged rows of {transaction}",
             )
@@ -92,8 +93,10 @@ class SqlCommitter(Committer):
             return self._not_ours(transaction)
         else:
             two_phase = self._two_phase
-            outcome = self._settled(
-                lambda: self._finish(self._commit_prepared, two_phase, transaction),
+            outcome = self._finish(
+                self._commit_prepared,
+                two_phase,
+                transaction,
                 f"{two_phase.commit_words} {transaction}",
             )
         if isinstance(outcome, (Committed, AlreadyCommitted)):
@@ -110,15 +113,17 @@ class SqlCommitter(Committer):
         """
         transaction = committable.transaction
         if is_staged(committable):
-            return self._settled(
+            return self._ask(
                 lambda: self._answered(lambda: self._staged.abort(transaction)),
                 f"the ledger's question for {transaction}",
             )
         two_phase = self._two_phase
         if two_phase is None:
             return self._not_ours(transaction)
-        return self._settled(
-            lambda: self._finish(self._abort_prepared, two_phase, transaction),
+        return self._finish(
+            self._abort_prepared,
+            two_phase,
+            transaction,
             f"{two_phase.roll_back_words} {transaction}",
         )
 
@@ -195,25 +200,24 @@ class SqlCommitter(Committer):
         decide: Callable[[TwoPhase, TransactionId], _T | None],
         two_phase: TwoPhase,
         transaction: TransactionId,
-    ) -> _T | RetryLater:
-        """Return what `decide` returns, asked again for a while when a session holds it (None).
-
-        Raises:
-            ConnectionLost: The server must be asked again.
-        """
-        retries = Retries(
+        statement: str,
+    ) -> _T | RetryLater | Unknown:
+        """Return what `decide` returns, asked again for a while when a session holds it (None)."""
+        holder = Retries(
             until=time.monotonic() + two_phase.holder_leaves_s,
             first_s=_HELD_PAUSE_S,
             longest_s=_HELD_PAUSE_MAX_S,
         )
-        while True:
+
+        def ask() -> _T | RetryLater | None:
             outcome = decide(two_phase, transaction)
-            if outcome is not None:
+            if outcome is not None or holder.pause():
                 return outcome
-            if not retries.pause():
-                return self._answered(
-                    lambda: RetryLater(two_phase.let_go(self._connected(), transaction))
-                )
+            return self._answered(
+                lambda: RetryLater(two_phase.let_go(self._connected(), transaction))
+            )
+
+        return self._ask(ask, statement)
 
     def _commit_prepared(
         self, two_phase: TwoPhase, transaction: TransactionId
@@ -318,7 +322,7 @@ class SqlCommitter(Committer):
         last = self._committed_last
         if last is None or self._session is self._proven_on:
             return
-        proven = self._settled(
+        proven = self._ask(
             lambda: self._answered(lambda: self._in_ledger(last)), f"the question for {last}"
         )
         if proven is False:
@@ -331,9 +335,11 @@ class SqlCommitter(Committer):
     def _in_ledger(self, transaction: TransactionId) -> bool:
         return self._ledger.has(self._connected(), transaction)
 
-    def _settled(self, ask: Callable[[], _T], statement: str) -> _T | RetryLater | Unknown:
+    def _ask(self, ask: Callable[[], _T | None], statement: str) -> _T | RetryLater | Unknown:
         endpoint = self._endpoint
-        return settled(ask, statement, sent_to=endpoint, timeout_s=endpoint.connect_timeout_s)
+        return ask_until_known(
+            ask, statement, sent_to=endpoint, timeout_s=endpoint.connect_timeout_s
+        )
 
     def _answered(self, ask: Callable[[], _T]) -> _T | RetryLater:
         """Return what `ask` returns; it may be asked twice, so a lost reply means to ask again."""
@@ -364,24 +370,30 @@ class SqlCommitter(Committer):
         )
 
 
-def settled(
-    ask: Callable[[], _T], statement: str, *, sent_to: object, timeout_s: float
+def ask_until_known(
+    ask: Callable[[], _T | None], statement: str, *, sent_to: object, timeout_s: float
 ) -> _T | RetryLater | Unknown:
     """Return what `ask` returns; after a lost reply, ask again for `timeout_s`.
 
-    Until a statement is sent nothing can have changed, so that is "retry later"; once a reply was
-    lost, only the server can tell. `statement` and `sent_to` say what was sent where.
+    The one loop of a call of a committer; further calls are its caller's. Until a statement is sent
+    nothing can have changed, so that is "retry later"; once a reply was lost, only the server can
+    tell. None is no answer: `ask` has paused, and is asked again at once. `statement` and `sent_to`
+    say what was sent where.
     """
     lost_reply = ""
     retries = Retries(until=time.monotonic() + timeout_s)
     while True:
         try:
-            return ask()
+            answer = ask()
         except ConnectionLost as error:
             lost_reply = str(error)
         except (SinkError, ConfigError) as error:
             if not lost_reply:
                 return RetryLater(str(error))
+        else:
+            if answer is not None:
+                return answer
+            continue
         if not retries.pause():
             return Unknown(
                 f"{statement} was sent to {sent_to} and not answered ({lost_reply}), and the "
