@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import holds, is_bytes, is_finite, is_list, is_text
 from onceflow.core.errors import ConfigError
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
@@ -194,17 +195,14 @@ class _GzipJsonEncoder(_JsonEncoder):
 def _in_json(kind: pa.DataType) -> bool:
     if arrow.is_struct(kind):
         return all(_in_json(field.type) for field in kind)
-    if arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind):
-        return _in_json(kind.value_type)
-    if arrow.is_dictionary(kind):
+    if is_list(kind) or arrow.is_dictionary(kind):
         return _in_json(kind.value_type)
     if arrow.is_timestamp(kind):
         # Python's times end at the microsecond.
         return kind.unit != "ns"
     simple = (
         arrow.is_null, arrow.is_boolean, arrow.is_integer, arrow.is_floating, arrow.is_decimal,
-        arrow.is_string, arrow.is_large_string, arrow.is_string_view, arrow.is_date,
-        arrow.is_binary, arrow.is_large_binary, arrow.is_fixed_size_binary,
+        arrow.is_date, is_text, is_bytes,
     )  # fmt: skip
     return any(is_kind(kind) for is_kind in simple)
 
@@ -215,8 +213,8 @@ def _not_finite(column: pa.Array) -> list[int]:
     if arrow.is_floating(kind):
         bad = pc.invert(pc.is_finite(column))
         return _rows_where(bad)
-    if arrow.is_nested(kind) and _holds_floats(kind):
-        return [row for row, value in enumerate(column.to_pylist()) if not _finite(value)]
+    if holds(kind, arrow.is_floating):
+        return [row for row, value in enumerate(column.to_pylist()) if not is_finite(value)]
     return []
 
 
@@ -232,21 +230,3 @@ def _rows_where(mask: Any) -> list[int]:
     if not pc.any(mask).as_py():
         return []
     return cast("list[int]", pc.indices_nonzero(mask).to_pylist())
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    if arrow.is_floating(kind):
-        return True
-    return arrow.is_nested(kind) and any(
-        _holds_floats(kind.field(index).type) for index in range(kind.num_fields)
-    )
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return value - value == 0
-    if isinstance(value, dict):
-        return all(map(_finite, cast("dict[str, Any]", value).values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_finite, cast("list[Any]", value)))
-    return True

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 
 NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
@@ -74,7 +75,7 @@ class Partitions:
         refusals: dict[int, str] = {}
         for name in self._columns:
             column = rows.column(name)
-            if not _is_text(_value_type(column.type)):
+            if not is_text(to_plain_type(column.type)):
                 continue
             values = column.unique().to_pylist()
             refused = {value: why for value in values if (why := _refusal(name, value))}
@@ -138,21 +139,13 @@ def _refusal(column: str, value: str | None) -> str | None:
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Return the index of each row's value, and the values as texts."""
-    kind = _value_type(column.type)
+    kind = to_plain_type(column.type)
     if column.type != kind:
         column = column.cast(kind)
     encoded = column.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.cast(pa.date32()) if arrow.is_date64(kind) else encoded.dictionary
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, values.cast(pa.string()).to_pylist()
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if arrow.is_dictionary(kind) else kind
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind)
 
 
 def _require_columns(columns: Sequence[str], schema: pa.Schema) -> None:
@@ -166,12 +159,9 @@ def _require_columns(columns: Sequence[str], schema: pa.Schema) -> None:
                 f"partition_by names {name!r}: readers pass over directories that begin with '_' "
                 "or '.'; rename the column"
             )
-        kind = _value_type(schema.field(name).type)
+        kind = to_plain_type(schema.field(name).type)
         if not (
-            _is_text(kind)
-            or arrow.is_integer(kind)
-            or arrow.is_boolean(kind)
-            or arrow.is_date(kind)
+            is_text(kind) or arrow.is_integer(kind) or arrow.is_boolean(kind) or arrow.is_date(kind)
         ):
             raise ConfigError(
                 f"partition_by names {name!r} of type {schema.field(name).type}: text, integers, "

@@ -13,6 +13,7 @@ from onceflow.connectors.kafka.avro.encoder import AvroValues
 from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects, is_bytes
 from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.connectors.kafka.protobuf.encoder import ProtobufValues
+from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
@@ -30,7 +31,6 @@ from onceflow.sinks.kafka.records import (
 )
 from onceflow.sinks.kafka.registered import ValueSchema, schema_text, value_schema
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
-from onceflow.sinks.sql.values import decoded_rows
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)
 """What `format="raw"` writes; Spark's names."""
@@ -154,7 +154,7 @@ class RecordEncoder:
         Raises:
             BadRow: A row cannot be a record, and bad rows fail the job.
         """
-        rows = self._routable(decoded_rows(batch))
+        rows = self._routable(to_plain_rows(batch))
         found = [one for one in self._encoded(rows) if one.num_rows]
         if not found:
             return stamped(self._records(rows.slice(0, 0)), self._settings.topics)

@@ -12,8 +12,8 @@ from sqlalchemy.dialects.mysql.base import MySQLDialect as MySQLCompiler
 from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.types import TypeEngine
 
+from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
 from onceflow.sinks.mysql.catalog import CHARSET, KEY_COLLATION
-from onceflow.sinks.sql.values import is_bytes, is_text, plain
 
 _SqlType = TypeEngine[Any]
 # An index takes 3072 bytes: three key columns of so many letters.
@@ -47,7 +47,7 @@ def compiler() -> Compiler:
 
 def column_type(field: pa.Field, *, is_key: bool) -> _SqlType | None:
     """Return the type of a column that is created for `field`; None when there is none."""
-    given = plain(field.type)
+    given = to_plain_type(field.type)
     key_type = _key_type(given) if is_key else None
     return key_type or _TYPES.get(given) or _other_type(given)
 

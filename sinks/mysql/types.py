@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
 from onceflow.sinks.sql.tables import ColumnFit, Target
-from onceflow.sinks.sql.values import decimal_digits, float_type, is_bytes, is_text
+from onceflow.sinks.sql.values import decimal_digits, float_type
 
 _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "tinyint": (pa.int8(), pa.uint8()),

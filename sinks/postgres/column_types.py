@@ -14,8 +14,8 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.types import TypeEngine
 
+from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
 from onceflow.sinks.postgres.types import DECIMAL_PRECISION_MAX
-from onceflow.sinks.sql.values import is_text, plain
 
 _SqlType = TypeEngine[Any]
 _TYPES: Mapping[pa.DataType, _SqlType] = MappingProxyType(
@@ -48,7 +48,7 @@ def compiler() -> Compiler:
 
 def column_type(field: pa.Field) -> _SqlType | None:
     """Return the type of a column that is created for `field`; None when there is none."""
-    given = plain(field.type)
+    given = to_plain_type(field.type)
     if isinstance(field.type, pa.UuidType):
         return postgresql.UUID()
     array = _scalar_type(given)
@@ -70,10 +70,7 @@ def _scalar_type(given: pa.DataType) -> _SqlType | None:
         # Arrow's negative scales mean trailing zeros before the point.
         return sa.Numeric(given.precision - min(given.scale, 0), max(given.scale, 0))
     for is_kind, made in (
-        (arrow.is_binary, postgresql.BYTEA()),
-        (arrow.is_large_binary, postgresql.BYTEA()),
-        (arrow.is_binary_view, postgresql.BYTEA()),
-        (arrow.is_fixed_size_binary, postgresql.BYTEA()),
+        (is_bytes, postgresql.BYTEA()),
         (arrow.is_time, sa.Time()),
         (arrow.is_duration, postgresql.INTERVAL()),
     ):

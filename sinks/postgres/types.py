@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.sql.tables import ColumnFit, Target
-from onceflow.sinks.sql.values import decimal_digits, float_type, is_text
+from onceflow.sinks.sql.values import decimal_digits, float_type
 
 DECIMAL_PRECISION_MAX = 38
 """Of decimal128, the widest that the encoder writes."""
@@ -97,8 +98,7 @@ def _bytes_wire(given: pa.DataType, name: str) -> pa.DataType | None:
         return given if arrow.is_fixed_size_binary(given) and given.byte_width == 16 else None
     if arrow.is_binary_view(given):
         return pa.large_binary()
-    is_bytes = arrow.is_binary(given) or arrow.is_large_binary(given)
-    return given if is_bytes or arrow.is_fixed_size_binary(given) else None
+    return given if is_bytes(given) else None
 
 
 def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:

@@ -44,8 +44,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import to_plain_column
 from onceflow.core.errors import SinkError
-from onceflow.sinks.sql.values import decoded
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
@@ -243,7 +243,7 @@ def rows_by_table(
     if table_column is None:
         yield None, batch
         return
-    encoded = decoded(batch.column(table_column)).dictionary_encode()
+    encoded = to_plain_column(batch.column(table_column)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
     codes = pc.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
     present = [int(code) for code in np.unique(codes)]

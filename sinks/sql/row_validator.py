@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
-from onceflow.sinks.sql.values import decoded_rows
 from onceflow.sinks.sql.write_mode import Classified, StagedOperation
 
 _ALONE = " (row 0 of its batch)"
@@ -205,7 +205,7 @@ def _require_columns(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> None:
 
 def _relaxed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with plain columns that may all be null, as some become."""
-    rows = decoded_rows(batch)
+    rows = to_plain_rows(batch)
     return pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
 
 

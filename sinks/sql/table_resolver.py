@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, Session
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
-from onceflow.sinks.sql.values import plain
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 
@@ -88,7 +88,7 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
             f"{dialect.identifier(table.name)} TO {table.grantee}"
         )
     is_key = rules.changes_in_place and field.name in rules.primary_key
-    return dialect.fit(column, plain(field.type), is_key=is_key) or (
+    return dialect.fit(column, to_plain_type(field.type), is_key=is_key) or (
         f"column {field.name!r} has Arrow type {field.type} in the rows and {dialect.product} "
         f"{column.type.shown} in the table, which does not take it unchanged; cast it in the "
         "pipeline or alter the table"

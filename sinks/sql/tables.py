@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import to_plain_column
 from onceflow.core.errors import SinkError
 from onceflow.core.spi.connector import Finding
-from onceflow.sinks.sql.values import decoded, fitted, refused_at
+from onceflow.sinks.sql.values import fitted, refused_at
 
 # uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.
 _ANY_INTEGER = pa.decimal128(20, 0)
@@ -132,7 +133,7 @@ class ColumnFit(ABC):
             BadRow: A value cannot be stored in the column; names the column and the value.
             SinkError: The type is not one that goes into the column.
         """
-        given = decoded(given)
+        given = to_plain_column(given)
         if given.type != self.wire and (arrow.is_null(self.wire) or not self.takes(given.type)):
             raise SinkError(
                 f"column {self.name!r}: a batch has Arrow type {given.type}, which does not go "

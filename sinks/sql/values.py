@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.errors import BadRow
@@ -29,46 +28,6 @@ def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa
             # The values themselves can be halved; a slice of lists keeps all of them.
             fitted(column.flatten(), wire.value_type, name=name, target=target)
         raise refused_at(column, _first_refused(column, wire), name=name, target=target) from error
-
-
-def decoded(given: pa.Array) -> pa.Array:
-    """Return the values themselves, without dictionary, run ends or extension."""
-    while True:
-        kind = given.type
-        if isinstance(kind, pa.BaseExtensionType):
-            given = given.storage
-        elif arrow.is_dictionary(kind):
-            given = given.dictionary_decode()
-        elif arrow.is_run_end_encoded(kind):
-            given = pc.run_end_decode(given)
-        else:
-            return given
-
-
-def plain(given: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves, without dictionary, run ends or extension."""
-    if isinstance(given, pa.BaseExtensionType):
-        return plain(given.storage_type)
-    if arrow.is_dictionary(given) or arrow.is_run_end_encoded(given):
-        return plain(given.value_type)
-    return given
-
-
-def is_text(given: pa.DataType) -> bool:
-    """Return whether `given` holds UTF-8 text."""
-    return bool(
-        arrow.is_string(given) or arrow.is_large_string(given) or arrow.is_string_view(given)
-    )
-
-
-def is_bytes(given: pa.DataType) -> bool:
-    """Return whether `given` holds bytes."""
-    return bool(
-        arrow.is_binary(given)
-        or arrow.is_large_binary(given)
-        or arrow.is_binary_view(given)
-        or arrow.is_fixed_size_binary(given)
-    )
 
 
 def float_type(given: pa.DataType, *, mantissa_bits: int) -> pa.DataType | None:
@@ -100,36 +59,6 @@ def decimal_digits(
     if precision is not None and scale is not None:
         digits, places = min(digits, precision - scale), min(places, scale)
     return digits, places
-
-
-def decoded_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return `batch` with every column of plain values, which any kernel takes.
-
-    Besides `decoded` columns, views become large text or bytes.
-    """
-    if not any(_is_encoded(field.type) for field in batch.schema):
-        return batch
-    columns = [_without_view(decoded(column)) for column in batch.columns]
-    fields = [
-        field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _is_encoded(kind: pa.DataType) -> bool:
-    return bool(
-        isinstance(kind, pa.BaseExtensionType)
-        or arrow.is_dictionary(kind)
-        or arrow.is_run_end_encoded(kind)
-        or arrow.is_string_view(kind)
-        or arrow.is_binary_view(kind)
-    )
-
-
-def _without_view(column: pa.Array) -> pa.Array:
-    if arrow.is_string_view(column.type):
-        return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if arrow.is_binary_view(column.type) else column
 
 
 def refused_at(column: pa.Array, row: int, *, name: str, target: str, why: str = "") -> BadRow:

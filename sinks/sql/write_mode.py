@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import is_text, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError, StateCorrupt
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.tables import TableName
-from onceflow.sinks.sql.values import decoded
 
 
 class WriteMode(Enum):
@@ -156,7 +156,7 @@ class ChangeRules:
     @staticmethod
     def _operations(column: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
         """Return which rows delete, and which say something known; looks at each word once."""
-        encoded = decoded(column).dictionary_encode()
+        encoded = to_plain_column(column).dictionary_encode()
         words = [str(word).strip().lower() for word in encoded.dictionary.to_pylist()]
         found = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
         meaning = found.take(encoded.indices)
@@ -170,10 +170,8 @@ def _all_false(count: int, *, inverted: bool = False) -> pa.BooleanArray:
 def _require_text(schema: pa.Schema, setting: str, name: str) -> None:
     if name not in schema.names:
         raise ConfigError(f"{setting}={name!r} is no column of the rows: {', '.join(schema.names)}")
-    kind = schema.field(name).type
-    while arrow.is_dictionary(kind) or arrow.is_run_end_encoded(kind):
-        kind = kind.value_type
-    if not (arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind)):
+    kind = to_plain_type(schema.field(name).type)
+    if not is_text(kind):
         raise ConfigError(f"{setting}={name!r} has Arrow type {kind}, and must be text")
 
 

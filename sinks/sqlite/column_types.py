@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect as SQLiteCompiler
 from sqlalchemy.engine import Dialect as Compiler
 from sqlalchemy.types import TypeEngine
 
-from onceflow.sinks.sql.values import plain
+from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.sinks.sqlite.types import find_storage
 
 _TYPES: dict[pa.DataType, TypeEngine[Any]] = {
@@ -23,7 +23,7 @@ _TYPES: dict[pa.DataType, TypeEngine[Any]] = {
 
 def column_type(field: pa.Field) -> TypeEngine[Any] | None:
     """Return the type of a column that is created for `field`; None when there is none."""
-    kept = find_storage(plain(field.type))
+    kept = find_storage(to_plain_type(field.type))
     return _TYPES[kept.wire] if kept else None
 
 

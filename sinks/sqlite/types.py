@@ -15,8 +15,9 @@ from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.core.arrow.instants import rows_beyond_python
+from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.sql.tables import ColumnFit
-from onceflow.sinks.sql.values import fitted, float_type, is_bytes, is_text, refused_at
+from onceflow.sinks.sql.values import fitted, float_type, refused_at
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
 
 _MANTISSA_BITS = 53

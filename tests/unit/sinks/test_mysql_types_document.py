@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from tests.unit.sinks.test_types_document import ARROW
 
+from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.mysql.types import BINARIES, wire_of
 from onceflow.sinks.sql.ddl import creation
 from onceflow.sinks.sql.tables import TableName
-from onceflow.sinks.sql.values import plain
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -46,7 +46,8 @@ def taken_by(kind: pa.DataType) -> str:
     found: list[str] = []
     for shown, names in _TARGETS.items():
         takes = {
-            wire_of(plain(kind), MySQLType(name.split()[0], name)) is not None for name in names
+            wire_of(to_plain_type(kind), MySQLType(name.split()[0], name)) is not None
+            for name in names
         }
         assert len(takes) == 1, f"{shown}: some take {kind} and others do not"
         found += [shown] if takes == {True} else []

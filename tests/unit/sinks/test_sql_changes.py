@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
-from onceflow.sinks.sql.values import decoded_rows
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.int64())])
@@ -169,7 +169,7 @@ def _taken(
 ) -> tuple[list[bool], list[dict[str, Any]], list[str]]:
     """Return which rows delete, the rows taken, and the reasons of those rejected."""
     bad = BadRows(policy, batch.schema)
-    found = rules.classify(decoded_rows(batch), bad)
+    found = rules.classify(to_plain_rows(batch), bad)
     rejected = bad.taken()
     for one in rejected:
         assert one.rows.schema.equals(batch.schema)
@@ -315,7 +315,7 @@ def test_keys_may_have_any_type_that_databases_have_keys_of(kind: pa.DataType) -
         buffer = ChangeBuffer(rules, memory_bytes_max=memory_bytes_max)
         for row in range(3):
             found = rules.classify(
-                decoded_rows(batch.slice(row, 1)), BadRows(OnBadRow.FAIL, batch.schema)
+                to_plain_rows(batch.slice(row, 1)), BadRows(OnBadRow.FAIL, batch.schema)
             )
             buffer.add(found, "t")
         (change,) = buffer.changes()

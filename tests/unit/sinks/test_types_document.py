@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_type
 
+from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.postgres.types import wire_of
 from onceflow.sinks.sql.ddl import creation
 from onceflow.sinks.sql.tables import TableName
-from onceflow.sinks.sql.values import plain
 
 _DOCUMENT = Path(__file__).resolve().parents[3] / "docs/sinks/types.md"
 
@@ -69,7 +69,9 @@ def taken_by(kind: pa.DataType) -> list[str]:
         PostgresType(f"_{name}", shown, element=name): shown for name, shown in _ARRAYS.items()
     }
     every = targets | arrays
-    found = [shown for target, shown in every.items() if wire_of(plain(kind), target) is not None]
+    found = [
+        shown for target, shown in every.items() if wire_of(to_plain_type(kind), target) is not None
+    ]
     return ["any"] if len(found) == len(every) else found
 
 

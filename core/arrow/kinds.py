@@ -1,0 +1,114 @@
+"""What kind of values an Arrow type has, and columns of plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+_T = TypeVar("_T")
+
+IsKind: TypeAlias = Callable[[pa.DataType], bool]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of `kind` are UTF-8 text."""
+    return bool(arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether values of `kind` are bytes, of one size or of any."""
+    return bool(
+        arrow.is_binary(kind)
+        or arrow.is_large_binary(kind)
+        or arrow.is_binary_view(kind)
+        or arrow.is_fixed_size_binary(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether values of `kind` are lists; maps are none."""
+    return bool(arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind))
+
+
+def find_kind(kind: pa.DataType, table: Iterable[tuple[IsKind, _T]]) -> _T | None:
+    """Return what stands in `table` beside the first kind that `kind` is; None: it is none."""
+    return next((value for is_kind, value in table if is_kind(kind)), None)
+
+
+def holds(kind: pa.DataType, is_kind: IsKind) -> bool:
+    """Return whether a value of `kind`, or one inside of it, is of `is_kind`."""
+    if is_kind(kind):
+        return True
+    if arrow.is_dictionary(kind):
+        return holds(kind.value_type, is_kind)
+    inner = (kind.field(at).type for at in range(kind.num_fields)) if arrow.is_nested(kind) else ()
+    return any(holds(one, is_kind) for one in inner)
+
+
+def is_finite(value: object) -> bool:
+    """Return whether no NaN and no infinity stands anywhere in a Python value of a column."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(is_finite, cast("Mapping[object, object]", value).values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_finite, cast("Iterable[object]", value)))
+    return True
+
+
+def to_plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values themselves, without dictionary, run ends or extension."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return to_plain_type(kind.storage_type)
+    if arrow.is_dictionary(kind) or arrow.is_run_end_encoded(kind):
+        return to_plain_type(kind.value_type)
+    return kind
+
+
+def to_plain_column(column: pa.Array) -> pa.Array:
+    """Return the values themselves, without dictionary, run ends or extension."""
+    while True:
+        kind = column.type
+        if isinstance(kind, pa.BaseExtensionType):
+            column = column.storage
+        elif arrow.is_dictionary(kind):
+            column = column.dictionary_decode()
+        elif arrow.is_run_end_encoded(kind):
+            column = pc.run_end_decode(column)
+        else:
+            return column
+
+
+def to_plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return `batch` with every column of plain values, which any kernel takes.
+
+    Besides `to_plain_column`, views become large text or bytes.
+    """
+    if not any(_is_encoded(field.type) for field in batch.schema):
+        return batch
+    columns = [_without_view(to_plain_column(column)) for column in batch.columns]
+    fields = [
+        field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _is_encoded(kind: pa.DataType) -> bool:
+    return bool(
+        isinstance(kind, pa.BaseExtensionType)
+        or arrow.is_dictionary(kind)
+        or arrow.is_run_end_encoded(kind)
+        or arrow.is_string_view(kind)
+        or arrow.is_binary_view(kind)
+    )
+
+
+def _without_view(column: pa.Array) -> pa.Array:
+    if arrow.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if arrow.is_binary_view(column.type) else column
