@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.avro.encoder import avro_text, avro_text_of
-from onceflow.connectors.kafka.json.schema_text import json_schema_text, json_schema_text_of
-from onceflow.connectors.kafka.protobuf.encoder import protobuf_text
-from onceflow.connectors.kafka.protobuf.schema import compiled, message_of, path_of
+from onceflow.connectors.kafka.avro.schema import avro_text, avro_text_of
+from onceflow.connectors.kafka.json.schema import json_schema_text, json_schema_text_of
+from onceflow.connectors.kafka.protobuf.schema import compiled, message_of, path_of, protobuf_text
 from onceflow.connectors.kafka.registry import (
     KeptSchema,
     RegistryDown,

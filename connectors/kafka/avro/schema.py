@@ -1,4 +1,4 @@
-"""Avro schemas as a tree of few kinds of nodes, and the Arrow type that each becomes.
+"""Avro schemas as a tree of few kinds of nodes, the Arrow type of each, and the way back.
 
 Logical types become Arrow's own: dates, times, timestamps (those without "local-" in UTC), decimals
 of bytes and of fixed. An enum becomes text. A union of null and one other type is that type,
@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
+from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.schema_rules import (
+    check_field_name,
+    require_kind,
+    to_schema_name,
+)
+from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 
 
@@ -320,3 +327,81 @@ def record_of(node: AvroType, *, what: str) -> Record:
 def columns_of(record: Record) -> pa.Schema:
     """Return the columns that a record's members become."""
     return pa.schema([arrow_field(member) for member in record.members])
+
+
+_UNITS = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}
+_WRITTEN: tuple[tuple[IsKind, str], ...] = (
+    (arrow.is_null, "null"),
+    (arrow.is_boolean, "boolean"),
+    (arrow.is_int64, "long"),
+    (arrow.is_uint32, "long"),
+    # Avro's long has a sign.
+    (lambda kind: arrow.is_integer(kind) and not arrow.is_uint64(kind), "int"),
+    (arrow.is_float32, "float"),
+    (arrow.is_float64, "double"),
+    (is_text, "string"),
+    (is_bytes, "bytes"),
+)
+
+
+def avro_text(columns: pa.Schema, name: str) -> str:
+    """Return the schema of records with `columns`, called `name`.
+
+    Columns that may be null become unions with null whose default is null, so that they can be
+    added and taken away.
+
+    Raises:
+        ConfigError: A column has a name or a type that Avro does not have.
+    """
+    return json.dumps(_record_text(list(columns), to_schema_name(name)))
+
+
+def avro_text_of(field: pa.Field, name: str) -> str:
+    """Return the schema of the values of one column, which are no records.
+
+    Raises:
+        ConfigError: Avro does not have their type.
+    """
+    return json.dumps(_type_text(field.type, to_schema_name(name), field.name))
+
+
+def _record_text(fields: Sequence[pa.Field], name: str) -> dict[str, Any]:
+    members: list[dict[str, Any]] = []
+    for field in fields:
+        check_field_name(field.name, "Avro")
+        kind = _nullable_text(field, f"{name}_{field.name}", field.name)
+        default = {"default": None} if isinstance(kind, list) else {}
+        members.append({"name": field.name, "type": kind, **default})
+    return {"type": "record", "name": name, "fields": members}
+
+
+def _nullable_text(field: pa.Field, name: str, column: str) -> Any:
+    kind = _type_text(field.type, name, column)
+    return ["null", kind] if field.nullable and kind != "null" else kind
+
+
+def _type_text(kind: pa.DataType, name: str, column: str) -> Any:
+    kind = to_plain_type(kind)
+    if arrow.is_struct(kind):
+        return _record_text(list(kind), name)
+    if is_list(kind):
+        return {"type": "array", "items": _nullable_text(kind.value_field, f"{name}_item", column)}
+    if arrow.is_map(kind) and is_text(kind.key_type):
+        return {"type": "map", "values": _nullable_text(kind.item_field, f"{name}_item", column)}
+    return _logical_text(kind) or require_kind(kind, _WRITTEN, column, "Avro")
+
+
+def _logical_text(kind: pa.DataType) -> dict[str, Any] | None:
+    if arrow.is_timestamp(kind):
+        zone = "" if kind.tz else "local-"
+        return {"type": "long", "logicalType": f"{zone}timestamp-{_UNITS[kind.unit]}"}
+    if arrow.is_date(kind):
+        return {"type": "int", "logicalType": "date"}
+    if arrow.is_time32(kind):
+        return {"type": "int", "logicalType": "time-millis"}
+    if arrow.is_time64(kind):
+        return {"type": "long", "logicalType": "time-micros"}
+    if arrow.is_decimal(kind):
+        digits = {"precision": kind.precision, "scale": kind.scale}
+        return {"type": "bytes", "logicalType": "decimal", **digits}
+    return None

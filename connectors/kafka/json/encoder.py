@@ -7,36 +7,88 @@ infinity: such a value is a bad row, never a silent null.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.core.arrow.instants import BEYOND_PYTHON
+from onceflow.core.arrow.kinds import (
+    IsKind,
+    holds,
+    is_bytes,
+    is_finite,
+    is_list,
+    is_text,
+    to_plain_type,
+)
 from onceflow.core.errors import ConfigError
 
 _ENCODER = msgspec.json.Encoder(decimal_format="string")
 
-_PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
+ENCODING_ERRORS = (pa.ArrowException, msgspec.MsgspecError, ArithmeticError, ValueError, TypeError)
+"""What a value raises that its format cannot hold."""
+
+_AS_IT_IS: tuple[IsKind, ...] = (
     arrow.is_null,
     arrow.is_boolean,
     arrow.is_integer,
     arrow.is_floating,
     arrow.is_decimal,
-    arrow.is_string,
-    arrow.is_large_string,
-    arrow.is_binary,
-    arrow.is_large_binary,
-    arrow.is_fixed_size_binary,
     arrow.is_date32,
+    is_text,
+    is_bytes,
 )
 
 
+class JsonValues:
+    """Writes the values of one column as JSON."""
+
+    def __init__(self, kind: pa.DataType, column: str) -> None:
+        """Prepare for values of `kind`.
+
+        Raises:
+            ConfigError: JSON has no place for them; names `column`.
+        """
+        self._kind = _json_type(kind, column)
+        self._has_floats = holds(self._kind, arrow.is_floating)
+        self._has_maps = holds(self._kind, arrow.is_map)
+
+    def to_python(self, column: pa.Array) -> list[Any]:
+        """Return the values of `column` as msgspec writes them.
+
+        Raises:
+            ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`.
+        """
+        if column.type != self._kind:
+            column = column.cast(self._kind, safe=True)
+        try:
+            values: list[Any] = column.to_pylist()
+        except OverflowError as error:
+            raise ValueError(f"{BEYOND_PYTHON} ({error})") from error
+        if self._has_maps:
+            values = [_with_objects(value, self._kind) for value in values]
+        if self._has_floats and not all(map(is_finite, values)):
+            raise ValueError("a NaN or an infinity, which JSON does not have")
+        return values
+
+    def encode(self, columns: Sequence[pa.Array], header: bytes = b"") -> list[bytes | None]:
+        """Return one value a row of the only column, behind `header`; null is none.
+
+        Raises:
+            ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
+        """
+        (column,) = columns
+        return [
+            None if value is None else header + _ENCODER.encode(value)
+            for value in self.to_python(column)
+        ]
+
+
 class JsonObjects:
-    """Turns rows of some columns into JSON objects."""
+    """Writes rows of some columns as JSON objects."""
 
     def __init__(self, columns: pa.Schema) -> None:
         """Prepare for `columns`.
@@ -47,8 +99,7 @@ class JsonObjects:
         doubled = sorted({name for name in columns.names if columns.names.count(name) > 1})
         if doubled:
             raise ConfigError(f"columns {doubled} are there twice; a JSON object has each once")
-        self._types = [json_type(column.type, column.name) for column in columns]
-        self._floats = [has_floats(kind) for kind in self._types]
+        self._columns = [JsonValues(column.type, column.name) for column in columns]
         names = [f"c{index}" for index in range(len(columns))]
         self._row = msgspec.defstruct(
             "Row",
@@ -57,43 +108,32 @@ class JsonObjects:
             gc=False,
         )
 
-    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Return one object a row.
+    def encode(self, columns: Sequence[pa.Array], header: bytes = b"") -> list[bytes]:
+        """Return one object a row, behind `header`.
 
         Raises:
             ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
         """
         values = [
-            json_values(column, kind, floats=floats)
-            for column, kind, floats in zip(columns, self._types, self._floats, strict=True)
+            values.to_python(column) for values, column in zip(self._columns, columns, strict=True)
         ]
-        return list(map(_ENCODER.encode, map(self._row, *values)))
+        objects = map(_ENCODER.encode, map(self._row, *values))
+        return [header + one for one in objects] if header else list(objects)
 
 
-ENCODING_ERRORS = (pa.ArrowException, msgspec.MsgspecError, ArithmeticError, ValueError, TypeError)
-"""What a value that JSON cannot hold raises."""
-
-
-def json_text(value: Any) -> bytes:
-    """Return one value as JSON."""
-    return _ENCODER.encode(value)
-
-
-def json_type(kind: pa.DataType, column: str) -> pa.DataType:
+def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
     """Return the type to which a column is cast before it is written, loss refused.
 
     Raises:
         ConfigError: JSON has no place for it.
     """
-    if arrow.is_dictionary(kind):
-        return json_type(kind.value_type, column)
-    if arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind):
-        return pa.list_(json_type(kind.value_type, column))
+    kind = to_plain_type(kind)
+    if is_list(kind):
+        return pa.list_(_json_type(kind.value_type, column))
     if arrow.is_struct(kind):
-        members = (kind.field(index) for index in range(kind.num_fields))
-        return pa.struct([member.with_type(json_type(member.type, column)) for member in members])
-    if arrow.is_map(kind) and arrow.is_string(kind.key_type):
-        return pa.map_(pa.string(), json_type(kind.item_type, column))
+        return pa.struct([field.with_type(_json_type(field.type, column)) for field in kind])
+    if arrow.is_map(kind) and is_text(kind.key_type):
+        return pa.map_(pa.string(), _json_type(kind.item_type, column))
     return _scalar_type(kind, column)
 
 
@@ -105,11 +145,7 @@ def _scalar_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.time64("us")
     if arrow.is_date64(kind):
         return pa.date32()
-    if arrow.is_string_view(kind):
-        return pa.string()
-    if arrow.is_binary_view(kind):
-        return pa.binary()
-    if any(is_kind(kind) for is_kind in _PLAIN):
+    if any(is_kind(kind) for is_kind in _AS_IT_IS):
         return kind
     raise ConfigError(
         f"column {column!r} is {kind}, which JSON cannot hold here: cast it to a string before the"
@@ -117,78 +153,17 @@ def _scalar_type(kind: pa.DataType, column: str) -> pa.DataType:
     )
 
 
-def has_floats(kind: pa.DataType) -> bool:
-    """Return whether a NaN may stand somewhere in a value of `kind`."""
-    if arrow.is_map(kind):
-        return has_floats(kind.item_type)
-    if arrow.is_list(kind):
-        return has_floats(kind.value_type)
-    if arrow.is_struct(kind):
-        return any(has_floats(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(arrow.is_floating(kind))
-
-
-def json_values(column: pa.Array, kind: pa.DataType, *, floats: bool) -> list[Any]:
-    """Return the values of `column` as msgspec writes them.
-
-    Raises:
-        ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`.
-    """
-    if column.type != kind:
-        column = column.cast(kind, safe=True)
-    try:
-        values: list[Any] = column.to_pylist()
-    except OverflowError as error:
-        raise ValueError(f"{BEYOND_PYTHON} ({error})") from error
-    if _has_maps(kind):
-        values = [_with_objects(value, kind) for value in values]
-    if floats and not all(map(_is_finite, values)):
-        raise ValueError("a NaN or an infinity, which JSON does not have")
-    return values
-
-
-def _has_maps(kind: pa.DataType) -> bool:
-    if arrow.is_list(kind):
-        return _has_maps(kind.value_type)
-    if arrow.is_struct(kind):
-        return any(_has_maps(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(arrow.is_map(kind))
-
-
 def _with_objects(value: Any, kind: pa.DataType) -> Any:
     """Return `value` with Arrow's lists of pairs as dicts."""
     if value is None:
         return None
     if arrow.is_map(kind):
-        found = {key: _with_objects(item, kind.item_type) for key, item in value}
-        if len(found) != len(value):
+        pairs = {key: _with_objects(item, kind.item_type) for key, item in value}
+        if len(pairs) != len(value):
             raise ValueError("a map that has a key twice")
-        return found
+        return pairs
     if arrow.is_list(kind):
         return [_with_objects(item, kind.value_type) for item in value]
     if arrow.is_struct(kind):
-        members = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}
-        return {name: _with_objects(item, members[name].type) for name, item in value.items()}
+        return {field.name: _with_objects(value[field.name], field.type) for field in kind}
     return value
-
-
-def _is_finite(value: object) -> bool:
-    match value:
-        case float():
-            return math.isfinite(value)
-        case list():
-            return all(map(_is_finite, cast("list[object]", value)))
-        case dict():
-            return all(map(_is_finite, cast("dict[str, object]", value).values()))
-        case _:
-            return True
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of `kind` can be written as they are."""
-    return bool(
-        arrow.is_string(kind)
-        or arrow.is_binary(kind)
-        or arrow.is_large_binary(kind)
-        or arrow.is_binary_view(kind)
-    )

@@ -1,4 +1,4 @@
-"""Columns of the objects that a JSON Schema describes.
+"""JSON Schemas: the columns of the objects that one describes, and the schema of columns.
 
 As Kafka Connect's converter writes them: a property that is not `required`, or may be null, is a
 nullable column; `connect.type` narrows integers and floats, formats and Connect's titles make dates
@@ -10,11 +10,14 @@ Source: JSON Schema draft 7 and 2020-12; Confluent's JSON Schema converter.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
+from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.schema_rules import require_kind
+from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 
 _CONNECT: Mapping[str, pa.DataType] = {
@@ -134,3 +137,69 @@ class _Types:
 def _refused(path: str, schema: Mapping[str, Any]) -> ConfigError:
     shown = json.dumps(schema)[:100]
     return ConfigError(f"property {path!r} has no one Arrow type ({shown}); give schema=")
+
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_WRITTEN: tuple[tuple[IsKind, dict[str, Any]], ...] = (
+    (arrow.is_null, {"type": "null"}),
+    (arrow.is_boolean, {"type": "boolean"}),
+    (arrow.is_int8, {"type": "integer", "connect.type": "int8"}),
+    (arrow.is_int16, {"type": "integer", "connect.type": "int16"}),
+    (arrow.is_int32, {"type": "integer", "connect.type": "int32"}),
+    (arrow.is_integer, {"type": "integer", "connect.type": "int64"}),
+    (arrow.is_float32, {"type": "number", "connect.type": "float32"}),
+    (arrow.is_floating, {"type": "number", "connect.type": "float64"}),
+    (arrow.is_date, {"type": "string", "format": "date"}),
+    (arrow.is_time, {"type": "string", "format": "time"}),
+    (arrow.is_decimal, {"type": "string"}),
+    (is_text, {"type": "string"}),
+    (is_bytes, {"type": "string", "connect.type": "bytes"}),
+)
+
+
+def json_schema_text(columns: pa.Schema, name: str) -> str:
+    """Return the schema of objects with `columns`, titled `name`.
+
+    Raises:
+        ConfigError: A column has a type that JSON does not have.
+    """
+    return json.dumps({"$schema": _DRAFT, "title": name, **_object_text(list(columns))})
+
+
+def json_schema_text_of(field: pa.Field, name: str) -> str:
+    """Return the schema of the values of one column, titled `name`.
+
+    Raises:
+        ConfigError: JSON does not have their type.
+    """
+    return json.dumps({"$schema": _DRAFT, "title": name, **_type_text(field.type, field.name)})
+
+
+def _object_text(fields: Sequence[pa.Field]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {field.name: _property_text(field) for field in fields},
+        # A closed object: only so may columns be added and taken away later.
+        "additionalProperties": False,
+    }
+    required = [field.name for field in fields if not field.nullable]
+    return {**found, "required": required} if required else found
+
+
+def _property_text(field: pa.Field) -> dict[str, Any]:
+    found = _type_text(field.type, field.name)
+    return {"oneOf": [{"type": "null"}, found]} if field.nullable else found
+
+
+def _type_text(kind: pa.DataType, column: str) -> dict[str, Any]:
+    kind = to_plain_type(kind)
+    if arrow.is_struct(kind):
+        return _object_text(list(kind))
+    if is_list(kind):
+        return {"type": "array", "items": _property_text(kind.value_field)}
+    if arrow.is_map(kind):
+        return {"type": "object", "additionalProperties": _property_text(kind.item_field)}
+    if arrow.is_timestamp(kind):
+        # The format has a zone; text without one has no name in JSON Schema.
+        return {"type": "string", "format": "date-time"} if kind.tz else {"type": "string"}
+    return require_kind(kind, _WRITTEN, column, "JSON")

@@ -1,8 +1,13 @@
-"""Protobuf schemas, compiled, and the Arrow type that each field of a message becomes.
+"""Protobuf schemas, compiled, the Arrow type of each field of a message, and the way back.
 
 A field that can be absent (`optional`, of a oneof, a message, a wrapper) is nullable; another one
 has Protobuf's default in its stead. google.protobuf.Timestamp is a timestamp in UTC, an enum the
 name of its value, a wrapper its value. A message that contains itself has no Arrow type.
+
+Back from columns: one that may be null is an optional field; a list or a map that is null is empty.
+Fields are known by their numbers: a column keeps the one that the subject's latest version has for
+it, a new one gets the next that no version has had, and one that is taken away leaves its own
+reserved.
 
 A registry keeps a schema as text, or as whoever registered it has sent it: Python's and .NET's
 serializers send compiled descriptors in base64, which some registries give back as they are.
@@ -17,14 +22,21 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
+from onceflow.connectors.kafka.schema_rules import (
+    check_field_name,
+    require_kind,
+    to_schema_name,
+)
+from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -323,3 +335,149 @@ def _single(field: FieldDescriptor, path: tuple[str, ...]) -> pa.DataType:
         )
     inner = (*path, message.full_name)
     return pa.struct([_field(one, inner) for one in message.fields])
+
+
+_FIRST_OF_PROTOBUF, _NEXT_OF_PROTOBUF = 19_000, 20_000
+"""Numbers that Protobuf keeps for itself."""
+
+_WRITTEN: tuple[tuple[IsKind, str], ...] = (
+    (arrow.is_boolean, "bool"),
+    (arrow.is_int64, "int64"),
+    (arrow.is_uint64, "uint64"),
+    (arrow.is_uint32, "uint32"),
+    (arrow.is_integer, "int32"),
+    (arrow.is_float32, "float"),
+    (arrow.is_float64, "double"),
+    (is_bytes, "bytes"),
+    (is_text, "string"),
+    # No type of Protobuf: text, as in JSON.
+    (arrow.is_decimal, "string"),
+    (arrow.is_date, "string"),
+    (arrow.is_time, "string"),
+)
+_KEYS = frozenset({"bool", "int64", "uint64", "uint32", "int32", "string"})
+
+
+def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = None) -> str:
+    """Return the schema of messages with `columns`, called `name`.
+
+    Args:
+        columns: Of the rows.
+        name: Of the message, unless `latest` has another one.
+        latest: The message of the subject's latest version, whose numbers hold.
+
+    Raises:
+        ConfigError: A column has a name or a type that Protobuf does not have.
+    """
+    called = to_schema_name(name) if latest is None else latest.name
+    package = "" if latest is None else str(latest.file.package)
+    if called[:1].isdigit():
+        called = f"_{called}"
+    body = "\n".join(_message_text(list(columns), called, latest))
+    head = ['syntax = "proto3";']
+    if package:
+        head.append(f"package {package};")
+    if TIMESTAMP in body:
+        head.append('import "google/protobuf/timestamp.proto";')
+    return "\n".join([*head, body, ""])
+
+
+def _message_text(
+    fields: Sequence[pa.Field], name: str, latest: Descriptor | None
+) -> Iterator[str]:
+    numbers = _Numbers(latest)
+    yield f"message {name} {{"
+    for field in fields:
+        check_field_name(field.name, "Protobuf")
+        inner = inner_message(field.name, latest)
+        inside: list[str] = []
+        kind = _type_text(field.type, field.name, inner, inside)
+        yield from (f"  {line}" for line in inside)
+        is_many = is_list(field.type) or arrow.is_map(field.type)
+        word = "optional " if field.nullable and not is_many else ""
+        yield f"  {word}{kind} {field.name} = {numbers.of(field.name)};"
+    for gone in numbers.gone([field.name for field in fields]):
+        yield f"  reserved {', '.join(gone)};"
+    yield "}"
+
+
+class _Numbers:
+    """The numbers of a message's fields."""
+
+    def __init__(self, latest: Descriptor | None) -> None:
+        self._known: dict[str, int] = {}
+        self._reserved: list[tuple[int, int]] = []
+        self._names: set[str] = set()
+        if latest is not None:
+            proto = to_proto(latest)
+            self._known = {one.name: one.number for one in proto.field}
+            self._reserved = [(one.start, one.end) for one in proto.reserved_range]
+            self._names = set(proto.reserved_name)
+        taken = [*self._known.values(), *(end - 1 for _, end in self._reserved)]
+        self._last = max(taken, default=0)
+
+    def of(self, name: str) -> int:
+        """Return the number of a field: its own, or the next."""
+        if name not in self._known:
+            self._last += 1
+            if _FIRST_OF_PROTOBUF <= self._last < _NEXT_OF_PROTOBUF:
+                self._last = _NEXT_OF_PROTOBUF
+            self._known[name] = self._last
+        return self._known[name]
+
+    def gone(self, names: Iterable[str]) -> list[list[str]]:
+        """Return the numbers, and the names, of fields that were, as far as there are any."""
+        present = set(names)
+        lost = self._known.keys() - present
+        ranges = [*self._reserved, *((self._known[one], self._known[one] + 1) for one in lost)]
+        numbers = [
+            str(start) if end == start + 1 else f"{start} to {end - 1}"
+            for start, end in sorted(ranges)
+        ]
+        quoted = [f'"{name}"' for name in sorted((self._names | lost) - present)]
+        return [one for one in (numbers, quoted) if one]
+
+
+def to_proto(message: Descriptor) -> Any:
+    """Return `message` as the DescriptorProto that it was made of."""
+    from google.protobuf.descriptor_pb2 import DescriptorProto
+
+    proto = DescriptorProto()
+    message.CopyToProto(proto)
+    return proto
+
+
+def inner_message(name: str, message: Descriptor | None) -> Descriptor | None:
+    """Return the message that values of the field `name` are; None: they are no message of ours."""
+    field: Any = None if message is None else message.fields_by_name.get(name)
+    if field is not None and is_map(field):
+        field = field.message_type.fields_by_name["value"]
+    inner: Descriptor | None = None if field is None else field.message_type
+    if inner is None or inner.full_name == TIMESTAMP or inner.full_name in WRAPPERS:
+        return None
+    return inner
+
+
+def _type_text(kind: pa.DataType, column: str, latest: Descriptor | None, inside: list[str]) -> str:
+    """Return the type of a field; adds to `inside` the message that it is of."""
+    if arrow.is_map(kind):
+        key = _single_text(kind.key_type, column, latest, inside)
+        if key not in _KEYS:
+            raise ConfigError(f"column {column!r} is {kind}, whose keys Protobuf does not have")
+        return f"map<{key}, {_single_text(kind.item_type, column, latest, inside)}>"
+    if is_list(kind):
+        return f"repeated {_single_text(kind.value_type, column, latest, inside)}"
+    return _single_text(kind, column, latest, inside)
+
+
+def _single_text(
+    kind: pa.DataType, column: str, latest: Descriptor | None, inside: list[str]
+) -> str:
+    kind = to_plain_type(kind)
+    if arrow.is_struct(kind):
+        name = f"{column}_message" if latest is None else latest.name
+        inside += _message_text(list(kind), name, latest)
+        return name
+    if arrow.is_timestamp(kind):
+        return TIMESTAMP if kind.tz else "string"
+    return require_kind(kind, _WRITTEN, column, "Protobuf")

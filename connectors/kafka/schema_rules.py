@@ -1,0 +1,65 @@
+"""What schemas of a registry demand of the columns that they are made of, in any language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+import pyarrow as pa
+
+from onceflow.core.arrow.kinds import IsKind, find_kind
+from onceflow.core.errors import ConfigError
+
+_T = TypeVar("_T")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def to_schema_name(subject: str) -> str:
+    """Return the name of a schema under `subject`: letters, digits and _."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", subject)
+
+
+def check_field_name(name: str, language: str) -> None:
+    """Raise ConfigError unless a field may be called `name`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"column {name!r} has a name that {language} does not allow: letters, digits and _,"
+            " beginning with a letter or _; rename it before the sink"
+        )
+
+
+def require_kind(
+    kind: pa.DataType, table: Iterable[tuple[IsKind, _T]], column: str, language: str
+) -> _T:
+    """Return what stands in `table` for `kind`.
+
+    Raises:
+        ConfigError: Nothing does.
+    """
+    entry = find_kind(kind, table)
+    if entry is None:
+        raise ConfigError(f"column {column!r} is {kind}, which {language} does not have: cast it")
+    return entry
+
+
+def check_fields(
+    columns: Collection[str], fields: Collection[str], required: Collection[str], what: str
+) -> None:
+    """Raise ConfigError unless `columns` are among `fields`, and all that are `required`.
+
+    `what` has the fields, for errors.
+    """
+    lost = sorted(set(columns) - set(fields))
+    if lost:
+        raise ConfigError(
+            f"{what} has no fields for columns {lost}: drop them before the sink, or register a"
+            " version that has them"
+        )
+    missing = sorted(set(required) - set(columns))
+    if missing:
+        raise ConfigError(
+            f"{what} needs fields {missing}, which the rows do not have: add the columns, or"
+            " register a version that does not need them"
+        )
