@@ -26,6 +26,18 @@ class Decoded:
     faults: Mapping[int, str]
     """Why a value became none, by its place. Values in neither of the two are passed over."""
 
+    def drop_rows(self, faults: Mapping[int, str]) -> Decoded:
+        """Return all but the rows of `faults`, which say why each is none."""
+        if not faults:
+            return self
+        good = [row for row in range(len(self.kept)) if row not in faults]
+        taken = pa.array(good, pa.int64())
+        return Decoded(
+            [column.take(taken) for column in self.columns],
+            [self.kept[row] for row in good],
+            {**self.faults, **{self.kept[row]: why for row, why in faults.items()}},
+        )
+
 
 class BatchDecoder(Protocol):
     """Turns values into columns."""
@@ -46,3 +58,14 @@ class BatchDecoder(Protocol):
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` of `messages` are."""
         ...
+
+
+class PlainDecoder:
+    """Needs nothing but the values."""
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Expect nothing: there is nothing to fetch."""
+
+    def ready(self) -> bool:
+        """Return True."""
+        return True

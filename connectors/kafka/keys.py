@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from onceflow.connectors.kafka.registry import schema_kind
+
 KEY_COLUMN = "_key"
 """As which a source hands out keys; a sink that writes it as the key leaves it out of the value."""
 
@@ -26,4 +28,4 @@ class KeyFormat(Enum):
     @property
     def registered(self) -> bool:
         """Whether keys begin with the id of a schema that a registry keeps."""
-        return self not in {KeyFormat.STRING, KeyFormat.RAW}
+        return schema_kind(self.value) is not None

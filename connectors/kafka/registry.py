@@ -72,6 +72,19 @@ class SchemaKind(Enum):
     PROTOBUF = "PROTOBUF"
 
 
+_KINDS: Mapping[str, SchemaKind] = {
+    "avro": SchemaKind.AVRO,
+    "debezium-avro": SchemaKind.AVRO,
+    "json-schema": SchemaKind.JSON,
+    "protobuf": SchemaKind.PROTOBUF,
+}
+
+
+def schema_kind(value_format: str) -> SchemaKind | None:
+    """Return the language of a format's schemas; None: it has none in a registry."""
+    return _KINDS.get(value_format)
+
+
 @dataclass(frozen=True, slots=True)
 class NamedSchema:
     """A schema that another one refers to by `name`."""
@@ -89,6 +102,15 @@ class KeptSchema:
     text: str
     references: tuple[NamedSchema, ...] = ()
     """What it refers to, and what that refers to: each behind what it needs itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSchema:
+    """A schema that values are read by."""
+
+    kept: KeptSchema
+    descriptors: bytes = field(default=b"", repr=False)
+    """In Protobuf, what it is compiled to."""
 
 
 class RegistryDown(Exception):

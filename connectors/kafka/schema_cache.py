@@ -126,3 +126,18 @@ class SchemaCache:
                 )
             except Exception as error:
                 asked.answer = SourceUnavailable(f"{where}: {type(error).__name__}: {error}")
+
+
+class RegistryDecoder:
+    """Needs the schemas that the headers of values name."""
+
+    def __init__(self, schemas: SchemaCache) -> None:
+        self.schemas = schemas
+
+    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
+        """Have the schemas of `values` fetched."""
+        self.schemas.expect(values, messages)
+
+    def ready(self) -> bool:
+        """Return whether they are; as `SchemaCache.ready` raises."""
+        return self.schemas.ready()

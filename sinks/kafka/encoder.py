@@ -9,15 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.connectors.kafka.avro.encoder import AvroValues
-from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects, is_bytes
+from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
+from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects
 from onceflow.connectors.kafka.keys import KEY_COLUMN
-from onceflow.connectors.kafka.protobuf.encoder import ProtobufValues
-from onceflow.core.arrow.kinds import to_plain_rows
+from onceflow.core.arrow.kinds import is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.kafka.record_keys import Encode, RegisteredKeys, plain_key_encoder
+from onceflow.sinks.kafka.record_keys import (
+    EncodeRows,
+    RegisteredKeys,
+    holds_bytes,
+    plain_key_encoder,
+)
 from onceflow.sinks.kafka.records import (
     HEADER_TYPE,
     HEADERS,
@@ -29,7 +33,7 @@ from onceflow.sinks.kafka.records import (
     record_bytes,
     stamped,
 )
-from onceflow.sinks.kafka.registered import ValueSchema, schema_text, value_schema
+from onceflow.sinks.kafka.registered import written_schema, written_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)
@@ -45,7 +49,7 @@ def require_columns(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
         ConfigError: A column is missing or has a type that its purpose cannot have.
     """
     if settings.topic_column is not None:
-        _require(schema, settings.topic_column, "topic_column", arrow.is_string, "a string")
+        _require(schema, settings.topic_column, "topic_column", is_text, "a string")
     if settings.partition_column is not None:
         _require(
             schema, settings.partition_column, "partition_column", arrow.is_integer, "an integer"
@@ -64,9 +68,9 @@ _HEADERS_WANTED = "a list of structs (key: string, value: binary or string), or 
 def _require_raw(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
     if settings.key:
         raise ConfigError("format='raw' takes the key from the column 'key'; leave key= away")
-    _require(schema, VALUE, "format='raw'", is_bytes, "binary or string")
+    _require(schema, VALUE, "format='raw'", holds_bytes, "binary or string")
     if KEY in schema.names:
-        _require(schema, KEY, "format='raw'", is_bytes, "binary or string")
+        _require(schema, KEY, "format='raw'", holds_bytes, "binary or string")
     if HEADERS in schema.names:
         _require(schema, HEADERS, "format='raw'", _is_headers, _HEADERS_WANTED)
     used = {settings.topic_column, settings.partition_column, settings.headers_column}
@@ -83,23 +87,19 @@ def _require(
 ) -> None:
     if name not in schema.names:
         raise ConfigError(f"{setting}: the rows have no column {name!r}, only {schema.names}")
-    kind = schema.field(name).type
-    while arrow.is_dictionary(kind):
-        kind = kind.value_type
-    if arrow.is_large_string(kind) or arrow.is_string_view(kind):
-        kind = pa.string()
+    kind = to_plain_type(schema.field(name).type)
     if not fits(kind):
         raise ConfigError(f"{setting}: column {name!r} is {kind} and must be {wanted}")
 
 
 def _is_headers(kind: pa.DataType) -> bool:
     if arrow.is_map(kind):
-        return bool(arrow.is_string(kind.key_type) and is_bytes(kind.item_type))
-    if not arrow.is_list(kind) or not arrow.is_struct(kind.value_type):
+        return is_text(kind.key_type) and holds_bytes(kind.item_type)
+    if not is_list(kind) or not arrow.is_struct(kind.value_type):
         return False
-    members = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
+    members = list(kind.value_type)
     return [member.name for member in members] == ["key", "value"] and all(
-        is_bytes(member.type) for member in members
+        holds_bytes(member.type) for member in members
     )
 
 
@@ -124,7 +124,7 @@ class RecordEncoder:
         self._registered_keys: RegisteredKeys | None = None
         if settings.key_format is not None and settings.key_format.registered:
             self._registered_keys = RegisteredKeys(settings, schema)
-            self._key: Encode = _before_schema
+            self._key: EncodeRows = _before_schema
         else:
             self._key = plain_key_encoder(settings, schema)
         self._value = _value_encoder(settings, schema, headers)
@@ -138,11 +138,11 @@ class RecordEncoder:
         """
         if self._settings.format.registered:
             columns = _value_columns(self._settings, self._schema, self._headers)
-            found = value_schema(self._settings, columns)
-            self._value = _registered_encoder(self._settings, columns, found)
+            schema = written_schema(self._settings, columns)
+            self._value = _registered_encoder(self._settings, columns, schema)
         keys = self._registered_keys
         if keys is not None:
-            self._key = keys.encoder(value_schema(keys.settings, keys.columns))
+            self._key = keys.encoder(written_schema(keys.settings, keys.columns))
 
     def know_partitions(self, counts: dict[str, int]) -> None:
         """Refuse partitions that a topic does not have."""
@@ -270,13 +270,15 @@ def _value_columns(
     return pa.schema([field for field in schema if field.name not in apart])
 
 
-def _value_encoder(settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None) -> Encode:
+def _value_encoder(
+    settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None
+) -> EncodeRows:
     if settings.format is RecordFormat.RAW:
         return lambda rows: rows.column(VALUE).cast(pa.binary())
     columns = _value_columns(settings, schema, headers)
     if settings.format.registered:
         if settings.auto_register:
-            schema_text(settings, columns)
+            written_text(settings, columns)
         return _before_schema
     names = columns.names
     objects = JsonObjects(columns)
@@ -290,23 +292,10 @@ def _before_schema(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _registered_encoder(
-    settings: KafkaSinkSettings, columns: pa.Schema, schema: ValueSchema
-) -> Encode:
-    names, header = columns.names, schema.header
-    if settings.format in {RecordFormat.AVRO, RecordFormat.PROTOBUF}:
-        records = (
-            AvroValues(columns, schema.text)
-            if settings.format is RecordFormat.AVRO
-            else ProtobufValues(columns, schema.descriptors, schema.message)
-        )
-        return lambda rows: pa.array(
-            records.encode([rows.column(name) for name in names], header), pa.binary()
-        )
-    objects = JsonObjects(columns)
-    return lambda rows: pa.array(
-        [header + one for one in objects.encode([rows.column(name) for name in names])],
-        pa.binary(),
-    )
+    settings: KafkaSinkSettings, columns: pa.Schema, schema: WrittenSchema
+) -> EncodeRows:
+    encode = value_encoder(settings.schema_kind, columns, schema, alone=False)
+    return lambda rows: pa.array(encode([rows.column(name) for name in columns.names]), pa.binary())
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import ClassVar
 
 from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
+from onceflow.connectors.kafka.registry import SchemaKind, schema_kind
 from onceflow.connectors.kafka.settings import TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
@@ -91,7 +92,7 @@ class RecordFormat(Enum):
     @property
     def registered(self) -> bool:
         """Whether values begin with the id of a schema that a registry keeps."""
-        return self in {RecordFormat.AVRO, RecordFormat.PROTOBUF, RecordFormat.JSON_SCHEMA}
+        return schema_kind(self.value) is not None
 
 
 class StaleRows(Enum):
@@ -224,6 +225,13 @@ class KafkaSinkSettings(TopicSettings):
             is_key=True,
             alone=alone,
         )
+
+    @property
+    def schema_kind(self) -> SchemaKind:
+        """The language of the values' schema; of formats of a registry."""
+        kind = schema_kind(self.format.value)
+        assert kind is not None, self.format
+        return kind
 
     @property
     def subject_setting(self) -> str:

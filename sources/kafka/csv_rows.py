@@ -8,14 +8,16 @@ of a batch as one text, where each is surely one line; else value by value.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections import ChainMap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from confluent_kafka import Message
 from pyarrow import csv
 from pyarrow import types as arrow
 
-from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.decoding import Decoded, PlainDecoder
 from onceflow.connectors.kafka.fitting import Faults, fitted
 from onceflow.connectors.kafka.wire import TOMBSTONE
 from onceflow.core.errors import ConfigError
@@ -35,7 +37,7 @@ def require_csv_columns(columns: pa.Schema) -> None:
             raise ConfigError(f"column {column.name!r} is {column.type}, which no CSV field holds")
 
 
-class CsvDecoder:
+class CsvDecoder(PlainDecoder):
     """Decodes values to columns by their order."""
 
     def __init__(self, columns: pa.Schema) -> None:
@@ -51,13 +53,6 @@ class CsvDecoder:
             quoted_strings_can_be_null=False,
         )
 
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Expect nothing: the columns say all."""
-
-    def ready(self) -> bool:
-        """Return True."""
-        return True
-
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
         del messages
@@ -72,38 +67,36 @@ class CsvDecoder:
                 lines.append(line)
             else:
                 faults[at] = TOMBSTONE if line is None else "it is empty"
-        columns, rows = self._whole(lines, faults, places)
-        return Decoded(columns, rows, faults)
+        decoded = self._decode_lines(lines, places)
+        return replace(decoded, faults={**faults, **decoded.faults})
 
-    def _whole(
-        self, lines: Sequence[bytes], faults: Faults, places: Sequence[int]
-    ) -> tuple[list[pa.Array], list[int]]:
-        """Return the columns of `lines` and the places of their rows; tells `faults` of others."""
+    def _decode_lines(self, lines: Sequence[bytes], places: Sequence[int]) -> Decoded:
+        """Return what `lines` are, which are the values at `places`."""
         if lines and all(map(_is_one_line, lines)):
             try:
-                return self._fitted(b"\n".join(lines), faults, places)
+                return self._decode_text(b"\n".join(lines), places)
             except (pa.ArrowInvalid, _OtherLines):
                 pass
-        parts: list[list[pa.Array]] = []
-        kept: list[int] = []
+        parts: list[Decoded] = []
+        faults: Faults = {}
         for at, line in zip(places, lines, strict=True):
             try:
-                columns, rows = self._fitted(line, faults, [at])
+                parts.append(self._decode_text(line, [at]))
             except pa.ArrowInvalid as error:
                 faults[at] = f"it is no line of {len(self._columns)} such fields: {error}"
             except _OtherLines as error:
                 faults[at] = f"it holds {error} lines instead of one"
-            else:
-                parts.append(columns)
-                kept += rows
-        if not parts:
-            return [pa.array([], column.type) for column in self._columns], []
-        return [pa.concat_arrays(list(one)) for one in zip(*parts, strict=True)], kept
+        columns = zip(*(one.columns for one in parts), strict=True)
+        return Decoded(
+            [pa.concat_arrays(list(one)) for one in columns]
+            if parts
+            else [pa.array([], column.type) for column in self._columns],
+            [at for one in parts for at in one.kept],
+            dict(ChainMap(faults, *(dict(one.faults) for one in parts))),
+        )
 
-    def _fitted(
-        self, text: bytes, faults: Faults, places: Sequence[int]
-    ) -> tuple[list[pa.Array], list[int]]:
-        """Return the columns of `text`, which has a line for each of `places`.
+    def _decode_text(self, text: bytes, places: Sequence[int]) -> Decoded:
+        """Return what `text` is, which has a line for each of `places`.
 
         Raises:
             ArrowInvalid: A line has other fields.
@@ -117,13 +110,7 @@ class CsvDecoder:
             fitted(_one_chunk(table.column(at)), column, late)
             for at, column in enumerate(self._columns)
         ]
-        if not late:
-            return columns, list(places)
-        faults |= {places[row]: why for row, why in late.items()}
-        good = [row for row in range(len(places)) if row not in late]
-        return [column.take(pa.array(good, pa.int64())) for column in columns], [
-            places[row] for row in good
-        ]
+        return Decoded(columns, places, {}).drop_rows(late)
 
     def _read(self, text: bytes) -> pa.Table:
         table: pa.Table = csv.read_csv(

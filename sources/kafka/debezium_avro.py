@@ -9,10 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
+from typing_extensions import override
 
 from onceflow.connectors.kafka.avro.decoder import AvroDecoder
+from onceflow.connectors.kafka.avro.schema import Record, arrow_type
 from onceflow.connectors.kafka.decoding import Decoded
 from onceflow.connectors.kafka.fitting import Faults
+from onceflow.connectors.kafka.schema_cache import SchemaCache
+from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,
@@ -21,51 +25,47 @@ from onceflow.sources.kafka.debezium import (
     other_operation,
     unavailable_values,
 )
-from onceflow.sources.kafka.settings import KafkaSettings
 
 
-class DebeziumAvroDecoder:
+def columns_of_change(envelope: Record) -> pa.Schema:
+    """Return the columns of the rows whose changes have this envelope.
+
+    Raises:
+        ConfigError: It is no envelope.
+    """
+    after = next((member for member in envelope.members if member.name == "after"), None)
+    kind = None if after is None else arrow_type(after.type)
+    if kind is None or not pa.types.is_struct(kind):
+        raise ConfigError("it is no Debezium envelope: it has no 'after' that is a record")
+    return pa.schema(list(kind))
+
+
+class DebeziumAvroDecoder(AvroDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        """Prepare for the columns of `settings`.
+    def __init__(self, columns: pa.Schema, schemas: SchemaCache) -> None:
+        """Prepare for rows of `columns`."""
+        loose = pa.struct([column.with_nullable(True) for column in columns])
+        envelope = pa.schema([("before", loose), ("after", loose), ("op", pa.string())])
+        super().__init__(envelope, None, schemas)
+        self._row_columns = columns
 
-        Raises:
-            ConfigError: The registry's client is not installed, or refuses an option.
-        """
-        self._columns = settings.columns
-        loose = pa.struct([column.with_nullable(True) for column in settings.columns])
-        self._envelopes = AvroDecoder(
-            pa.schema([("before", loose), ("after", loose), ("op", pa.string())]),
-            None,
-            settings.open_schemas(),
-        )
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched."""
-        self._envelopes.expect(values, messages)
-
-    def ready(self) -> bool:
-        """Return whether they are; as `SchemaCache.ready` raises."""
-        return self._envelopes.ready()
-
+    @override
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` change; tombstones change nothing."""
-        found = self._envelopes.decode(values, messages)
+        found = super().decode(values, messages)
         faults: Faults = {at: why for at, why in found.faults.items() if values[at] is not None}
         before, after, operation = found.columns
         deletes: Any = pc.fill_null(pc.equal(operation, DELETE), False)
         self._require_sides(found.kept, operation, before, after, faults)
         columns = [
             pc.if_else(deletes, _member(before, at), _member(after, at))
-            for at in range(len(self._columns))
+            for at in range(len(self._row_columns))
         ]
         self._require_values(columns, found.kept, deletes, faults)
-        unavailable_values(columns, self._columns, found.kept, faults)
-        good = [at not in faults for at in found.kept]
-        mask = pa.array(good, pa.bool_())
-        kept = [at for at, is_good in zip(found.kept, good, strict=True) if is_good]
-        return Decoded([one.filter(mask) for one in [*columns, operation]], kept, faults)
+        unavailable_values(columns, self._row_columns, found.kept, faults)
+        late = {row: faults.pop(at) for row, at in enumerate(found.kept) if at in faults}
+        return Decoded([*columns, operation], found.kept, faults).drop_rows(late)
 
     def _require_sides(
         self,
@@ -95,7 +95,7 @@ class DebeziumAvroDecoder:
         self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults
     ) -> None:
         """Hold what is put to NOT NULL."""
-        for found, column in zip(columns, self._columns, strict=True):
+        for found, column in zip(columns, self._row_columns, strict=True):
             if column.nullable or not found.null_count:
                 continue
             missing: Any = pc.and_(found.is_null(), pc.invert(deletes))

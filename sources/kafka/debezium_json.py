@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.decoding import Decoded
+from onceflow.connectors.kafka.decoding import Decoded, PlainDecoder
 from onceflow.connectors.kafka.fitting import Faults
 from onceflow.connectors.kafka.json.columns import (
     CONVERSION_ERRORS,
@@ -36,7 +36,7 @@ from onceflow.sources.kafka.debezium import (
 )
 
 
-class DebeziumJsonDecoder:
+class DebeziumJsonDecoder(PlainDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
     def __init__(self, columns: pa.Schema) -> None:
@@ -55,13 +55,6 @@ class DebeziumJsonDecoder:
         self._loose = loose
         self._read_columns = column_reader(len(columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in columns]
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Expect nothing: the columns say all."""
-
-    def ready(self) -> bool:
-        """Return True."""
-        return True
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` change; tombstones change nothing."""

@@ -25,17 +25,8 @@ def _without_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
     faults: dict[int, str] = {}
     for name, column in zip(schema.names, decoded.columns, strict=False):
         for row in rows_beyond_python(column):
-            why = f"column {name!r} ({column.type}) holds {BEYOND_PYTHON}"
-            faults.setdefault(decoded.kept[row], why)
-    if not faults:
-        return decoded
-    good = [row for row, place in enumerate(decoded.kept) if place not in faults]
-    taken = pa.array(good, pa.int64())
-    return Decoded(
-        [column.take(taken) for column in decoded.columns],
-        [decoded.kept[row] for row in good],
-        {**decoded.faults, **faults},
-    )
+            faults.setdefault(row, f"column {name!r} ({column.type}) holds {BEYOND_PYTHON}")
+    return decoded.drop_rows(faults)
 
 
 class Rows(Protocol):

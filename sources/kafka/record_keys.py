@@ -8,13 +8,13 @@ null. A key that cannot be decoded makes a bad record of it, as a value does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.avro.decoder import AvroDecoder, as_member
-from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
+from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded, PlainDecoder
 from onceflow.connectors.kafka.fitting import Faults
 from onceflow.connectors.kafka.json.columns import CONVERSION_ERRORS, converter_of, record_type
 from onceflow.connectors.kafka.json.records import (
@@ -24,8 +24,6 @@ from onceflow.connectors.kafka.json.records import (
     late_fault_of,
 )
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
-from onceflow.connectors.kafka.protobuf.schema import columns_of_message, message_of
 from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.core.decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
@@ -122,39 +120,29 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
     Raises:
         ConfigError: The registry's client, or Protobuf, is not installed, or refuses an option.
     """
-    field = settings.key_field
-    if field is None:
-        raise InvariantViolation("keys are decoded without a format")
+    field, schema = settings.key_field, settings.key_schema
     match settings.key_format:
-        case KeyFormat.AVRO:
-            return AvroDecoder(
-                pa.schema([field]),
-                None,
-                settings.open_schemas(),
-                lambda schema: as_member(schema, KEY_COLUMN),
-            )
-        case KeyFormat.PROTOBUF:
-            return _Messages(settings)
-        case KeyFormat.JSON_SCHEMA:
-            return _Documents(field)
         case KeyFormat.STRING:
             return _Texts()
-        case _:
+        case KeyFormat.RAW:
             return _Bytes()
+        case KeyFormat.JSON_SCHEMA if field is not None:
+            return _Documents(field)
+        case KeyFormat.AVRO if field is not None:
+            from onceflow.connectors.kafka.avro.decoder import AvroDecoder, as_member
+
+            columns = pa.schema([field])
+            read = partial(as_member, name=KEY_COLUMN)
+            return AvroDecoder(columns, None, settings.open_schemas(), read)
+        case KeyFormat.PROTOBUF if schema is not None:
+            from onceflow.connectors.kafka.protobuf.decoder import MessageDecoder
+
+            return MessageDecoder(schema, settings.open_schemas())
+        case _:
+            raise InvariantViolation(f"keys are decoded by {settings.key_format} without a schema")
 
 
-class _Plain:
-    """Needs nothing but the keys."""
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Return: nothing is to be fetched."""
-
-    def ready(self) -> bool:
-        """Return True."""
-        return True
-
-
-class _Bytes(_Plain):
+class _Bytes(PlainDecoder):
     """Keys as they are."""
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
@@ -163,7 +151,7 @@ class _Bytes(_Plain):
         return Decoded([pa.array(values, pa.binary())], range(len(values)), {})
 
 
-class _Texts(_Plain):
+class _Texts(PlainDecoder):
     """Keys in UTF-8."""
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
@@ -184,7 +172,7 @@ class _Texts(_Plain):
         return Decoded([pa.array(kept.values(), pa.string())], list(kept), faults)
 
 
-class _Documents(_Plain):
+class _Documents(PlainDecoder):
     """JSON behind the registry's header; read as the only field of an object."""
 
     def __init__(self, field: pa.Field) -> None:
@@ -219,29 +207,3 @@ class _Documents(_Plain):
         fitting = [one for one, why in zip(column, whys, strict=True) if why is None]
         kept = [place for place in kept if place not in faults]
         return Decoded([self._convert(fitting)], kept, faults)
-
-
-class _Messages:
-    """Protobuf behind the registry's header, as structs."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._columns = columns_of_message(message_of(settings.key_descriptors, None))
-        self._decoder = ProtobufDecoder(
-            self._columns, settings.key_descriptors, None, settings.open_schemas()
-        )
-        if settings.key_schema is not None:
-            self._decoder.knows(settings.key_schema, settings.key_descriptors)
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched."""
-        self._decoder.expect(values, messages)
-
-    def ready(self) -> bool:
-        """Return whether they are; as `SchemaCache.ready` raises."""
-        return self._decoder.ready()
-
-    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` are."""
-        found = self._decoder.decode(values, messages)
-        structs = pa.StructArray.from_arrays(list(found.columns), fields=list(self._columns))
-        return Decoded([structs], found.kept, found.faults)

@@ -9,30 +9,17 @@ that is registered later is read as this one, and becomes columns at the next st
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.connectors.kafka.avro.decoder import as_member, avro_record
-from onceflow.connectors.kafka.avro.schema import Record, arrow_type, columns_of
-from onceflow.connectors.kafka.json.schema import columns_of_json_schema, type_of_json_schema
-from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.protobuf.decoder import fitting_of
-from onceflow.connectors.kafka.protobuf.schema import columns_of_message, compiled, message_of
-from onceflow.connectors.kafka.registry import (
-    KeptSchema,
-    RegistryDown,
-    RegistryRefusal,
-    SchemaKind,
-    SchemaRegistry,
-    deadline,
-)
-from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.connectors.kafka.keys import KEY_COLUMN
+from onceflow.connectors.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
+from onceflow.connectors.kafka.subjects import Advice, Subject, open_subject
+from onceflow.core.errors import SourceUnavailable
 from onceflow.sources.kafka.rows import require_columns
-from onceflow.sources.kafka.settings import (
-    KafkaSettings,
-    ValueFormat,
-)
+from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
 
 def with_columns(settings: KafkaSettings) -> KafkaSettings:
@@ -48,85 +35,78 @@ def with_columns(settings: KafkaSettings) -> KafkaSettings:
 
 
 def _with_value(settings: KafkaSettings) -> KafkaSettings:
-    schema = _latest(settings, settings.value_subject, "subject=", ", or give schema=")
-    if settings.format is ValueFormat.PROTOBUF:
-        return _with_message(settings, schema)
-    try:
-        columns = _columns_of(settings.format, schema)
-    except ConfigError as error:
-        raise ConfigError(f"subject {settings.value_subject!r}: {error}; give schema=") from None
-    require_columns(settings.format, columns)
+    advice = Advice("Give subject=, if it is another one")
+    if settings.format is not ValueFormat.PROTOBUF:
+        advice = Advice(f"{advice.unknown}, or give schema=", unusable="give schema=")
+    with _open(settings, settings.value_subject, settings.format.value, advice) as subject:
+        kept = subject.read_latest()
+        if subject.kind is SchemaKind.PROTOBUF:
+            return _with_message(settings, kept)
+        columns = _columns_of(settings.format, kept)
+        require_columns(settings.format, columns)
+    return replace(settings, columns=columns, reader_schema=CompiledSchema(kept))
+
+
+def _with_message(settings: KafkaSettings, kept: KeptSchema) -> KafkaSettings:
+    from onceflow.connectors.kafka.protobuf.decoder import fitting_of
+    from onceflow.connectors.kafka.protobuf.schema import columns_of_message, compiled, message_of
+
+    descriptors = compiled(kept)
+    message = message_of(descriptors, settings.message)
+    columns = settings.columns if settings.columns.names else columns_of_message(message)
+    fitting_of(message, columns)
+    schema = CompiledSchema(kept, descriptors)
     return replace(settings, columns=columns, reader_schema=schema)
 
 
 def _with_key(settings: KafkaSettings) -> KafkaSettings:
-    schema = _latest(settings, settings.subject_of_keys, "key_subject=")
+    assert settings.key_format is not None
+    advice = Advice("Give key_subject=, if it is another one")
     descriptors = b""
-    try:
-        match settings.key_format:
-            case KeyFormat.PROTOBUF:
-                descriptors = compiled(schema)
-                kind = pa.struct(list(columns_of_message(message_of(descriptors, None))))
-            case KeyFormat.JSON_SCHEMA:
-                kind = type_of_json_schema(_json_text(schema))
+    with _open(settings, settings.subject_of_keys, settings.key_format.value, advice) as subject:
+        kept = subject.read_latest()
+        match subject.kind:
+            case SchemaKind.PROTOBUF:
+                from onceflow.connectors.kafka.protobuf.schema import (
+                    columns_of_message,
+                    compiled,
+                    message_of,
+                )
+
+                descriptors = compiled(kept)
+                kind = pa.struct(list(columns_of_message(message_of(descriptors))))
+            case SchemaKind.JSON:
+                from onceflow.connectors.kafka.json.schema import type_of_json_schema
+
+                kind = type_of_json_schema(kept.text)
                 require_columns(ValueFormat.JSON, pa.schema([pa.field(KEY_COLUMN, kind)]))
-            case _:
-                kind = columns_of(as_member(schema, KEY_COLUMN)).field(0).type
-    except ConfigError as error:
-        raise ConfigError(f"subject {settings.subject_of_keys!r}: {error}") from None
-    return replace(settings, key_type=kind, key_schema=schema, key_descriptors=descriptors)
+            case SchemaKind.AVRO:
+                from onceflow.connectors.kafka.avro.decoder import as_member
+                from onceflow.connectors.kafka.avro.schema import columns_of
+
+                kind = columns_of(as_member(kept, KEY_COLUMN)).field(0).type
+    return replace(settings, key_type=kind, key_schema=CompiledSchema(kept, descriptors))
 
 
-def _json_text(schema: KeptSchema) -> str:
-    if schema.kind is not SchemaKind.JSON:
-        raise ConfigError(f"it is {schema.kind.value}, and no JSON Schema")
-    return schema.text
+def _open(
+    settings: KafkaSettings, name: str, value_format: str, advice: Advice
+) -> AbstractContextManager[Subject]:
+    kind = schema_kind(value_format)
+    assert kind is not None, value_format
+    return open_subject(settings, name, kind, advice=advice, unavailable=SourceUnavailable)
 
 
-def _with_message(settings: KafkaSettings, schema: KeptSchema) -> KafkaSettings:
-    try:
-        descriptors = compiled(schema)
-        message = message_of(descriptors, settings.message)
-        columns = settings.columns
-        if not columns.names:
-            columns = columns_of_message(message)
-        fitting_of(message, columns)
-    except ConfigError as error:
-        raise ConfigError(f"subject {settings.value_subject!r}: {error}") from None
-    return replace(settings, columns=columns, reader_schema=schema, reader_descriptors=descriptors)
-
-
-def _columns_of(value_format: ValueFormat, schema: KeptSchema) -> pa.Schema:
+def _columns_of(value_format: ValueFormat, kept: KeptSchema) -> pa.Schema:
     if value_format is ValueFormat.JSON_SCHEMA:
-        return columns_of_json_schema(_json_text(schema))
-    record = avro_record(schema)
+        from onceflow.connectors.kafka.json.schema import columns_of_json_schema
+
+        return columns_of_json_schema(kept.text)
+    from onceflow.connectors.kafka.avro.decoder import avro_record
+    from onceflow.connectors.kafka.avro.schema import columns_of
+
+    record = avro_record(kept)
     if value_format is ValueFormat.DEBEZIUM_AVRO:
-        return _columns_of_change(record)
+        from onceflow.sources.kafka.debezium_avro import columns_of_change
+
+        return columns_of_change(record)
     return columns_of(record)
-
-
-def _columns_of_change(envelope: Record) -> pa.Schema:
-    """Return the columns of the rows whose changes have this envelope."""
-    after = next((one for one in envelope.members if one.name == "after"), None)
-    kind = None if after is None else arrow_type(after.type)
-    if kind is None or not pa.types.is_struct(kind):
-        raise ConfigError("it is no Debezium envelope: it has no 'after' that is a record")
-    return pa.schema(list(kind))
-
-
-def _latest(settings: KafkaSettings, subject: str, setting: str, other: str = "") -> KeptSchema:
-    if settings.registry is None:
-        raise ConfigError(f"format={settings.format.value!r} needs schema= or schema_registry=")
-    registry = SchemaRegistry(settings.registry)
-    try:
-        return registry.latest(subject, until=deadline(settings.deadline_s))
-    except RegistryRefusal as error:
-        advice = f" Give {setting}, if it is another one{other}" if error.unknown else ""
-        raise ConfigError(f"{error}.{advice}") from None
-    except RegistryDown as error:
-        raise SourceUnavailable(
-            f"{error}. It was asked for {settings.deadline_s:g} s for the columns of"
-            f" {settings.what}; start it, or correct schema_registry={other}"
-        ) from None
-    finally:
-        registry.close()

@@ -17,7 +17,6 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.avro.decoder import AvroDecoder, avro_record
 from onceflow.connectors.kafka.decoding import BatchDecoder
 from onceflow.connectors.kafka.json.columns import (
     CONVERSION_ERRORS,
@@ -38,14 +37,9 @@ from onceflow.connectors.kafka.json.records import (
     fault_of,
     late_fault_of,
 )
-from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
 from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.core.decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.csv_rows import CsvDecoder, require_csv_columns
-from onceflow.sources.kafka.debezium import changes_of
-from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
-from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.messages import (
     KEY,
@@ -98,7 +92,11 @@ def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
 
 def schema_of_values(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches but for the column of keys."""
-    columns = changes_of(settings.columns) if settings.format.is_debezium else settings.columns
+    columns = settings.columns
+    if settings.format.is_debezium:
+        from onceflow.sources.kafka.debezium import changes_of
+
+        columns = changes_of(columns)
     return pa.schema([*columns, *METADATA_FIELDS]) if settings.include_metadata else columns
 
 
@@ -118,6 +116,8 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
         case ValueFormat.JSON | ValueFormat.JSON_SCHEMA | ValueFormat.DEBEZIUM_JSON:
             record_type(columns)
         case ValueFormat.CSV:
+            from onceflow.sources.kafka.csv_rows import require_csv_columns
+
             require_csv_columns(columns)
         case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.PROTOBUF | ValueFormat.DEBEZIUM_AVRO:
             pass
@@ -144,31 +144,34 @@ def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
 
 
 def _decoder(settings: KafkaSettings) -> BatchDecoder:
+    """Return what decodes the values of a format; its modules are imported by the first use."""
+    columns, schema = settings.columns, settings.reader_schema
     match settings.format:
         case ValueFormat.AVRO:
-            kept = settings.reader_schema
-            reader = None if kept is None else avro_record(kept)
-            return AvroDecoder(settings.columns, reader, settings.open_schemas())
-        case ValueFormat.PROTOBUF:
-            return _protobuf_decoder(settings)
+            from onceflow.connectors.kafka.avro.decoder import AvroDecoder, avro_record
+
+            reader = None if schema is None else avro_record(schema.kept)
+            return AvroDecoder(columns, reader, settings.open_schemas())
+        case ValueFormat.PROTOBUF if schema is not None:
+            from onceflow.connectors.kafka.protobuf.decoder import ProtobufDecoder
+
+            return ProtobufDecoder(columns, schema, settings.message, settings.open_schemas())
         case ValueFormat.DEBEZIUM_AVRO:
-            return DebeziumAvroDecoder(settings)
+            from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
+
+            return DebeziumAvroDecoder(columns, settings.open_schemas())
         case ValueFormat.DEBEZIUM_JSON:
-            return DebeziumJsonDecoder(settings.columns)
+            from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
+
+            return DebeziumJsonDecoder(columns)
         case ValueFormat.CSV:
-            return CsvDecoder(settings.columns)
-        case ValueFormat.RAW | ValueFormat.JSON | ValueFormat.JSON_SCHEMA:
-            raise InvariantViolation(f"{settings.format} is not decoded by the batch")
+            from onceflow.sources.kafka.csv_rows import CsvDecoder
 
-
-def _protobuf_decoder(settings: KafkaSettings) -> ProtobufDecoder:
-    if settings.reader_schema is None:
-        raise InvariantViolation("values in Protobuf are read without a schema")
-    decoder = ProtobufDecoder(
-        settings.columns, settings.reader_descriptors, settings.message, settings.open_schemas()
-    )
-    decoder.knows(settings.reader_schema, settings.reader_descriptors)
-    return decoder
+            return CsvDecoder(columns)
+        case _:
+            raise InvariantViolation(
+                f"{settings.format} is not decoded by the batch, or its schema is unknown"
+            )
 
 
 class RawRows:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
 from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
-from onceflow.connectors.kafka.registry import KeptSchema
+from onceflow.connectors.kafka.registry import CompiledSchema
 from onceflow.connectors.kafka.schema_cache import SchemaCache
 from onceflow.connectors.kafka.settings import TopicSettings
 from onceflow.core.errors import ConfigError
@@ -223,16 +223,12 @@ class KafkaSettings(TopicSettings):
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
     """Of raw records."""
-    reader_schema: KeptSchema | None = None
+    reader_schema: CompiledSchema | None = None
     """The latest version of the subject: has the defaults of fields that older records lack."""
-    reader_descriptors: bytes = b""
-    """In Protobuf, what `reader_schema` is compiled to."""
     key_type: pa.DataType | None = None
     """Of a registry, once it has been asked."""
-    key_schema: KeptSchema | None = None
+    key_schema: CompiledSchema | None = None
     """The latest version of the keys' subject."""
-    key_descriptors: bytes = b""
-    """In Protobuf, what it is compiled to."""
 
     def __post_init__(self) -> None:
         self.check_cluster()
@@ -312,7 +308,7 @@ class KafkaSettings(TopicSettings):
     def asks_latest(self) -> bool:
         """Whether the registry has to be asked for the latest version, and has not been yet."""
         if self.format is ValueFormat.PROTOBUF:
-            return not self.reader_descriptors
+            return self.reader_schema is None
         return self.format.discovers and not self.columns.names
 
     def open_schemas(self) -> SchemaCache:
@@ -339,7 +335,6 @@ class KafkaSettings(TopicSettings):
 
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in fields(self)}
-        del shown["reader_descriptors"], shown["key_descriptors"]
         shown["columns"] = ", ".join(f"{column.name}: {column.type}" for column in self.columns)
         shown["options"] = RULES.printable(self.options)
         return f"KafkaSource({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -26,7 +26,7 @@ from onceflow.connectors.kafka.avro.schema import (
 from onceflow.connectors.kafka.decoding import Decoded
 from onceflow.connectors.kafka.fitting import Faults, Fitting
 from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind
-from onceflow.connectors.kafka.schema_cache import NoSchema, SchemaCache
+from onceflow.connectors.kafka.schema_cache import NoSchema, RegistryDecoder, SchemaCache
 from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
 from onceflow.core.errors import ConfigError
 
@@ -51,7 +51,7 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
     return found
 
 
-class AvroDecoder:
+class AvroDecoder(RegistryDecoder):
     """Decodes values in the registry's wire format."""
 
     def __init__(
@@ -65,21 +65,13 @@ class AvroDecoder:
 
         `record` says as what a schema is read; none: as the record that it is.
         """
+        super().__init__(schemas)
         self._columns = columns
         self._record = record or avro_record
-        self._schemas = schemas
         self._readers: dict[int, _Reader] = {}
         members = reader.members if reader is not None else ()
         self._aliases = {member.name: member.aliases for member in members}
         self._defaults = defaults_of(members, columns)
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched."""
-        self._schemas.expect(values, messages)
-
-    def ready(self) -> bool:
-        """Return whether they are; as `SchemaCache.ready` raises."""
-        return self._schemas.ready()
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
@@ -105,7 +97,7 @@ class AvroDecoder:
     def _reader(self, schema_id: int) -> _Reader | str:
         found = self._readers.get(schema_id)
         if found is None:
-            schema = self._schemas[schema_id]
+            schema = self.schemas[schema_id]
             if isinstance(schema, NoSchema):
                 return schema.reason
             try:

@@ -10,10 +10,12 @@ from typing import Any, cast
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from onceflow.connectors.kafka.avro.schema import MISSING, parse_avro, record_of
+from onceflow.connectors.kafka.avro.schema import MISSING, Record, parse_avro, record_of
 from onceflow.connectors.kafka.registry import NEEDED
 from onceflow.connectors.kafka.schema_rules import check_fields
 from onceflow.core.errors import ConfigError
+
+_VALUE = "value"
 
 
 class AvroValues:
@@ -61,6 +63,21 @@ class AvroValues:
             self._write(stream, self._schema, row)
             found.append(stream.getvalue())
         return found
+
+
+def avro_value(columns: pa.Schema, text: str) -> AvroValues:
+    """Return what writes the only column by `text`: as the value itself, or as a record's field.
+
+    A record of one field is the same bytes as that field.
+
+    Raises:
+        ConfigError: As `AvroValues`.
+    """
+    if isinstance(parse_avro(text), Record):
+        return AvroValues(columns, text)
+    field = {"name": _VALUE, "type": json.loads(text)}
+    record = json.dumps({"type": "record", "name": "onceflow_value", "fields": [field]})
+    return AvroValues(pa.schema([columns.field(0).with_name(_VALUE)]), record)
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:

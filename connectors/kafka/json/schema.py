@@ -136,7 +136,7 @@ class _Types:
 
 def _refused(path: str, schema: Mapping[str, Any]) -> ConfigError:
     shown = json.dumps(schema)[:100]
-    return ConfigError(f"property {path!r} has no one Arrow type ({shown}); give schema=")
+    return ConfigError(f"property {path!r} has no one Arrow type ({shown})")
 
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -8,11 +8,13 @@ another name would be read as nonsense, and is a bad record.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import Message
+from typing_extensions import override
 
 from onceflow.connectors.kafka.decoding import Decoded
 from onceflow.connectors.kafka.fitting import Faults, Fitting
@@ -30,8 +32,8 @@ from onceflow.connectors.kafka.protobuf.schema import (
     message_of,
     messages_of,
 )
-from onceflow.connectors.kafka.registry import KeptSchema
-from onceflow.connectors.kafka.schema_cache import NoSchema, SchemaCache
+from onceflow.connectors.kafka.registry import CompiledSchema
+from onceflow.connectors.kafka.schema_cache import NoSchema, RegistryDecoder, SchemaCache
 from onceflow.connectors.kafka.wire import (
     HEADER_BYTES,
     TOMBSTONE,
@@ -53,39 +55,30 @@ _NANOS = range(1_000_000_000)
 _Value: TypeAlias = Callable[[Any], Any]
 
 
-class ProtobufDecoder:
+class ProtobufDecoder(RegistryDecoder):
     """Decodes values to columns by one message."""
 
     def __init__(
-        self, columns: pa.Schema, descriptors: bytes, message: str | None, schemas: SchemaCache
+        self, columns: pa.Schema, schema: CompiledSchema, message: str | None, schemas: SchemaCache
     ) -> None:
-        """Decode to `columns` of the message called `message`, or the first, of `descriptors`.
+        """Decode to `columns` of the message called `message`, or the first, of `schema`.
 
         Raises:
             ConfigError: Protobuf is not installed, the schema has no such message, the message no
                 such field, or a column is of a type that its field cannot have.
         """
-        described = message_of(descriptors, message)
+        super().__init__(schemas)
+        described = message_of(schema.descriptors, message)
         self._name = described.full_name
-        self._schemas = schemas
-        self._compiled: dict[int, dict[MessagePath, str] | str] = {}
+        self._messages: dict[int, dict[MessagePath, str] | str] = {
+            schema.kept.id: messages_of(schema.descriptors)
+        }
+        """By id the messages of a schema, or why there are none."""
         # One for all values: a message of its own for each takes twice as long to decode.
         self._message = class_of(described)()
         self._errors = (ValueError, decode_error())
         self._fitting, self._written = fitting_of(described, columns)
         self._row = _row_of([described.fields_by_name[name] for name in self._written.names])
-
-    def knows(self, schema: KeptSchema, descriptors: bytes) -> None:
-        """Take what `schema` is compiled to, instead of compiling it."""
-        self._compiled[schema.id] = messages_of(descriptors)
-
-    def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
-        """Have the schemas of `values` fetched."""
-        self._schemas.expect(values, messages)
-
-    def ready(self) -> bool:
-        """Return whether they are; as `SchemaCache.ready` raises."""
-        return self._schemas.ready()
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
@@ -99,12 +92,7 @@ class ProtobufDecoder:
         }
         late: Faults = {}
         columns = self._fitting.columns(members, len(rows), late)
-        if late:
-            faults |= {kept[row]: why for row, why in late.items()}
-            good = pa.array([row not in late for row in range(len(kept))], pa.bool_())
-            columns = [column.filter(good) for column in columns]
-            kept = [at for row, at in enumerate(kept) if row not in late]
-        return Decoded(columns, kept, faults)
+        return Decoded(columns, kept, faults).drop_rows(late)
 
     def _rows(
         self, values: Sequence[bytes | None], faults: Faults
@@ -169,21 +157,36 @@ class ProtobufDecoder:
         Raises:
             ValueError: The registry does not know it, or it is no Protobuf schema.
         """
-        if schema_id not in self._compiled:
-            self._compiled[schema_id] = self._messages_or_fault(schema_id)
-        found = self._compiled[schema_id]
+        if schema_id not in self._messages:
+            self._messages[schema_id] = self._messages_or_fault(schema_id)
+        found = self._messages[schema_id]
         if isinstance(found, str):
             raise ValueError(found)
         return found
 
     def _messages_or_fault(self, schema_id: int) -> dict[MessagePath, str] | str:
-        schema = self._schemas[schema_id]
+        schema = self.schemas[schema_id]
         if isinstance(schema, NoSchema):
             return schema.reason
         try:
             return messages_of(compiled(schema))
         except ConfigError as error:
             return f"its schema id {schema_id}: {error}"
+
+
+class MessageDecoder(ProtobufDecoder):
+    """Decodes values to one column of structs."""
+
+    def __init__(self, schema: CompiledSchema, schemas: SchemaCache) -> None:
+        """Decode the first message of `schema`. Raises as `ProtobufDecoder`."""
+        self._fields = columns_of_message(message_of(schema.descriptors))
+        super().__init__(self._fields, schema, None, schemas)
+
+    @override
+    def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
+        decoded = super().decode(values, messages)
+        structs = pa.StructArray.from_arrays(list(decoded.columns), fields=list(self._fields))
+        return replace(decoded, columns=[structs])
 
 
 def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Schema]:

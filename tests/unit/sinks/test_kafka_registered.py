@@ -191,7 +191,7 @@ def test_without_registering_rows_are_the_message_of_the_latest_version_that_is_
     with pytest.raises(ConfigError, match="Register a schema there"):
         encoder(rows, registry.url, format="protobuf", auto_register=False, subject="none")
     registry.keep("kept", {"type": "string"}, kind="JSON")
-    with pytest.raises(ConfigError, match="latest version of subject 'kept' is JSON"):
+    with pytest.raises(ConfigError, match="subject 'kept': its latest version is JSON"):
         encoder(rows, registry.url, **given)
 
 

@@ -339,7 +339,7 @@ def test_registry_that_stays_away_ends_the_start_or_the_attempt_by_name(
     with pytest.raises(SourceUnavailable) as caught:
         taken(rows)
     assert f"payments-2 offset 41 needs schema id {schema_id}" in str(caught.value)
-    with pytest.raises(SourceUnavailable, match=r"leader is away.*for the columns of"):
+    with pytest.raises(SourceUnavailable, match=r"leader is away.*asked for 0.2 s; start it"):
         _ = source(registry.url, deadline_s=0.2, schema="id BIGINT").schema
 
 
@@ -362,7 +362,7 @@ def test_id_that_the_registry_never_knows_makes_a_bad_record(
         ("message Broken {", "PROTOBUF", "it does not compile: the schema:1"),
         ('syntax = "proto3";', "PROTOBUF", "its Protobuf schema has no message"),
         ('syntax = "proto3"; import "gone.proto";', "PROTOBUF", "gone.proto"),
-        ('{"type": "string"}', "JSON", "it is JSON, and no Protobuf schema"),
+        ('{"type": "string"}', "JSON", "its latest version is JSON, and PROTOBUF is asked for"),
     ],
 )
 def test_subject_whose_schema_is_no_message_is_refused_by_name(
@@ -371,7 +371,7 @@ def test_subject_whose_schema_is_no_message_is_refused_by_name(
     registry.keep("payments-value", text, kind=kind)
     with pytest.raises(ConfigError) as caught:
         _ = source(registry.url).schema
-    assert str(caught.value).startswith("subject 'payments-value': ")
+    assert "subject 'payments-value': " in str(caught.value)
     assert fragment in str(caught.value)
 
 
