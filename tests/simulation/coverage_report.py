@@ -38,6 +38,8 @@ NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
         "bootstrap.py": "savepoints that are made of DataFrames are not modelled",
         "in_doubt.py": "asked by `onceflow txn`, not by a job",
+        "loop.py": "asks the model's targets by its own clock, with the same queues and steps",
+        "committers.py": "the model opens its targets itself",
         "watermarks.py": _EVENT_TIME,
         "windows.py": _EVENT_TIME,
     }
@@ -186,6 +188,18 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "rules.py:prunable": Excuse(
             "a job of the model prunes after its first decision", ("return view.orphans",)
         ),
+        "batch_plans.py:BatchMemory.as_decided": Excuse(
+            "targets of batches never go back to an older copy"
+        ),
+        "queue.py:StepQueue._retry_or_give_up": Excuse(
+            "no target of the model waits for a person", ('return StepFailed("failed"',)
+        ),
+        "steps.py:PlannedSteps.outcome": Excuse(
+            "older copies of the log are refused before anything is rolled back, and no abort of"
+            " the model is lost",
+            ('return StepFailed("committed"', "case Lost(", "return StepFailed("),
+        ),
+        "steps.py:to_committables": Excuse("asked for the words of an error"),
         "planner.py:judge_transaction": Excuse(
             "targets list their own sink's transactions, and no member of an enum is left",
             ("return Standing.FOREIGN", "case Coverage.FORGOTTEN"),

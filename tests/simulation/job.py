@@ -178,6 +178,10 @@ class Driver(Process):
                 self.kill(f"fenced: {error}")
                 return
             except ConfigError as error:
+                if self.world.retirement is None:
+                    raise Violation(
+                        f"a start is refused, and no sink was removed: {error}"
+                    ) from None
                 self.world.hand_over()
                 self.kill(f"refused: {error}")
                 return
