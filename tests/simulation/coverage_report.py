@@ -60,6 +60,7 @@ _DAMAGED = "damaged storage is not modelled"
 _GUARD = "an attempt that is over tells its coordinator nothing; this holds if it did"
 _BLOCKERS = "whom sinks wait for is told to people, and decides nothing"
 _STORAGE = "a savepoint begins where its log is"
+_OLD_DECISIONS = "no schedule has 128 decisions"
 
 _SLOTS_DIE = "a slot of the model is killed; tests/unit/protocol/test_slot_loop.py has its end"
 _IN_TIME = "what begins in the model begins in time"
@@ -200,11 +201,13 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             ('return StepFailed("committed"', "case Lost(", "return StepFailed("),
         ),
         "steps.py:to_committables": Excuse("asked for the words of an error"),
+        "memory.py:LogMemory.coverage": Excuse(_OLD_DECISIONS, ("return Coverage.FORGOTTEN",)),
         "planner.py:judge_transaction": Excuse(
-            "targets list their own sink's transactions, and no member of an enum is left",
-            ("return Standing.FOREIGN", "case Coverage.FORGOTTEN"),
+            f"targets list their own sink's transactions, and {_OLD_DECISIONS}",
+            ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
         ),
         "recovery.py:begun_anew": Excuse("nobody deletes the model's state to begin anew"),
+        "savepoint.py:seeded": Excuse(_STORAGE),
         "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
         "savepoint.py:check_savepoint": Excuse(
             f"one job with one log, and no savepoint of DataFrames: {_STORAGE}",
@@ -213,11 +216,6 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
                 "return",
             ),
         ),
-        "savepoint.py:check_targets": Excuse(
-            f"nobody goes back to storage that the job has left, and {_REWINDS}",
-            ("raise SavepointRefused", "return"),
-        ),
-        "savepoint.py:view_before": Excuse(_REWINDS, ("asked = [c for c in asked", "asked += ")),
         "savepoint.py:check_form": Excuse("the model has one state backend"),
         "savepoint.py:is_staged_for": Excuse(_STAGED),
         "savepoint.py:sinks_to_import": Excuse(_STAGED),

@@ -19,7 +19,7 @@ from tests.simulation.stages import (
     holds_group,
 )
 from tests.simulation.storage import handles_in
-from tests.simulation.targets import Target, Versioned, names
+from tests.simulation.targets import Target, names
 
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
@@ -137,10 +137,6 @@ class Oracle:
             self.check_state(completed)
             self._check_last_rows(completed)
 
-    def is_decided(self, transaction: TransactionId) -> bool:
-        """Return whether a decision has ever listed `transaction`."""
-        return transaction in self._names
-
     def check_fenced(self, attempt: int) -> None:
         """I5: nobody is fenced by its own record, whose creation it was not told of."""
         if attempt >= self._world.claimed:
@@ -250,16 +246,8 @@ class Oracle:
     def swept(self) -> None:
         """I3: what older attempts had left by the first decision is gone."""
         for sink_id, left in self._left.items():
-            target = self._world.targets[sink_id]
-            if still := left.intersection(target.in_doubt) - self._unseen(target):
+            if still := left.intersection(self._world.targets[sink_id].in_doubt):
                 raise Violation(f"I3 sinks are swept and hold {names(list(still))}")
-
-    def _unseen(self, target: Target) -> set[TransactionId]:
-        """Return what a table holds of attempts that the log has forgotten: files nobody sees."""
-        memory = self.decided[-1].memory
-        if memory is None or not isinstance(target, Versioned):
-            return set()
-        return {one for one in target.in_doubt if one.attempt < memory.since}
 
     def went_back(self, sink_id: str) -> None:
         """What was committed since has never been, for this sink."""
@@ -368,7 +356,7 @@ class Oracle:
             if target.sink_id not in world.pipeline.sinks:
                 # What an overtaken driver's slots prepare after the sweep nobody looks for.
                 late = set(target.in_doubt) - self._owed.get(target.sink_id, set(target.in_doubt))
-            if still := set(target.in_doubt) - late - self._unseen(target):
+            if still := set(target.in_doubt) - late:
                 raise Violation(f"I3 still in doubt: {names(list(still))}")
         kept = replay(world.log.entries()).completed[-world.shape.checkpoints.retained :]
         named = {handle.path for completed in kept for handle in handles_in(completed)}

@@ -25,7 +25,7 @@ from onceflow.core.commit.steps import (
     to_commits,
 )
 from onceflow.core.commit.whole_checkpoints import undecided
-from onceflow.core.errors import CommitFailed, DecisionForgotten, Fenced, PreparedTransactionLost
+from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -151,9 +151,7 @@ class SinkRecovery:
             memory=self.log.view.memory,
         )
         if plan.refuse:
-            if self._attempt >= self.world.claimed:
-                self.world.decide_by_hand(target, plan.refuse)
-            raise DecisionForgotten(f"of attempts that are forgotten: {plan.refuse}")
+            raise CheckpointError(f"of attempts that are forgotten: {plan.refuse}")
         return plan
 
     def _settle(self, target: Target, steps: Sequence[Step]) -> Steps[None]:
@@ -245,7 +243,7 @@ class CheckpointsCleaner:
         for sweep in self._left_by_older:
             try:
                 yield from sweep(newest)
-            except (CommitFailed, DecisionForgotten, Gone) as failed:
+            except (CommitFailed, Gone) as failed:
                 self.world.clock.say(f"the sweep is to be tried again: {failed!r}")
                 left.append(sweep)
         self._left_by_older = left

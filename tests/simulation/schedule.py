@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from tests.simulation.clock import Violation
 from tests.simulation.job import Driver
 from tests.simulation.older_copies import OlderCopy, check_kept_savepoint, check_older_copy
-from tests.simulation.rarities import remembering
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
@@ -17,8 +16,8 @@ from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log.rules import replay
 
 CALM_AFTER_S = 4.0
-AGAIN_S = 0.7
-"""How long after a savepoint the next one is asked for, where rows take long."""
+DECIDED_BY_COPY = 3
+"""How many decisions there are when somebody copies the storage."""
 LIMIT_S = 60.0
 SLOW_LIMIT_S = 240.0
 """Where attempts die all the time, or the first one lives long."""
@@ -42,10 +41,9 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
     supervisor = _Supervisor(world)
     violation = ""
     try:
-        with remembering(world.rarities.attempts_remembered):
-            supervisor.run_job()
-            if not world.lost:
-                supervisor.run_once_more()
+        supervisor.run_job()
+        if not world.lost:
+            supervisor.run_once_more()
         if not world.lost:
             world.oracle.ended()
             supervisor.start_from_older_storage()
@@ -78,8 +76,7 @@ class _Supervisor:
         self._manual_at = now_s + rng.uniform(0.1, 1.5) if shape.manual else None
         self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
         self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
-        grow_at = [now_s + rng.uniform(0.1, 2.5)] if shape.grows else []
-        self._grow_at = sorted([*grow_at, *(now_s + at for at in world.rarities.partitions_at_s)])
+        self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
         self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
         self._begin_at: float | None = None
@@ -122,8 +119,6 @@ class _Supervisor:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
         self._world.clock.run(lambda: self._world.calm, LIMIT_S)
         self._save_at = None
-        # What appears at the end of the input is read at the next start.
-        self._grow_at.clear()
         # What the log has settled it asks for no more: the user can drop it.
         self._world.pipeline = replace(self._world.pipeline, retired=frozenset())
         self._start_again()
@@ -150,7 +145,7 @@ class _Supervisor:
 
     def _run(self) -> None:
         world = self._world
-        hurried = world.lifetime_s is None and not (world.waits or world.starves)
+        hurried = world.lifetime_s is None and not world.waits
         limit_s = LIMIT_S if hurried else SLOW_LIMIT_S
         if not world.clock.run(lambda: world.finished or world.lost, limit_s):
             raise Violation(f"I2 the job is not done after {limit_s:.0f} s")
@@ -183,8 +178,7 @@ class _Supervisor:
             self._start_drivers()
         self._ask()
         self._harm()
-        decided_by_copy = world.rarities.decided_by_copy
-        if self._older_copy is None and len(world.oracle.decided) >= decided_by_copy:
+        if self._older_copy is None and len(world.oracle.decided) >= DECIDED_BY_COPY:
             self._older_copy = OlderCopy.take(world)
         world.clock.after(0.1, self._watch)
 
@@ -239,9 +233,6 @@ class _Supervisor:
                 self._manual_at = None
         if world.saves and self._save_at is not None and world.now_s >= self._save_at:
             self._request(world.saves)
-            if world.starves and not world.calm:
-                self._save_at = world.now_s + AGAIN_S
-                self._asked.clear()
         self._ask_at_any_moment()
         asks = self._stop_at is not None or self._manual_at is not None
         world.input_ends = not asks and not world.waits
@@ -268,10 +259,10 @@ class _Supervisor:
         if self._clock_at is not None and world.now_s >= self._clock_at:
             world.clock.set_wall(world.rng.choice([-3600.0, 3600.0, -86400.0 * 365]))
             self._clock_at = None
-        if self._grow_at and world.now_s >= self._grow_at[0] and not world.finished:
+        if self._grow_at is not None and world.now_s >= self._grow_at and not world.finished:
             world.sources["source"].append(f"p{len(world.sources['source'])}")
             world.clock.say("a partition appears")
-            del self._grow_at[0]
+            self._grow_at = None
         if self._copy_at is not None and world.now_s >= self._copy_at:
             self._copy()
         if self._back_at is not None and world.now_s >= self._back_at and not world.finished:

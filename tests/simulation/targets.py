@@ -81,10 +81,6 @@ class Target(Server, ABC):
         """Drop what is in doubt, behind everybody's back."""
 
     @abstractmethod
-    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
-        """Commit what is in doubt, or drop it, as a person has found out."""
-
-    @abstractmethod
     def _state(self) -> tuple[Any, ...]: ...
 
     @abstractmethod
@@ -174,11 +170,6 @@ class TwoPhase(Target):
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.prepared[transaction]
 
-    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
-        rows = self.prepared.pop(transaction, None)
-        if decided and rows is not None:
-            self._take(transaction, rows)
-
     def _prepare(self, transaction: TransactionId, rows: list[Row]) -> None:
         if transaction in self.prepared or transaction in self.proofs:
             raise Violation(f"I7 transaction {transaction} exists already: its name is used twice")
@@ -265,11 +256,6 @@ class Staged(Target):
 
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.staged[transaction]
-
-    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
-        rows = self.staged.pop(transaction, None)
-        if decided and rows is not None and transaction not in self.proofs:
-            self._take(transaction, rows)
 
     def _refuses(self, transaction: TransactionId) -> bool:
         below = self.keeps_floor and transaction.checkpoint < self.floor
@@ -386,9 +372,6 @@ class Versioned(Target):
 
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.files[transaction]
-
-    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
-        raise Violation(f"a version has {transaction}, which nobody remembers, decided: {decided}")
 
     def _apply(self, commit: GlobalCommit) -> CommitOutcome:
         if self.keeps_order and commit.checkpoint <= self.highest:

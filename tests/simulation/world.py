@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import START_S, Clock, Network
 from tests.simulation.oracle import Oracle
-from tests.simulation.rarities import BUNDLE_S, Rarities
 from tests.simulation.savepoints import Kept
 from tests.simulation.slots import RULE, RULES
 from tests.simulation.storage import Files, SharedLog
@@ -19,7 +18,6 @@ from tests.simulation.variant import Variant
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
-from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
 from onceflow.core.protocol.log.rules import AttemptClaimed, LogRecord
@@ -44,7 +42,6 @@ RESTARTS: tuple[RestartStrategy, ...] = (
 )
 
 
-LONG_S = 1e6
 LIFETIME_S = 1.5
 """Of an attempt where all die soon: enough for a checkpoint, and not for all rows that wait."""
 
@@ -151,36 +148,9 @@ class Shape:
 
 def _drawn_saves(seed: int) -> CheckpointKind | None:
     """Drawn apart, so that a schedule without savepoints is what it is without them."""
-    if _drawn_starving(seed):
-        return CheckpointKind.SAVEPOINT
     rng = random.Random(f"savepoints {seed}")
     kinds = [kind for kind in CheckpointKind if kind.is_savepoint]
     return rng.choice(kinds) if rng.random() < 0.2 else None
-
-
-def _drawn_starving(seed: int) -> bool:
-    """Whether a relay waits for credits while it is asked for a savepoint; drawn apart, too."""
-    return random.Random(f"starving {seed}").random() < 0.02
-
-
-def _starving(shape: Shape) -> Shape:
-    """Where rows take so long that a savepoint is given up while its barrier waits behind them."""
-    settings = replace(
-        shape.checkpoints,
-        interval_s=0.15,
-        timeout_s=0.6,
-        tolerable_failures=4,
-        overtakes_after_s=0.0,
-    )
-    return replace(
-        shape,
-        checkpoints=settings,
-        mode=AlignmentMode.ALIGNED,
-        records=20,
-        relay=True,
-        credits=1,
-        row_s=0.15,
-    )
 
 
 def _drawn_clock_work(seed: int) -> bool:
@@ -354,22 +324,27 @@ class World:
 
     def __init__(self, seed: int, variant: Variant, calm_after_s: float) -> None:
         self.rng = random.Random(seed)
+        self.shape = shape = Shape.draw(self.rng)
         self.variant = variant
+        if variant.mode is not None:
+            aligned = replace(shape.checkpoints, overtakes_after_s=None)
+            self.shape = shape = replace(shape, checkpoints=aligned)
         self.lifetime_s: float | None = None
         """After which each attempt loses a slot, also when faults have stopped."""
         self.stand_stills: tuple[StandStill, ...] = ()
-        self.starves = _drawn_starving(seed) and variant.mode is None
-        """Whether rows take so long that savepoints are given up, and asked for again."""
+        if impatient := _impatient(seed, shape):
+            self.shape, self.lifetime_s = impatient, LIFETIME_S
+            shape = impatient
+        elif stand_stills := _drawn_stand_stills(seed, START_S):
+            self.shape = shape = _standing(seed, shape)
+            self.stand_stills = stand_stills
         self.waits = False
         """Whether sources stand still, and nothing goes wrong, until many decisions are made."""
-        self.shape = shape = self._drawn_shape(seed)
+        if not self.stand_stills and (patient := _patient(seed, shape)):
+            self.shape, self.waits = patient, True
+            shape = patient
         self.restoring = Restoring.draw(seed)
         self.asking = Asking(seed)
-        self.rarities = Rarities.draw(seed)
-        self.bundle_s = BUNDLE_S if self.rarities.bundles else 0.0
-        """For how long the relay keeps rows at the most, to pass several on at once."""
-        if self.starves:
-            self.bundle_s = LONG_S
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
@@ -415,24 +390,6 @@ class World:
         self._calm_after_s = calm_after_s
         self._calm_at = self.clock.now_s + calm_after_s
 
-    def _drawn_shape(self, seed: int) -> Shape:
-        shape = Shape.draw(self.rng)
-        if self.variant.mode is not None:
-            aligned = replace(shape.checkpoints, overtakes_after_s=None)
-            shape = replace(shape, checkpoints=aligned)
-        if self.starves:
-            return _starving(shape)
-        if impatient := _impatient(seed, shape):
-            self.lifetime_s = LIFETIME_S
-            shape = impatient
-        elif stand_stills := _drawn_stand_stills(seed, START_S):
-            self.stand_stills = stand_stills
-            return _standing(seed, shape)
-        if patient := _patient(seed, shape):
-            self.waits = True
-            shape = patient
-        return shape
-
     def _target(self, sink_id: str, kind: type[Target]) -> Target:
         target = kind(self.clock, sink_id, self.oracle.committed)
         target.overtaken_rate = self.shape.overtaken_commits
@@ -448,13 +405,6 @@ class World:
         retired = frozenset({gone} if self.retirement.handed_over else ())
         self.pipeline = Pipeline(tuple(s for s in kept if s), retired)
         self.clock.say(f"{gone} is removed from the pipeline, which writes to {kept}")
-
-    def decide_by_hand(self, target: Target, forgotten: Iterable[Committable]) -> None:
-        """A person finds out what became of checkpoints that the log has forgotten."""
-        for committable in forgotten:
-            transaction = committable.transaction
-            self.clock.say(f"a person decides what becomes of {transaction}")
-            target.finish_by_hand(transaction, decided=self.oracle.is_decided(transaction))
 
     def hand_over(self) -> None:
         """The user does what the refused start has said."""
@@ -473,14 +423,13 @@ class World:
 
     def _let_servers_fail(self) -> None:
         self.files.fault_rate = self.log.fault_rate = self.shape.storage_faults
-        self.log.slow_rate = self.rarities.slow_log
         for target in self.targets.values():
             target.fault_rate = self.shape.database_faults
             target.slow_rate = self.shape.slow_commits
 
     def calm_down(self) -> None:
         self.network.loss = self.network.doubling = 0.0
-        self.files.fault_rate = self.log.fault_rate = self.log.slow_rate = 0.0
+        self.files.fault_rate = self.log.fault_rate = 0.0
         for target in self.targets.values():
             target.fault_rate = target.slow_rate = 0.0
 
@@ -519,7 +468,7 @@ class World:
         """The user gives the job new storage: without its log, and without its files."""
         files, log = Files(self.clock), SharedLog(self.clock, self._logged)
         files.fault_rate, log.fault_rate = self.files.fault_rate, self.log.fault_rate
-        log.overwrites, log.slow_rate = self.variant.overwrites, self.log.slow_rate
+        log.overwrites = self.variant.overwrites
         self.files, self.log = files, log
         if self.kept is not None:
             self.oracle.moved(self.kept.savepoint.completed)
