@@ -195,19 +195,21 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
             pa.field("at", pa.timestamp("us", "UTC")),
             pa.field("price", pa.decimal128(10, 2)),
             pa.field("raw", pa.binary()),
+            pa.field("coded", pa.dictionary(pa.int32(), pa.float64())),
         ]
     )
     at = dt.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=dt.timezone.utc)
     good: dict[str, Any] = {
         "id": 1, "x": 0.5, "tags": [{"w": 1.5}], "at": at,
-        "price": decimal.Decimal("1.20"), "raw": b"\x00\xff",
+        "price": decimal.Decimal("1.20"), "raw": b"\x00\xff", "coded": 2.5,
     }  # fmt: skip
     batch = pa.RecordBatch.from_pylist(
         [
             good,
             {**good, "id": 2, "x": float("nan")},
             {**good, "id": 3, "tags": [{"w": float("inf")}]},
-            {**good, "id": 4, "x": None, "tags": None, "at": None, "price": None, "raw": None},
+            {**dict.fromkeys(good), "id": 4},
+            {**good, "id": 5, "coded": float("nan")},
         ],
         schema,
     )
@@ -216,7 +218,7 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
         writer = job.check().writer()
         writer.write(batch)
         (rejected,) = writer.rejected()
-        assert rejected.rows.column("id").to_pylist() == [2, 3]
+        assert rejected.rows.column("id").to_pylist() == [2, 3, 5]
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     (name,) = public_files(directory)
@@ -225,9 +227,9 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
     assert [json.loads(line) for line in text.splitlines()] == [
         {
             "id": 1, "x": 0.5, "tags": [{"w": 1.5}], "at": "2024-01-02T03:04:05.000006Z",
-            "price": "1.20", "raw": "AP8=",
+            "price": "1.20", "raw": "AP8=", "coded": 2.5,
         },
-        {"id": 4, "x": None, "tags": None, "at": None, "price": None, "raw": None},
+        {**dict.fromkeys(good), "id": 4},
     ]  # fmt: skip
 
 
