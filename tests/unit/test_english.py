@@ -46,12 +46,24 @@ UNSWEPT: tuple[str, ...] = (
     "cli/txn/",
     "connectors/kafka/",
     "connectors/spark/batch/",
-    "core/",
+    "core/api/",
+    "core/arrow/",
+    "core/batch_decisions.py",
+    "core/commit/",
+    "core/in_doubt.py",
+    "core/protocol/",
+    "core/runtime/",
+    "core/scratch.py",
+    "core/secret_references.py",
+    "core/settings/",
+    "core/spi/",
+    "core/state/",
+    "core/storage/",
     "sinks/kafka/",
     "sinks/sql/",
     "sources/",
 )
-"""Folders whose names are still to be mended; the list only gets shorter."""
+"""Folders and files whose names are still to be mended; the list only gets shorter."""
 
 
 @cache
