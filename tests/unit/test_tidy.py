@@ -287,6 +287,23 @@ def test_every_document_has_one_title() -> None:
     assert {name: count for name, count in titles.items() if count != 1} == {}
 
 
+def test_every_decision_has_the_same_form() -> None:
+    """A number, a date, a status, and first why, then what was decided."""
+    head = re.compile(
+        r"# (\d+)\. .+\n\nDate: \d{4}-\d\d-\d\d\. "
+        r"Status: (?:accepted|superseded by \[.+\]\(.+\))\.\n\n## Context\n"
+    )
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert pages
+    wrong = list[str]()
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        match = head.match(text)
+        if match is None or int(match[1]) != int(page.name[:4]) or "\n## Decision\n" not in text:
+            wrong.append(page.name)
+    assert wrong == []
+
+
 def test_links_lead_somewhere() -> None:
     broken = list[str]()
     links = 0
