@@ -34,7 +34,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.connectors.spark.class_archive import archive_options
-from onceflow.core.runtime.driver.status import AttemptStats
+from onceflow.core.runtime.events.status import AttemptStats
 from onceflow.core.spi import Sink, Source
 from onceflow.integration.faults.processes import children_of
 from onceflow.integration.workload import PAYMENT_SCHEMA

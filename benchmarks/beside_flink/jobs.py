@@ -44,7 +44,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.api.stream import Stream
-from onceflow.core.runtime.driver.status import CheckpointStats
+from onceflow.core.runtime.events.status import CheckpointStats
 from onceflow.sources import DatagenSource
 
 # Prime to the number of keys: so many changes in a row are as many keys.

@@ -30,7 +30,7 @@ from onceflow.cli.demo.driver import (
 )
 from onceflow.cli.demo.settings import DemoCommitMode, SinkKind
 from onceflow.core.decoders import json_decoder
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
 from onceflow.core.spi import Sink
 from onceflow.integration.workload import PAYMENT_SCHEMA

@@ -34,7 +34,7 @@ from onceflow.cli.jobs.client import (
 )
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
-from onceflow.core.runtime.driver.job_events import JobState
+from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.storage import JobStorage
 from onceflow.core.storage.descriptions import savepoint_directory
 

@@ -22,11 +22,11 @@ from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
-from onceflow.core.runtime.driver.job_events import JobState
-from onceflow.core.runtime.driver.listeners import JobListener
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.job_events import JobState
+from onceflow.core.runtime.events.listeners import JobListener
+from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.pipeline_settings import Checkpointing, Endpoint, RuntimeSettings

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from onceflow.core.errors import OnceflowError
     from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from onceflow.core.runtime.cluster.local_processes import LocalProcesses
-    from onceflow.core.runtime.driver.job_events import (
+    from onceflow.core.runtime.events.job_events import (
         AttemptBegan,
         AttemptEnded,
         AttemptRunning,
@@ -88,8 +88,8 @@ if TYPE_CHECKING:
         StateDropped,
         SubtaskCommitted,
     )
-    from onceflow.core.runtime.driver.listeners import JobListener
-    from onceflow.core.runtime.driver.status import (
+    from onceflow.core.runtime.events.listeners import JobListener
+    from onceflow.core.runtime.events.status import (
         AttemptStats,
         CheckpointFailure,
         CheckpointStats,
@@ -164,7 +164,7 @@ else:
             ),
             "onceflow.core.protocol.restart": "ExponentialDelay FailureRate FixedDelay NoRestart",
             "onceflow.core.runtime.cluster.local_processes": "LocalProcesses",
-            "onceflow.core.runtime.driver.job_events": (
+            "onceflow.core.runtime.events.job_events": (
                 "AttemptBegan AttemptEnded AttemptRunning CheckpointAcked CheckpointCompleted"
                 " CheckpointFailed CheckpointTriggered EventsDropped JobEnded JobEvent"
                 " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
@@ -172,8 +172,8 @@ else:
                 " SlotLeft SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
                 " SubtaskCommitted LagMeasured"
             ),
-            "onceflow.core.runtime.driver.listeners": "JobListener",
-            "onceflow.core.runtime.driver.status": (
+            "onceflow.core.runtime.events.listeners": "JobListener",
+            "onceflow.core.runtime.events.status": (
                 "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint"
                 " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
             ),

@@ -43,7 +43,7 @@ from onceflow import (
     Stream,
 )
 from onceflow.core.api.pipeline import Job
-from onceflow.core.runtime.driver.job_events import CheckpointTriggered
+from onceflow.core.runtime.events.job_events import CheckpointTriggered
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
 KEPT: ListStateDescriptor[int] = ListStateDescriptor("kept", int)

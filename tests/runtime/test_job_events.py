@@ -33,7 +33,7 @@ from onceflow import (
     SlotsDeployed,
     SlotsJoined,
 )
-from onceflow.core.runtime.driver.status import apply
+from onceflow.core.runtime.events.status import apply
 from onceflow.integration.conformance.processes import eventually
 
 DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"

@@ -15,7 +15,7 @@ from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import JobState, NoRestart
 from onceflow.core.api.pipeline import Job
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.status import JobStatus
 
 
 def _await(job: Job, what: Callable[[JobStatus], bool], timeout_s: float = 90.0) -> JobStatus:

@@ -19,8 +19,8 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops import attempt
 from onceflow.core.protocol.loops.attempt_facts import SlotSaid
 from onceflow.core.protocol.messages import Failed
-from onceflow.core.runtime.driver.job_events import SlotLeft
 from onceflow.core.runtime.driver.savepoints import Savepoints
+from onceflow.core.runtime.events.job_events import SlotLeft
 
 FAILED = Failed(1, "SlotLost", "channel broke", "", "job")
 

@@ -19,7 +19,7 @@ from tests.support.ledger import assert_exactly_once, ledger
 from onceflow import HeapBackend, JobState, RocksDBBackend
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import CheckpointCorrupt, SavepointRefused, StorageError
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.state import StateBackend
 
 

@@ -16,7 +16,7 @@ from tests.support.ledger import SETTINGS
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, Pipeline
 from onceflow.core.errors import ConfigError, SavepointRefused, StorageBehind
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink
 

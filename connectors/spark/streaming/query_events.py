@@ -31,7 +31,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SubtaskMetrics
-from onceflow.core.runtime.driver.job_events import (
+from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
     AttemptRunning,
@@ -46,8 +46,8 @@ from onceflow.core.runtime.driver.job_events import (
     SlotReported,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
+from onceflow.core.runtime.events.status import JobStatus
 
 _WHOLE = SubtaskRef("query", 0)
 

@@ -1,1 +1,1 @@
-"""What runs where the user called `start`: attempts, recovery, decisions and the job's status."""
+"""What runs where the user called `start`: attempts, recovery, decisions, and who may ask."""

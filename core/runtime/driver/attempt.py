@@ -71,7 +71,13 @@ from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.global_commits import GlobalCommits
-from onceflow.core.runtime.driver.job_events import (
+from onceflow.core.runtime.driver.restore import restored_slots
+from onceflow.core.runtime.driver.savepoints import text_of
+from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
+from onceflow.core.runtime.driver.slot_pool import SlotPool
+from onceflow.core.runtime.driver.source_lag import LagMonitor
+from onceflow.core.runtime.driver.source_splits import SplitDiscovery
+from onceflow.core.runtime.events.job_events import (
     AttemptRunning,
     CheckpointAcked,
     CheckpointCompleted,
@@ -89,12 +95,6 @@ from onceflow.core.runtime.driver.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.driver.restore import restored_slots
-from onceflow.core.runtime.driver.savepoints import text_of
-from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
-from onceflow.core.runtime.driver.slot_pool import SlotPool
-from onceflow.core.runtime.driver.source_lag import LagMonitor
-from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.slot.context import versions
 from onceflow.core.runtime.transport.control_plane import SlotConnected, SlotLink
 

@@ -11,9 +11,9 @@ from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import AttemptFact
-from onceflow.core.runtime.driver.job_events import JobEvent
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.runtime.events.job_events import JobEvent
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.transport.control_plane import SlotConnected
 from onceflow.core.storage import ClaimedLog, JobStorage

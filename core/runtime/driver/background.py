@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.driver.job_events import LeftoversAborted
+from onceflow.core.runtime.events.job_events import LeftoversAborted
 
 _log = logging.getLogger("onceflow.runtime.attempt")
 T = TypeVar("T")

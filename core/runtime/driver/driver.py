@@ -47,16 +47,6 @@ from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
-from onceflow.core.runtime.driver.job_events import (
-    AttemptBegan,
-    AttemptEnded,
-    JobEnded,
-    JobRestarting,
-    JobStarted,
-    JobState,
-    StateDropped,
-)
-from onceflow.core.runtime.driver.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
@@ -74,8 +64,18 @@ from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, look_up
-from onceflow.core.runtime.driver.status import JobStatus
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
+from onceflow.core.runtime.events.job_events import (
+    AttemptBegan,
+    AttemptEnded,
+    JobEnded,
+    JobRestarting,
+    JobStarted,
+    JobState,
+    StateDropped,
+)
+from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
+from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickled_program

@@ -22,7 +22,7 @@ from typing import Protocol
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
-from onceflow.core.runtime.driver.listeners import JobListener
+from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.settings.pipeline_settings import Endpoint
 from onceflow.core.storage.log.driver_address import AddressFiles, DriverAddress
 

@@ -36,10 +36,10 @@ from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.http_server import Request, Response
-from onceflow.core.runtime.driver.job_events import JobEvent, JobState
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, keys_meant
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.job_events import JobEvent, JobState
+from onceflow.core.runtime.events.status import JobStatus
 
 INSTANCE_HEADER = "Onceflow-Instance"
 DEADLINE_HEADER = "Onceflow-Deadline"

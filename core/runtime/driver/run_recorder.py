@@ -13,7 +13,7 @@ import msgspec
 
 from onceflow.core.errors import OnceflowError
 from onceflow.core.runtime.driver.background import Background
-from onceflow.core.runtime.driver.job_events import JobState
+from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.storage import JobStorage
 from onceflow.core.storage.log.last_run import ERROR_LENGTH_MAX, LastRun
 

@@ -23,8 +23,8 @@ from onceflow.core.protocol.savepoints.savepoint import (
     restored_from,
     sinks_to_import,
 )
-from onceflow.core.runtime.driver.job_events import SavepointRestored
 from onceflow.core.runtime.driver.restore import check_max_parallelism
+from onceflow.core.runtime.events.job_events import SavepointRestored
 from onceflow.core.storage import CheckpointStorage, ClaimedLog, JobStorage
 from onceflow.core.storage.snapshots.retained_checkpoints import check_not_claimed, restore_point
 

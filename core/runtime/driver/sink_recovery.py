@@ -52,7 +52,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.runtime.driver.job_events import RecoveredSink
+from onceflow.core.runtime.events.job_events import RecoveredSink
 from onceflow.core.spi import (
     CommittedBy,
     Committer,

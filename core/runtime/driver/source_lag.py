@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.runtime.driver.job_events import JobEvent, LagMeasured
 from onceflow.core.runtime.driver.source_splits import splits_of
+from onceflow.core.runtime.events.job_events import JobEvent, LagMeasured
 from onceflow.core.spi import Source, SplitOffsets
 
 LAG_INTERVAL_S = 5.0

@@ -17,8 +17,8 @@ from tests.support.ledger import SETTINGS
 from onceflow import Checkpointing, JobState, LocalProcesses, NoRestart, Pipeline
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import CheckpointError
-from onceflow.core.runtime.driver.job_events import JobEvent, SinkBlocked
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.job_events import JobEvent, SinkBlocked
+from onceflow.core.runtime.events.status import JobStatus
 
 _HOLDERS: dict[type[Database], str] = {
     Postgres: r"session \d+ of role '\w+' \(application 'monthly report', idle in transaction,"

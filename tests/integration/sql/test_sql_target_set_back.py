@@ -29,8 +29,8 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
-from onceflow.core.runtime.driver.job_events import RecoveredSink
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.runtime.events.job_events import RecoveredSink
 from onceflow.core.spi import Committer, CommitterContext, Sink, WriterContext
 from onceflow.core.storage import ClaimedLog, FileSystemStorage, JobStorage
 

@@ -13,7 +13,7 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, St
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
-from onceflow.core.runtime.driver.job_events import JobEvent, RecoveredSink
+from onceflow.core.runtime.events.job_events import JobEvent, RecoveredSink
 from onceflow.core.storage import FileSystemStorage, JobStorage
 
 

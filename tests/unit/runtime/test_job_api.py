@@ -16,10 +16,10 @@ from onceflow.core.errors import SavepointFailed, StorageError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.runtime.driver.http_server import Request
 from onceflow.core.runtime.driver.job_api import JobApi
-from onceflow.core.runtime.driver.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
-from onceflow.core.runtime.driver.status import JobStatus, apply
+from onceflow.core.runtime.events.job_events import CheckpointTriggered, JobEnded, JobStarted
+from onceflow.core.runtime.events.status import JobStatus, apply
 
 TOKEN, INSTANCE = "the token", "this one"
 DIRECTORY = FileSystemStorage("/kept").open_savepoint("/kept/1")

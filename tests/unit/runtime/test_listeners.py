@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
-from onceflow.core.runtime.driver import listeners
-from onceflow.core.runtime.driver.job_events import (
+from onceflow.core.runtime.events import listeners
+from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     EventsDropped,
     JobEnded,
@@ -19,8 +19,8 @@ from onceflow.core.runtime.driver.job_events import (
     JobState,
     StateDropped,
 )
-from onceflow.core.runtime.driver.listeners import QUEUE_LENGTH, StatusTracker
-from onceflow.core.runtime.driver.status import JobStatus
+from onceflow.core.runtime.events.listeners import QUEUE_LENGTH, StatusTracker
+from onceflow.core.runtime.events.status import JobStatus
 
 
 def began(attempt: int) -> AttemptBegan:

@@ -14,7 +14,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
-from onceflow.core.runtime.driver.job_events import (
+from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
     AttemptRunning,
@@ -43,7 +43,7 @@ from onceflow.core.runtime.driver.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.driver.status import (
+from onceflow.core.runtime.events.status import (
     FAILURES_LENGTH,
     HISTORY_LENGTH,
     SUBTASK_HISTORY_LENGTH,

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from onceflow.core.runtime.driver.job_events import EventsDropped, JobEnded, JobEvent
-from onceflow.core.runtime.driver.status import JobStatus, apply
+from onceflow.core.runtime.events.job_events import EventsDropped, JobEnded, JobEvent
+from onceflow.core.runtime.events.status import JobStatus, apply
 
 _log = logging.getLogger("onceflow.runtime.listeners")
 

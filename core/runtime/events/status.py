@@ -16,8 +16,8 @@ from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
-from onceflow.core.runtime.driver.commit_tally import CommitTally
-from onceflow.core.runtime.driver.job_events import (
+from onceflow.core.runtime.events.commit_tally import CommitTally
+from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
     AttemptRunning,
