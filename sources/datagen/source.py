@@ -54,9 +54,9 @@ class GeneratedPayments:
 
     def batch(self, ids: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """Return the payments numbered `ids`, in that order."""
-        words = _mixed(ids.view(np.uint64) ^ _mixed(np.full(1, self._seed, np.uint64)))
+        words = _mix(ids.view(np.uint64) ^ _mix(np.full(1, self._seed, np.uint64)))
         accounts = (words % np.uint64(self._accounts)).view(np.int64)
-        amounts = (_mixed(words) % np.uint64(_AMOUNT_COUNT)).view(np.int64) + _AMOUNT_MIN
+        amounts = (_mix(words) % np.uint64(_AMOUNT_COUNT)).view(np.int64) + _AMOUNT_MIN
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(ids),
@@ -68,8 +68,8 @@ class GeneratedPayments:
         )
 
 
-def _mixed(words: _Words) -> _Words:
-    """SplitMix64's output function: a bijection whose bits all depend on all.
+def _mix(words: _Words) -> _Words:
+    """Mix the bits of each word by SplitMix64's output function, a bijection.
 
     Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
@@ -87,17 +87,17 @@ class _Position:
     stop: int | None
 
     @property
-    def left(self) -> int | None:
+    def rows_left(self) -> int | None:
         return None if self.stop is None else self.stop - self.next
 
-    def as_split(self) -> Split:
+    def to_split(self) -> Split:
         text = json.dumps(
             {"split": self.split, "next": self.next, "stop": self.stop}, separators=(",", ":")
         )
         return Split(f"datagen-{self.split}", text.encode())
 
     @classmethod
-    def of(cls, split: Split) -> _Position:
+    def from_split(cls, split: Split) -> _Position:
         try:
             fields = cast("dict[str, int]", json.loads(split.position))
             return cls(fields["split"], fields["next"], fields["stop"])
@@ -121,7 +121,7 @@ class DatagenSource(Source):
     seed: int = 0
     accounts: int = 100_000
     rows_per_second: float | None = None
-    """Of all splits together, from when a reader starts; None = as fast as they are asked for."""
+    """The rate of all splits together, from the reader's start. None: as fast as possible."""
     batch_rows: int = 10_000
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class DatagenSource(Source):
         return [
             _Position(
                 index, 0, None if self.rows is None else (self.rows - index + count - 1) // count
-            ).as_split()
+            ).to_split()
             for index in range(count)
         ]
 
@@ -157,12 +157,12 @@ class DatagenSource(Source):
         """Return how far each of `splits` is from its end; endless ones have none."""
         if self.rows is None:
             return ()
-        positions = [(split.id, _Position.of(split)) for split in splits]
+        positions = [(split.id, _Position.from_split(split)) for split in splits]
         return [SplitOffsets(name, at.next, at.stop or 0) for name, at in positions]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`."""
-        return DatagenReader(self, [_Position.of(split) for split in splits])
+        return DatagenReader(self, [_Position.from_split(split) for split in splits])
 
 
 class DatagenReader(SourceReader):
@@ -186,18 +186,18 @@ class DatagenReader(SourceReader):
                 return EndOfInput()
             self._closed.wait(timeout_s)
             return None
-        allowed = self._allowed(timeout_s)
+        allowed = self._wait_for_rate(timeout_s)
         if allowed < 1:
             return None
         position = self._positions[turn]
-        left = position.left
+        left = position.rows_left
         count = min(self._source.batch_rows, allowed, allowed if left is None else left)
         numbers = np.arange(position.next, position.next + count, dtype=np.int64)
         batch = self._payments.batch(numbers * self._source.splits_count + position.split)
         self._positions[turn] = replace(position, next=position.next + count)
         self._returned += count
         self._turn = turn + 1
-        self._last = [(position.as_split().id, count)]
+        self._last = [(position.to_split().id, count)]
         return batch
 
     def rows_by_split(self) -> Sequence[tuple[str, int]]:
@@ -206,11 +206,11 @@ class DatagenReader(SourceReader):
 
     def ended_splits(self) -> Sequence[str]:
         """Return the splits that are read to their end."""
-        return [position.as_split().id for position in self._positions if position.left == 0]
+        return [position.to_split().id for position in self._positions if position.rows_left == 0]
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split at the row after the last one returned."""
-        return [position.as_split() for position in self._positions]
+        return [position.to_split() for position in self._positions]
 
     def close(self) -> None:
         """Wake a waiting `poll`."""
@@ -220,11 +220,11 @@ class DatagenReader(SourceReader):
         count = len(self._positions)
         for step in range(count):
             turn = (self._turn + step) % count
-            if self._positions[turn].left != 0:
+            if self._positions[turn].rows_left != 0:
                 return turn
         return None
 
-    def _allowed(self, timeout_s: float) -> int:
+    def _wait_for_rate(self, timeout_s: float) -> int:
         """Return how many rows the rate allows now, waiting up to `timeout_s` for the first."""
         rate = self._source.rows_per_second
         if rate is None:

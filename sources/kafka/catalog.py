@@ -1,10 +1,10 @@
-"""Which partitions are read from where, and what a checkpoint's positions mean by what brokers say.
+"""Resolves which partitions are read, and from which offsets, by asking the brokers.
 
-A topic is the one of the checkpoint if it has its id. One of another id, or none, is the loss of
-what was to be read: an error by name, or, where loss is accepted, a warning and the first record of
-what is there.
+A checkpoint's positions belong to a topic with an id. If the topic is gone, or has another id now,
+the records that were to be read are lost: that is an error, or, if the user accepts loss, a warning
+and a start at the first record that is there.
 
-Runs on the driver. Every question has the source's deadline.
+Runs on the driver. Every request to the brokers has the source's deadline.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from onceflow.sources.kafka.settings import (
 _Answer = TypeVar("_Answer")
 
 _GONE_S = 3.0
-"""A broker that has just started may not have heard of every topic yet."""
+"""How long a known topic must be missing before it counts as gone: a broker that has just started
+may not know every topic yet."""
 _LOOK_AGAIN_S = 0.2
 
 
 class Catalog:
-    """A connection to ask with; a context manager."""
+    """Asks the brokers about topics, partitions and offsets; a context manager."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -66,48 +67,48 @@ class Catalog:
             self._consumer.close()
 
     def restart_deadline(self) -> None:
-        """Give the brokers the whole deadline again, for what is asked from now on."""
+        """Give later requests the whole deadline again."""
         self._deadline = time.monotonic() + self._settings.deadline_s
 
-    def topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
+    def list_topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
         """Return every topic that the settings name, or that their pattern matches, by name.
 
-        A pattern matches no topic of Kafka's own, such as __consumer_offsets. One that is `known`
-        to have been there is missing only when it has been so for a while.
+        A pattern matches no topic of Kafka's own, such as __consumer_offsets. A topic in `known`
+        counts as missing only after `_GONE_S`.
 
         Raises:
-            ConfigError: One that is named does not exist, or we may not see it.
+            ConfigError: A named topic does not exist, or the user may not see it.
             SourceUnavailable: No broker answered before the deadline.
         """
         settings = self._settings
         if settings.topic_pattern is None:
-            found = self.described(settings.topics)
-            missing = [topic for topic in settings.topics if topic not in found]
+            topics = self.find_topics(settings.topics)
+            missing = [topic for topic in settings.topics if topic not in topics]
             if missing:
-                raise self._missing(missing[0])
-            return found
+                raise self._missing_topic_error(missing[0])
+            return topics
         gone_at = time.monotonic() + _GONE_S
         while True:
             names = filter(settings.reads, self._topics.list_names(until=self._deadline))
-            found = self._topics.find(names, until=self._deadline)
-            if known <= found.keys() or time.monotonic() > gone_at:
-                return {name: facts for name, facts in found.items() if not facts.is_internal}
+            topics = self._topics.find(names, until=self._deadline)
+            if known <= topics.keys() or time.monotonic() > gone_at:
+                return {name: facts for name, facts in topics.items() if not facts.is_internal}
             time.sleep(_LOOK_AGAIN_S)
 
-    def described(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
-        """Return those of `topics` that exist.
+    def find_topics(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
+        """Return the facts of those `topics` that exist, by name.
 
         Raises:
-            ConfigError: We may not see one, or are refused altogether.
+            ConfigError: The user may not see a topic, or may not connect at all.
             SourceUnavailable: No broker answered before the deadline.
         """
         return self._topics.find(topics, until=self._deadline)
 
-    def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset that is left and the end, exclusive, of what may be read.
+    def read_watermarks(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset that is left, and the end (exclusive) of what may be read.
 
-        Under read_committed the end is the last stable offset: what open transactions hold, and
-        everything behind it, is not counted.
+        Under read_committed the end is the last stable offset: records of open transactions, and
+        all records behind them, are not counted.
         """
         asked = TopicPartition(topic, partition)
         return self._ask_consumer(
@@ -116,19 +117,19 @@ class Catalog:
             )
         )
 
-    def ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the end of each of `partitions` that exists, as `watermarks` means it.
+    def find_ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the end of each of `partitions` that exists, as `read_watermarks` does.
 
-        One question to each broker, whatever the number of partitions.
+        Sends one request to each broker, whatever the number of partitions.
 
         Raises:
-            ConfigError: We may not read a topic, or are refused altogether.
-            SourceUnavailable: Some had no leader, or no broker answered, before the deadline.
+            ConfigError: The user may not read a topic, or may not connect at all.
+            SourceUnavailable: A partition had no leader, or no broker answered, until the deadline.
         """
         committed = self._settings.options.get("isolation.level") != "read_uncommitted"
         return self._topics.find_ends(partitions, committed=committed, until=self._deadline)
 
-    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+    def find_offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
 
@@ -139,9 +140,9 @@ class Catalog:
             return answer.offset
 
         offset = self._ask_consumer(ask)
-        return offset if offset >= 0 else self.watermarks(topic, partition)[1]
+        return offset if offset >= 0 else self.read_watermarks(topic, partition)[1]
 
-    def positions(self, facts: TopicFacts) -> list[PartitionPosition]:
+    def resolve_positions(self, facts: TopicFacts) -> list[PartitionPosition]:
         """Return the resolved start, and stop if bounded, of each partition of a topic.
 
         Raises:
@@ -152,36 +153,36 @@ class Catalog:
         _check_named(settings.starting, topic, partitions, setting="starting_offsets")
         if settings.ending is not None:
             _check_named(settings.ending, topic, partitions, setting="ending_offsets")
-        found: list[PartitionPosition] = []
+        positions: list[PartitionPosition] = []
         for partition in partitions:
-            low, high = self.watermarks(topic, partition)
-            start = self._start(topic, partition, low, high)
+            low, high = self.read_watermarks(topic, partition)
+            start = self._resolve_start(topic, partition, low, high)
             stop = (
                 None
                 if settings.ending is None
-                else max(start, self._offset(settings.ending, topic, partition, low, high))
+                else max(start, self._resolve_offset(settings.ending, topic, partition, low, high))
             )
             if stop is not None and stop > high:
                 raise ConfigError(
                     f"ending_offsets says {topic}-{partition} ends at {stop}, but only the offsets"
                     f" before {high} are there to be read"
                 )
-            found.append(_position(facts, partition, start, stop))
-        return found
+            positions.append(_position(facts, partition, start, stop))
+        return positions
 
-    def added_positions(
+    def resolve_added_positions(
         self, facts: TopicFacts, *, partitions: Sequence[int]
     ) -> list[PartitionPosition]:
-        """Return positions from the first record of `partitions`, of which none has been read."""
-        found: list[PartitionPosition] = []
+        """Return the first position of each of `partitions`, none of which has been read yet."""
+        positions: list[PartitionPosition] = []
         for partition in partitions:
-            low, high = self.watermarks(facts.name, partition)
+            low, high = self.read_watermarks(facts.name, partition)
             stop = None if self._settings.ending is None else high
-            found.append(_position(facts, partition, low, stop))
-        return found
+            positions.append(_position(facts, partition, low, stop))
+        return positions
 
-    def _start(self, topic: str, partition: int, low: int, high: int) -> int:
-        start = self._offset(self._settings.starting, topic, partition, low, high)
+    def _resolve_start(self, topic: str, partition: int, low: int, high: int) -> int:
+        start = self._resolve_offset(self._settings.starting, topic, partition, low, high)
         if start > high:
             raise ConfigError(
                 f"starting_offsets says {topic}-{partition} starts at {start}, but it ends at"
@@ -190,19 +191,21 @@ class Catalog:
         if start < low:
             if self._settings.fail_on_data_loss:
                 raise OffsetOutOfRange(
-                    gap_message(topic, partition, wanted=start, low=low, high=high)
+                    gap_message(topic, partition, offset_next=start, low=low, high=high)
                 )
             return low
         return start
 
-    def _offset(self, offsets: Offsets, topic: str, partition: int, low: int, high: int) -> int:
+    def _resolve_offset(
+        self, offsets: Offsets, topic: str, partition: int, low: int, high: int
+    ) -> int:
         match offsets:
             case Earliest():
                 return low
             case Latest():
                 return high
             case AtTime(timestamp_ms):
-                return self.offset_at(topic, partition, timestamp_ms)
+                return self.find_offset_at(topic, partition, timestamp_ms)
             case AtOffsets(explicit):
                 offset = explicit[topic][partition]
                 return {EARLIEST: low, LATEST: high}.get(offset, offset)
@@ -229,7 +232,7 @@ class Catalog:
             )
         return self._consumer
 
-    def _missing(self, topic: str) -> ConfigError:
+    def _missing_topic_error(self, topic: str) -> ConfigError:
         try:
             known = self._topics.list_names(until=time.monotonic() + ASK_S)
         except SourceUnavailable:
@@ -269,23 +272,23 @@ def _check_named(offsets: Offsets, topic: str, partitions: Sequence[int], *, set
 _logger = logging.getLogger("onceflow.sources.kafka")
 
 
-def positions_now(
+def find_positions(
     settings: KafkaSettings, catalog: Catalog, known: Sequence[PartitionPosition]
 ) -> list[PartitionPosition]:
     """Return the position of every partition to read: those of `known`, and the new ones.
 
-    A new partition stands at its first record, whatever `starting_offsets` says. A bounded source
-    takes none: where it ends was resolved for the partitions that there were when it began.
+    A new partition starts at its first record, whatever `starting_offsets` says. A bounded source
+    takes no new partitions: its end was resolved for the partitions that existed when it began.
 
     Raises:
-        OffsetOutOfRange: A topic of `known` is gone or another one, and data loss is an error.
+        OffsetOutOfRange: A topic of `known` is gone or was replaced, and data loss is an error.
         StateIncompatible: `known` has a topic that the source does not name.
         ConfigError: A topic that the source names does not exist.
         SourceUnavailable: The brokers did not answer within `deadline_s`.
     """
-    _check_read(settings, known)
-    topics = catalog.topics({position.topic for position in known})
-    kept = _kept(settings, topics, known)
+    _check_topics_are_read(settings, known)
+    topics = catalog.list_topics({position.topic for position in known})
+    kept = _keep_positions(settings, topics, known)
     began = {position.topic for position in known}
     read = {(position.topic, position.partition) for position in kept}
     now = list(kept)
@@ -293,18 +296,18 @@ def positions_now(
         begins_anew = topic in began and not any(position.topic == topic for position in kept)
         if settings.ending is None or begins_anew:
             added = [partition for partition in facts.partitions if (topic, partition) not in read]
-            now += catalog.added_positions(facts, partitions=added)
+            now += catalog.resolve_added_positions(facts, partitions=added)
     return now
 
 
-def _kept(
+def _keep_positions(
     settings: KafkaSettings, topics: Mapping[str, TopicFacts], known: Sequence[PartitionPosition]
 ) -> list[PartitionPosition]:
-    """Return those of `known` that mean what they meant, with the ids that they had not yet."""
+    """Return the positions of `known` whose topic is still the same, completed with its ids."""
     kept: list[PartitionPosition] = []
     for position in known:
         facts = topics.get(position.topic)
-        if facts is not None and _is_the_same(position, facts):
+        if facts is not None and _is_same_topic(position, facts):
             kept.append(with_ids(position, facts))
             continue
         text = _loss_text(settings, position, facts)
@@ -315,7 +318,7 @@ def _kept(
 
 
 def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPosition:
-    """Return `position` as one in the topic of `facts`; ids that are not told are kept."""
+    """Return `position` with the ids of `facts`; it keeps its own where `facts` has none."""
     return replace(
         position,
         topic_id=facts.topic_id or position.topic_id,
@@ -323,15 +326,15 @@ def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPositio
     )
 
 
-def _is_the_same(position: PartitionPosition, facts: TopicFacts) -> bool:
-    """Return whether `facts` are of the topic that was read; ids that are not told say nothing."""
+def _is_same_topic(position: PartitionPosition, facts: TopicFacts) -> bool:
+    """Return whether `facts` describe the topic that was read; ids that are missing are equal."""
     pairs = ((position.topic_id, facts.topic_id), (position.cluster_id, facts.cluster_id))
     return all(not old or not new or old == new for old, new in pairs) and (
         position.partition in facts.partitions
     )
 
 
-def _check_read(settings: KafkaSettings, known: Sequence[PartitionPosition]) -> None:
+def _check_topics_are_read(settings: KafkaSettings, known: Sequence[PartitionPosition]) -> None:
     for position in known:
         if not settings.reads(position.topic):
             raise StateIncompatible(
@@ -354,12 +357,13 @@ def _loss_text(
     if facts is None:
         return f"{where}, and Kafka at {servers} has no such topic any more. {advice}"
     return (
-        f"{where} in topic {_ids(position)}, and what Kafka at {servers} has under that name is"
-        f" topic {_ids(facts)} with {len(facts.partitions)} partitions: it was deleted and created"
-        f" again, or bootstrap_servers= leads elsewhere. What it holds are other records. {advice},"
+        f"{where} in topic {_describe_ids(position)}, and what Kafka at {servers} has under that"
+        f" name is topic {_describe_ids(facts)} with {len(facts.partitions)} partitions: it was"
+        " deleted and created again, or bootstrap_servers= leads elsewhere. What it holds are other"
+        f" records. {advice},"
         " which goes on at its first record"
     )
 
 
-def _ids(one: PartitionPosition | TopicFacts) -> str:
-    return f"{one.topic_id or '(no id told)'} of cluster {one.cluster_id or '(no id told)'}"
+def _describe_ids(holder: PartitionPosition | TopicFacts) -> str:
+    return f"{holder.topic_id or '(id unknown)'} of cluster {holder.cluster_id or '(id unknown)'}"

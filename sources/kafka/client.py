@@ -1,12 +1,11 @@
-"""How a Kafka client is opened, what it reported, and whether the brokers still answer.
+"""Opens and closes Kafka clients, and watches whether the brokers still answer.
 
-A client that has lost its brokers looks like one whose topic is idle: it says nothing. So a thread
-(`LivenessWatch`) asks every few seconds for the topic's leaders, and each leader for one
-partition's end. It asks with a client of its own, because confluent-kafka lets one thread at a time
-into a client, and a thread that polls in a loop never lets another one in (seen with 2.16: `commit`
-and `list_topics` wait for ever). And were it let in, a broker answers the questions of one
-connection in turn, so the reader would wait for the answer together with its fetch, for up to
-fetch.wait.max.ms.
+A client that has lost its brokers looks like one whose topic is idle: it reports nothing. So a
+thread (`LivenessWatch`) asks every few seconds for the topic's leaders, and each leader for one
+partition's end. It has a client of its own for two reasons. confluent-kafka admits one thread at a
+time, and a thread that polls in a loop never admits another (seen with 2.16: `commit` and
+`list_topics` wait for ever). And a broker answers the requests of one connection in turn, so each
+answer would wait for the reader's fetch, for up to fetch.wait.max.ms.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CLOSE_S = 5.0
 
 
 class LoggedTroubles(ClientTroubles):
-    """Says a new trouble once in the log, not with every attempt to connect again."""
+    """Logs each new trouble once, and not with every try to connect again."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
@@ -82,8 +81,8 @@ def open_brokers(settings: KafkaSettings) -> Brokers:
 def close_in_time(consumer: Consumer) -> None:
     """Close `consumer`, and return at the latest after `CLOSE_S`.
 
-    librdkafka waits for offset commits that are under way, and with no broker to answer that lasts
-    as long as a request may. It then goes on in the background; nothing else depends on it.
+    librdkafka waits for offset commits that are under way; without a broker that lasts as long as a
+    request may. The close then goes on in the background; nothing else depends on it.
     """
     closing = threading.Thread(target=consumer.close, name="onceflow-kafka-close", daemon=True)
     closing.start()
@@ -93,7 +92,7 @@ def close_in_time(consumer: Consumer) -> None:
 
 
 class _OffsetCommits:
-    """Says once that offsets cannot be published: only lag tools miss them."""
+    """Logs once that offsets cannot be published: only lag tools miss them."""
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
@@ -146,7 +145,7 @@ class LivenessWatch:
 
     @property
     def failure(self) -> OnceflowError | None:
-        """Why reading is to be given up: the brokers have been away for the whole deadline."""
+        """The error that ends reading: the brokers were away for the whole deadline. Or None."""
         return self._failure
 
     def start(self) -> None:
@@ -159,7 +158,7 @@ class LivenessWatch:
 
     def _watch(self) -> None:
         interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
-        # Most readers of tests and batch jobs are done before anybody need ask.
+        # Most readers of tests and batch jobs are done before the first look is due.
         if self._stopped.wait(interval_s):
             return
         consumer = open_consumer(
@@ -169,7 +168,7 @@ class LivenessWatch:
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
             asked_at = time.monotonic()
-            reason = self._complaint(consumer)
+            reason = self._find_outage(consumer)
             # Serves the error callback.
             consumer.poll(0)
             if reason is None:
@@ -180,11 +179,11 @@ class LivenessWatch:
             down_since = down_since or asked_at
             down_s = time.monotonic() - down_since
             if down_s > self._settings.deadline_s:
-                self._failure = self._given_up(reason, down_s)
+                self._failure = self._outage_error(reason, down_s)
                 break
         close_in_time(consumer)
 
-    def _complaint(self, consumer: Consumer) -> str | None:
+    def _find_outage(self, consumer: Consumer) -> str | None:
         """Return what is wrong, or None when every leader answers."""
         partitions = self._open_partitions()
         try:
@@ -210,7 +209,7 @@ class LivenessWatch:
             return error_of(error).str()
         return None
 
-    def _given_up(self, reason: str, down_s: float) -> OnceflowError:
+    def _outage_error(self, reason: str, down_s: float) -> OnceflowError:
         if self._troubles.authentication:
             return authentication_refused(self._settings, self._troubles.authentication)
         last = self._troubles.last

@@ -1,8 +1,8 @@
-"""One line of comma separated fields a value, in the order of the columns, without names.
+"""Decodes CSV: each value is one line of fields, in the order of the columns, without names.
 
-As RFC 4180 has it: fields with commas, quotes or line ends stand in double quotes, a quote in them
-is doubled. An empty field is null, an empty one in quotes is empty text. Read by Arrow, all values
-of a batch as one text, where each is surely one line; else value by value.
+RFC 4180 holds: fields with commas, quotes or line ends stand in double quotes, and a quote in them
+is doubled. An empty field is null; an empty field in quotes is empty text. Arrow reads all values
+of a batch as one text if each is surely one line; else it reads value by value.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from onceflow.connectors.kafka.wire import TOMBSTONE
 from onceflow.core.errors import ConfigError
 
 _BLOCK_BYTES = 1 << 30
-"""More than a batch has: a text is read as one block."""
+"""More bytes than a batch has, so that its text is read as one block."""
 
 
 def require_csv_columns(columns: pa.Schema) -> None:
-    """Return when lines of text can fill `columns`.
-
-    Raises:
-        ConfigError: They cannot; names the column.
-    """
+    """Raise ConfigError unless CSV can fill `columns`; names the column that it cannot fill."""
     for column in columns:
         if arrow.is_nested(column.type):
             raise ConfigError(f"column {column.name!r} is {column.type}, which no CSV field holds")
@@ -54,32 +50,32 @@ class CsvDecoder(PlainDecoder):
         )
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` are."""
+        """Decode `values`, one line each."""
         del messages
         faults: Faults = {}
-        places: list[int] = []
+        indices: list[int] = []
         lines: list[bytes] = []
         for at, value in enumerate(values):
             # Arrow takes a byte order mark off the first line of a text alone.
             line = None if value is None else value.removeprefix(BOM_UTF8).rstrip(b"\r\n")
             if line:
-                places.append(at)
+                indices.append(at)
                 lines.append(line)
             else:
                 faults[at] = TOMBSTONE if line is None else "it is empty"
-        decoded = self._decode_lines(lines, places)
+        decoded = self._decode_lines(lines, indices)
         return replace(decoded, faults={**faults, **decoded.faults})
 
-    def _decode_lines(self, lines: Sequence[bytes], places: Sequence[int]) -> Decoded:
-        """Return what `lines` are, which are the values at `places`."""
+    def _decode_lines(self, lines: Sequence[bytes], indices: Sequence[int]) -> Decoded:
+        """Decode `lines`, which are the values at `indices` of the batch."""
         if lines and all(map(_is_one_line, lines)):
             try:
-                return self._decode_text(b"\n".join(lines), places)
+                return self._decode_text(b"\n".join(lines), indices)
             except (pa.ArrowInvalid, _OtherLines):
                 pass
         parts: list[Decoded] = []
         faults: Faults = {}
-        for at, line in zip(places, lines, strict=True):
+        for at, line in zip(indices, lines, strict=True):
             try:
                 parts.append(self._decode_text(line, [at]))
             except pa.ArrowInvalid as error:
@@ -95,22 +91,22 @@ class CsvDecoder(PlainDecoder):
             dict(ChainMap(faults, *(dict(one.faults) for one in parts))),
         )
 
-    def _decode_text(self, text: bytes, places: Sequence[int]) -> Decoded:
-        """Return what `text` is, which has a line for each of `places`.
+    def _decode_text(self, text: bytes, indices: Sequence[int]) -> Decoded:
+        """Decode `text`, which has a line for each of `indices`.
 
         Raises:
             ArrowInvalid: A line has other fields.
             _OtherLines: There are fewer lines, or more.
         """
         table = self._read(text)
-        if table.num_rows != len(places):
+        if table.num_rows != len(indices):
             raise _OtherLines(table.num_rows)
         late: Faults = {}
         columns = [
             fitted(_one_chunk(table.column(at)), column, late)
             for at, column in enumerate(self._columns)
         ]
-        return Decoded(columns, places, {}).drop_rows(late)
+        return Decoded(columns, indices, {}).drop_rows(late)
 
     def _read(self, text: bytes) -> pa.Table:
         table: pa.Table = csv.read_csv(
@@ -127,7 +123,7 @@ class _OtherLines(Exception):
 
 
 def _is_one_line(line: bytes) -> bool:
-    """Return whether `line` is one line whatever stands beside it."""
+    """Return whether `line` stays one line when other lines are joined to it."""
     return b"\n" not in line and b"\r" not in line and line.count(b'"') % 2 == 0
 
 

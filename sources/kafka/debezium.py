@@ -1,13 +1,13 @@
-"""Debezium's changes of rows, as rows: the new columns of what is put, the old ones of a delete.
+"""Turns Debezium's changes into rows: a put has the new columns, a delete has the old ones.
 
     op        row      _op
     c r u     after    c, r or u: put it
     d         before   d: delete the row of its key
 
-`_op` is what the SQL sinks' `operation_column` takes. Of a deleted row nothing but the key may be
-known (Postgres, unless its REPLICA IDENTITY is FULL), so every column may be null; what NOT NULL
-says holds for rows that are put. Tombstones, which follow deletes for Kafka's compaction, are
-passed over. Truncates and messages are no change of one row, and bad records.
+`_op` is what the SQL sinks' `operation_column` takes. A delete may hold only the key (Postgres
+sends no more unless REPLICA IDENTITY is FULL), so every column is nullable; NOT NULL is checked for
+rows that are put. Tombstones, which follow deletes for Kafka's compaction, are skipped. Truncates
+and messages change no single row: they are bad records.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _OTHER_OPERATIONS: Mapping[object, str] = {
 }
 
 
-def changes_of(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of changes of rows with `columns`.
+def schema_of_changes(columns: pa.Schema) -> pa.Schema:
+    """Return the schema of changes to rows that have `columns`.
 
     Raises:
         ConfigError: One has the name of the operation's column.
@@ -64,16 +64,16 @@ def changes_of(columns: pa.Schema) -> pa.Schema:
     return pa.schema([*(column.with_nullable(True) for column in columns), operation])
 
 
-def other_operation(operation: object) -> str:
-    """Return why a record of such an operation is bad."""
+def describe_other_operation(operation: object) -> str:
+    """Return why a record with `operation`, which is neither a put nor a delete, is bad."""
     known = _OTHER_OPERATIONS.get(operation if isinstance(operation, str) else None)
     return known or f"its op is {operation!r}, and not c, r, u or d"
 
 
-def unavailable_values(
+def note_unavailable_values(
     columns: Sequence[pa.Array], schema: pa.Schema, kept: Sequence[int], faults: Faults
 ) -> None:
-    """Tell `faults` of rows that hold Debezium's word for a value that it was not told."""
+    """Add to `faults` the rows that hold Debezium's word for a value that it did not get."""
     for column, name in zip(columns, schema.names, strict=False):
         for at, is_unavailable in zip(kept, _unavailable_rows(column), strict=False):
             if is_unavailable:
@@ -85,7 +85,7 @@ def unavailable_values(
 
 
 def _unavailable_rows(column: pa.Array) -> list[bool]:
-    """Return for each row whether it is, or holds, that word; empty when none does."""
+    """Return for each row whether it is, or holds, the word; an empty list when no row does."""
     if not _holds_word(column):
         return []
     return [_holds_word(column.slice(row, 1)) for row in range(len(column))]
@@ -110,6 +110,7 @@ def _holds_nested_word(column: pa.Array) -> bool:
         return any(_UNAVAILABLE in dict(one) for one in column.to_pylist() if one is not None)
     if not _is_number(kind.value_type):
         return _holds_word(pc.list_flatten(column))
+    # Only a list of the word's length can be the word: then all values are one matrix of numbers.
     of_length = pc.fill_null(pc.equal(pc.list_value_length(column), len(_WORD_BYTES)), False)
     values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)
     rows = values.to_numpy(zero_copy_only=False).reshape(-1, len(_WORD_BYTES))

@@ -1,4 +1,4 @@
-"""Debezium's envelope in Avro: read as columns, of which a row takes those before or after."""
+"""Decodes Debezium's envelope in Avro, as columns: a row takes its `before` or its `after`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from onceflow.sources.kafka.debezium import (
     NO_AFTER,
     NO_BEFORE,
     PUTS,
-    other_operation,
-    unavailable_values,
+    describe_other_operation,
+    note_unavailable_values,
 )
 
 
@@ -52,20 +52,20 @@ class DebeziumAvroDecoder(AvroDecoder):
 
     @override
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` change; tombstones change nothing."""
-        found = super().decode(values, messages)
-        faults: Faults = {at: why for at, why in found.faults.items() if values[at] is not None}
-        before, after, operation = found.columns
+        """Decode `values` to changes of rows; tombstones change nothing."""
+        envelopes = super().decode(values, messages)
+        faults: Faults = {at: why for at, why in envelopes.faults.items() if values[at] is not None}
+        before, after, operation = envelopes.columns
         deletes: Any = pc.fill_null(pc.equal(operation, DELETE), False)
-        self._require_sides(found.kept, operation, before, after, faults)
+        self._require_sides(envelopes.kept, operation, before, after, faults)
         columns = [
             pc.if_else(deletes, _member(before, at), _member(after, at))
             for at in range(len(self._row_columns))
         ]
-        self._require_values(columns, found.kept, deletes, faults)
-        unavailable_values(columns, self._row_columns, found.kept, faults)
-        late = {row: faults.pop(at) for row, at in enumerate(found.kept) if at in faults}
-        return Decoded([*columns, operation], found.kept, faults).drop_rows(late)
+        self._require_values(columns, envelopes.kept, deletes, faults)
+        note_unavailable_values(columns, self._row_columns, envelopes.kept, faults)
+        late = {row: faults.pop(at) for row, at in enumerate(envelopes.kept) if at in faults}
+        return Decoded([*columns, operation], envelopes.kept, faults).drop_rows(late)
 
     def _require_sides(
         self,
@@ -82,23 +82,23 @@ class DebeziumAvroDecoder(AvroDecoder):
             after.is_valid().to_pylist(),
             strict=True,
         )
-        for at, one, has_before, has_after in sides:
-            if one in PUTS:
+        for at, word, has_before, has_after in sides:
+            if word in PUTS:
                 if not has_after:
                     faults[at] = NO_AFTER
-            elif one != DELETE:
-                faults[at] = other_operation(one)
+            elif word != DELETE:
+                faults[at] = describe_other_operation(word)
             elif not has_before:
                 faults[at] = NO_BEFORE
 
     def _require_values(
         self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults
     ) -> None:
-        """Hold what is put to NOT NULL."""
-        for found, column in zip(columns, self._row_columns, strict=True):
-            if column.nullable or not found.null_count:
+        """Add to `faults` the puts that have no value in a NOT NULL column."""
+        for values, column in zip(columns, self._row_columns, strict=True):
+            if column.nullable or not values.null_count:
                 continue
-            missing: Any = pc.and_(found.is_null(), pc.invert(deletes))
+            missing: Any = pc.and_(values.is_null(), pc.invert(deletes))
             for at in np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist():
                 why = f"column {column.name!r} is NOT NULL and has no value"
                 faults.setdefault(kept[at], why)

@@ -1,8 +1,9 @@
-"""Debezium's envelope in JSON: as it is, or as the payload beside its schema."""
+"""Decodes Debezium's envelope in JSON, with or without the schema beside its payload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, cast
 
 import msgspec
@@ -30,9 +31,9 @@ from onceflow.sources.kafka.debezium import (
     NO_AFTER,
     NO_BEFORE,
     PUTS,
-    changes_of,
-    other_operation,
-    unavailable_values,
+    describe_other_operation,
+    note_unavailable_values,
+    schema_of_changes,
 )
 
 
@@ -40,7 +41,7 @@ class DebeziumJsonDecoder(PlainDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
     def __init__(self, columns: pa.Schema) -> None:
-        self._changes = changes_of(columns)
+        self._changes = schema_of_changes(columns)
         loose = pa.schema([column.with_nullable(True) for column in columns])
         put, deleted = record_type(columns), record_type(loose)
         self._decode = _decoder_of(
@@ -57,7 +58,7 @@ class DebeziumJsonDecoder(PlainDecoder):
         self._converters: list[Convert] = [converter_of(column.type) for column in columns]
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` change; tombstones change nothing."""
+        """Decode `values` to changes of rows; tombstones change nothing."""
         faults: Faults = {}
         kept: list[int] = []
         records: list[Any] = []
@@ -69,29 +70,29 @@ class DebeziumJsonDecoder(PlainDecoder):
             try:
                 outer = self._decode(value)
                 change = outer if outer.payload is None else outer.payload
-                record = self._changed(change, messages[at])
+                record = self._find_row(change, messages[at])
                 if finer and FINER.search(value):
-                    make_exact(record, _written_row(value, change.op), self._columns)
+                    make_exact(record, _read_row_as_written(value, change.op), self._columns)
             except DECODE_ERRORS as error:
                 faults[at] = _envelope_fault(error, value, self._columns)
                 continue
             kept.append(at)
             records.append(record)
             operations.append(change.op)
-        return self._converted(kept, records, operations, faults)
+        return self._convert(kept, records, operations, faults)
 
-    def _changed(self, change: Any, message: Message) -> Any:
+    def _find_row(self, change: Any, message: Message) -> Any:
         """Return the row that `change` is about.
 
         Raises:
-            ValueError: It is about none, and the like; see `DECODE_ERRORS`.
+            ValueError: There is none, or it cannot be decoded; see `DECODE_ERRORS`.
         """
         if change.op in PUTS:
             if change.after is None:
                 raise ValueError(NO_AFTER)
             return change.after
         if change.op != DELETE:
-            raise ValueError(other_operation(change.op))
+            raise ValueError(describe_other_operation(change.op))
         if change.before is not None:
             return change.before
         key = message.key()
@@ -100,7 +101,7 @@ class DebeziumJsonDecoder(PlainDecoder):
         payload = self._decode_key(key).payload
         return self._decode_loose(key) if payload is None else payload
 
-    def _converted(
+    def _convert(
         self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
     ) -> Decoded:
         try:
@@ -108,24 +109,21 @@ class DebeziumJsonDecoder(PlainDecoder):
         except CONVERSION_ERRORS:
             late = [self._late_fault(record) for record in records]
             faults |= {at: why for at, why in zip(kept, late, strict=True) if why is not None}
-            return self._without(kept, records, operations, faults)
+            return self._leave_out_faults(kept, records, operations, faults)
         before = len(faults)
-        unavailable_values(columns, self._changes, kept, faults)
+        note_unavailable_values(columns, self._changes, kept, faults)
         if len(faults) > before:
-            return self._without(kept, records, operations, faults)
+            return self._leave_out_faults(kept, records, operations, faults)
         return Decoded([*columns, pa.array(operations, pa.string())], kept, faults)
 
-    def _without(
+    def _leave_out_faults(
         self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
     ) -> Decoded:
         good = [at not in faults for at in kept]
 
-        def of_good(given: list[Any]) -> list[Any]:
-            return [one for one, is_good in zip(given, good, strict=True) if is_good]
-
-        columns = self._arrays(of_good(records))
-        operation = pa.array(of_good(operations), pa.string())
-        return Decoded([*columns, operation], of_good(kept), faults)
+        columns = self._arrays(list(compress(records, good)))
+        operation = pa.array(compress(operations, good), pa.string())
+        return Decoded([*columns, operation], list(compress(kept, good)), faults)
 
     def _arrays(self, records: list[Any]) -> list[pa.Array]:
         columns = self._read_columns(records)
@@ -137,7 +135,7 @@ class DebeziumJsonDecoder(PlainDecoder):
 
 
 def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    """Return a type that has `fields`, or has `payload` that has them."""
+    """Return a type that has `fields` itself, or `payload` with these fields."""
     optional: list[Any] = [(field, kind | None, None) for field, kind in fields]
     inner: Any = msgspec.defstruct(f"{name}Payload", optional)
     return msgspec.defstruct(name, [*optional, ("payload", inner | None, None)])
@@ -147,15 +145,15 @@ def _decoder_of(kind: Any) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", json_decoder(kind).decode)
 
 
-def _written_row(value: bytes, operation: str) -> Any:
-    """Return the row of a change as it is written; None where only the key has it."""
+def _read_row_as_written(value: bytes, operation: str) -> Any:
+    """Return the row of a change as plain JSON; None where only the key has it."""
     outer: Any = msgspec.json.decode(value)
     change = outer if outer.get("payload") is None else outer["payload"]
     return change.get("before" if operation == DELETE else "after")
 
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:
-    """Say what is wrong; with the column where it is inside of a row."""
+    """Say what is wrong with `value`, and in which column if the fault is inside a row."""
     for part in ("payload.after.", "payload.before.", "after.", "before."):
         shown = str(error).replace(f"`$.{part}", "`$.")
         if shown != str(error):

@@ -1,4 +1,4 @@
-"""Rows of formats that are decoded a whole batch at a time."""
+"""Collects messages whose format is decoded a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onceflow.sources.kafka.messages import (
     VALUE,
     Refusals,
     SplitRuns,
-    metadata,
-    runs_of,
-    size_bytes,
+    estimate_size_bytes,
+    metadata_columns,
+    split_runs_of,
 )
 from onceflow.sources.kafka.settings import KafkaSettings
 
@@ -35,7 +35,7 @@ class Rows(Protocol):
     refusals: Refusals
     """Bad records, over all batches."""
     runs: SplitRuns
-    """Whose the rows are that were taken last; empty unless `by_split` was asked for."""
+    """The partitions of the rows that were taken last; empty without `by_split`."""
 
     @property
     def size_bytes(self) -> int:
@@ -51,10 +51,10 @@ class Rows(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Return whether `take` needs to wait for nothing, such as a schema.
+        """Return whether `take` can run at once, without waiting for a schema for instance.
 
         Raises:
-            SourceUnavailable: It has been waited for too long.
+            SourceUnavailable: What it waits for did not come within the deadline.
         """
         ...
 
@@ -98,7 +98,7 @@ class DecodedRows:
         self._decoder.expect(values, messages)
         self._messages += messages
         self._values += values
-        self.size_bytes += size_bytes(messages)
+        self.size_bytes += estimate_size_bytes(messages)
 
     def ready(self) -> bool:
         """Return whether every schema that the rows need is there.
@@ -118,13 +118,13 @@ class DecodedRows:
         messages, self._messages, self.size_bytes = self._messages, [], 0
         values, self._values = self._values, []
         decoded = _without_beyond_python(self._decoder.decode(values, messages), self._schema)
-        for place in sorted(decoded.faults):
-            self.refusals.refuse(messages[place], decoded.faults[place])
+        for index in sorted(decoded.faults):
+            self.refusals.refuse(messages[index], decoded.faults[index])
         columns = list(decoded.columns)
         if self._keep_messages:
-            self.kept = [messages[place] for place in decoded.kept]
+            self.kept = [messages[index] for index in decoded.kept]
         if self._include_metadata:
-            columns += metadata(self.kept)
+            columns += metadata_columns(self.kept)
         if self._by_split:
-            self.runs = runs_of(self.kept, self._topics)
+            self.runs = split_runs_of(self.kept, self._topics)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

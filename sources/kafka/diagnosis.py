@@ -1,4 +1,4 @@
-"""Whether brokers, their topics and their settings carry what a job reads and writes."""
+"""Examines for `onceflow doctor` whether brokers, topics and settings suit a job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MAY_PASS = (
     KafkaError.NOT_COORDINATOR,
 )
 _ANY_TOPIC = "__consumer_offsets"
-"""Asked for where no topic is named; it need not be there."""
+"""The topic to ask a group about where the user names none; it need not exist."""
 _CREATE = "kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {n}"
 _ALLOW = (
     "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User:<name>"
@@ -57,14 +57,14 @@ _ALLOW = (
 
 
 def questions_of_kafka(access: ServerAccess, topics: Sequence[str], parallelism: int) -> Questions:
-    """Return what the brokers are asked: their cluster, topics, what is allowed, how they are set.
+    """Return the questions to the brokers: about the cluster, topics, permissions and settings.
 
-    With the option `group.id`, also whether that group's offsets may be read.
+    With the option `group.id` they include whether that group's offsets may be read.
 
     Raises:
         ConfigError: An option is not for users to set, or the client refuses it.
     """
-    return _Examination(access, tuple(topics), parallelism).findings
+    return _Examination(access, tuple(topics), parallelism).examine
 
 
 class _Examination:
@@ -86,7 +86,7 @@ class _Examination:
         self._config = client_config(self._cluster, "onceflow-doctor", defaults, self._troubles)
         self._admin = cast("Any", open_client(AdminClient, self._config, self._cluster))
 
-    def findings(self) -> list[Finding]:
+    def examine(self) -> list[Finding]:
         area, servers = self._area, self._servers
         refusals = [refusal for server in servers.split(",") if (refusal := _refusal(server))]
         if len(refusals) == len(servers.split(",")):
@@ -98,9 +98,9 @@ class _Examination:
                 )
             ]
         try:
-            cluster = self._admin.list_topics(timeout=self._left_s())
+            cluster = self._admin.list_topics(timeout=self._remaining_s())
         except KafkaException as error:
-            self._admin.poll(0)  # has the client tell its own troubles
+            self._admin.poll(0)  # serves the error callback, which notes the client's own troubles
             reason = self._troubles.last or self._text(error)
             return [
                 area.problem(
@@ -113,21 +113,21 @@ class _Examination:
         brokers: dict[int, Any] = cluster.brokers
         findings = [area.ok(f"{len(brokers)} broker(s), cluster {cluster.cluster_id}")]
         for topic in self._topics:
-            findings += self._topic(topic, cluster.topics.get(topic), len(brokers))
+            findings += self._examine_topic(topic, cluster.topics.get(topic), len(brokers))
         if self._group_id is not None:
-            findings += self._group(self._group_id)
-        return [*findings, *self._settings(next(iter(brokers)), len(brokers))]
+            findings += self._examine_group(self._group_id)
+        return [*findings, *self._examine_settings(next(iter(brokers)), len(brokers))]
 
-    def _topic(self, topic: str, found: Any, brokers: int) -> list[Finding]:
+    def _examine_topic(self, topic: str, description: Any, brokers: int) -> list[Finding]:
         servers, parallelism = self._servers, self._parallelism
         area = Area(f"topic {topic}")
-        if found is None or found.error is not None:
-            code = found.error.code() if found is not None else None
+        if description is None or description.error is not None:
+            code = description.error.code() if description is not None else None
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return [self._denied(area, "Describe", "topic", topic)]
+                return [self._denial_of(area, "Describe", "topic", topic)]
             create = _CREATE.format(servers=servers, topic=topic, n=max(parallelism, 1))
             return [area.problem("it does not exist", "the topic", create)]
-        partitions: dict[int, Any] = found.partitions
+        partitions: dict[int, Any] = description.partitions
         leaderless = sorted(number for number, one in partitions.items() if one.leader < 0)
         replicas = min(len(one.replicas) for one in partitions.values())
         findings = [area.ok(f"{len(partitions)} partitions, {replicas} replica(s)")]
@@ -151,28 +151,29 @@ class _Examination:
             )
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
-            findings += topic_findings(area, self._told(resource), replicas, brokers)
+            findings += topic_findings(area, self._read_config(resource), replicas, brokers)
         except (KafkaException, TimeoutError) as error:
-            findings.append(area.warning(f"its settings are not told: {self._text(error)}", "", ""))
-        return [*findings, *self._allowed(area, topic)]
+            unread = f"its settings cannot be read: {self._text(error)}"
+            findings.append(area.warning(unread, "", ""))
+        return [*findings, *self._check_permissions(area, topic)]
 
-    def _allowed(self, area: Area, topic: str) -> list[Finding]:
+    def _check_permissions(self, area: Area, topic: str) -> list[Finding]:
         try:
             futures = self._admin.describe_topics(
                 TopicCollection([topic]),
                 include_authorized_operations=True,
-                request_timeout=self._left_s(),
+                request_timeout=self._remaining_s(),
             )
-            operations: list[AclOperation] | None = self._answer(
+            operations: list[AclOperation] | None = self._await_answer(
                 futures[topic]
             ).authorized_operations
         except (KafkaException, TimeoutError) as error:
-            return [area.warning(f"what is allowed is not told: {self._text(error)}", "", "")]
+            return [area.warning(f"permissions cannot be read: {self._text(error)}", "", "")]
         if operations is None:
             return []
         names = {operation.name for operation in operations}
         findings = [
-            self._denied(area, operation.capitalize(), "topic", topic)
+            self._denial_of(area, operation.capitalize(), "topic", topic)
             for operation in ("READ",)
             if operation not in names
         ]
@@ -181,35 +182,37 @@ class _Examination:
             findings.append(area.ok(f"allowed to {both}"))
         return findings
 
-    def _group(self, group: str) -> list[Finding]:
+    def _examine_group(self, group: str) -> list[Finding]:
         area = Area(f"group {group}")
         topic = self._topics[0] if self._topics else _ANY_TOPIC
         # As a source asks. The admin client's request for a group gives up where the coordinator
         # is only starting, and has been seen to end the process there.
         consumer = Consumer({**self._config, "group.id": group})
         try:
-            error = self._refused_offsets(consumer, TopicPartition(topic, 0))
+            error = self._find_offset_refusal(consumer, TopicPartition(topic, 0))
         finally:
             consumer.close()
         match error.code() if error is not None else None:
-            # Whether a topic may be read is said of the topic.
+            # The examination of the topic itself reports whether it may be read.
             case None | KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return [area.ok("its offsets may be read")]
             case KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return [self._denied(area, "Read", "group", group)]
+                return [self._denial_of(area, "Read", "group", group)]
             case _:
                 return [
                     area.problem(
-                        f"its coordinator does not answer: {self._clean(str(error))}",
+                        f"its coordinator does not answer: {self._hide_secrets(str(error))}",
                         "a coordinator",
                         "see the topic __consumer_offsets: its replication factor must not be over"
                         " the number of brokers",
                     )
                 ]
 
-    def _refused_offsets(self, consumer: Consumer, partition: TopicPartition) -> KafkaError | None:
-        """Return why a group's offsets are not told; None when they are."""
-        deadline = time.monotonic() + self._left_s() / 2
+    def _find_offset_refusal(
+        self, consumer: Consumer, partition: TopicPartition
+    ) -> KafkaError | None:
+        """Return why a group's offsets cannot be read; None when they can."""
+        deadline = time.monotonic() + self._remaining_s() / 2
         while True:
             try:
                 consumer.committed([partition], timeout=_GROUP_TRY_S)
@@ -217,21 +220,22 @@ class _Examination:
                 error = cast("KafkaError", raised.args[0])
             else:
                 return None
-            # A forbidden group is asked for again and again, and only told here.
-            told = message.error() if (message := consumer.poll(0)) is not None else None
-            if told is not None and told.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return told
+            # librdkafka asks for a forbidden group again and again: `committed` only times out,
+            # and the refusal comes as an event.
+            reported = message.error() if (message := consumer.poll(0)) is not None else None
+            if reported is not None and reported.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return reported
             if time.monotonic() > deadline or error.code() not in _MAY_PASS:
                 return error
 
-    def _settings(self, broker: int, brokers: int) -> list[Finding]:
+    def _examine_settings(self, broker: int, brokers: int) -> list[Finding]:
         resource = ConfigResource(ResourceType.BROKER, str(broker))
         try:
-            value = self._told(resource)
+            value = self._read_config(resource)
         except (KafkaException, TimeoutError) as error:
             return [
                 self._area.warning(
-                    f"the broker's settings are not told: {self._text(error)}",
+                    f"the broker's settings cannot be read: {self._text(error)}",
                     "only for this check",
                     _ALLOW.format(
                         servers=self._servers,
@@ -246,28 +250,28 @@ class _Examination:
             *replication_findings(self._area, value, brokers),
         ]
 
-    def _told(self, resource: ConfigResource) -> KafkaConfig:
-        futures = self._admin.describe_configs([resource], request_timeout=self._left_s())
-        entries: dict[str, Any] = self._answer(futures[resource])
+    def _read_config(self, resource: ConfigResource) -> KafkaConfig:
+        futures = self._admin.describe_configs([resource], request_timeout=self._remaining_s())
+        entries: dict[str, Any] = self._await_answer(futures[resource])
         return {name: entry.value for name, entry in entries.items()}
 
-    def _denied(self, area: Area, operation: str, kind: str, name: str) -> Finding:
+    def _denial_of(self, area: Area, operation: str, kind: str, name: str) -> Finding:
         allow = _ALLOW.format(servers=self._servers, operation=operation, kind=kind, name=name)
         return area.problem(f"{operation} is not allowed", f"{operation} on {kind} {name}", allow)
 
-    def _answer(self, future: Future[Any]) -> Any:
-        return future.result(timeout=self._left_s())
+    def _await_answer(self, future: Future[Any]) -> Any:
+        return future.result(timeout=self._remaining_s())
 
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         return max(0.5, self._deadline - time.monotonic())
 
     def _text(self, error: BaseException) -> str:
         known = error.args[0] if error.args else error
-        return self._clean(
+        return self._hide_secrets(
             known.str() if isinstance(known, KafkaError) else str(error) or "no answer"
         )
 
-    def _clean(self, text: str) -> str:
+    def _hide_secrets(self, text: str) -> str:
         return hide_secrets(text, self._cluster.options)
 
 

@@ -1,4 +1,4 @@
-"""What a client says besides records: ends of partitions, gaps, and troubles that may pass."""
+"""Handles what a client reports besides records: ends of partitions, gaps, passing troubles."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ GAP_CODES = frozenset(
         _LOG_TRUNCATION,
     }
 )
-"""What the client says where the offset that it asked for is not there."""
+"""What the client reports when the offset that it asked for does not exist."""
 
 DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-"""… and where it is there and cannot be read."""
+"""What it reports when the offset exists and cannot be read."""
 
 
 class Event(Enum):
-    """What the client tells of one partition."""
+    """What the client reports about one partition."""
 
     END = "end"
-    """Nothing more is there for now."""
+    """There are no more records for now."""
     GAP = "gap"
-    """The offset that was asked for is not there."""
+    """The offset that the client asked for does not exist."""
     TROUBLE = "trouble"
-    """It goes on trying by itself."""
+    """Something that the client tries again by itself."""
     GROUP_DENIED = "group denied"
-    """… and offsets may not be published."""
+    """The user may not publish offsets to the group; records still come."""
 
 
-def judged(
+def classify_error(
     error: KafkaError,
     settings: KafkaSettings,
     troubles: ClientTroubles,
     *,
     topic: str,
     partition: int | None,
-    wanted: int | None,
+    offset_next: int | None,
 ) -> Event:
-    """Return what `error` tells of a partition of which `wanted` is to be read next.
+    """Return what `error` means for a partition that is to be read on from `offset_next`.
 
     Raises:
-        ConfigError: We may not read the topic.
+        ConfigError: The user may not read the topic.
         SourceError: The log is damaged, or the client cannot go on.
     """
     code = error.code()
@@ -71,8 +71,8 @@ def judged(
         raise access_denied(settings, topic)
     if error.fatal() or code in DAMAGED_CODES:
         raise SourceError(
-            f"{topic}-{partition} cannot be read on from offset {wanted}: {error.str()}. If the"
-            " next attempt fails alike, the broker's log is damaged there"
+            f"{topic}-{partition} cannot be read on from offset {offset_next}: {error.str()}. If"
+            " the next attempt fails alike, the broker's log is damaged there"
         )
     troubles.note(error)
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
@@ -81,37 +81,40 @@ def judged(
 
 
 class Gaps:
-    """The gaps that one reader has met."""
+    """Finds where one reader goes on behind its gaps, and remembers them."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._met: dict[tuple[str, int], int] = {}
 
-    def resume_at(self, consumer: Consumer, topic: str, partition: int, wanted: int) -> int:
-        """Return the offset to go on at, when `wanted` was not there.
+    def find_resume_offset(
+        self, consumer: Consumer, topic: str, partition: int, offset_next: int
+    ) -> int:
+        """Return the offset to go on at when `offset_next` does not exist.
 
         Raises:
             OffsetOutOfRange: Records are missing, and data loss is not accepted.
             SourceUnavailable: Kafka does not say, or contradicts itself about, what is left.
         """
-        low, high = self._watermarks(consumer, topic, partition, wanted)
-        before, self._met[topic, partition] = self._met.get((topic, partition)), wanted
-        if low <= wanted <= high:
+        low, high = self._read_watermarks(consumer, topic, partition, offset_next)
+        before, self._met[topic, partition] = self._met.get((topic, partition)), offset_next
+        if low <= offset_next <= high:
             # It has come into range since: a replica that lagged behind has caught up.
-            if before == wanted:
+            if before == offset_next:
                 raise SourceUnavailable(
-                    f"{topic}-{partition}: fetching offset {wanted} fails as out of range, though"
-                    f" Kafka says that {low} to {high} are there; check the partition's replicas"
+                    f"{topic}-{partition}: fetching offset {offset_next} fails as out of range,"
+                    f" though Kafka says that {low} to {high} are there; check the partition's"
+                    " replicas"
                 )
-            return wanted
-        text = gap_message(topic, partition, wanted=wanted, low=low, high=high)
+            return offset_next
+        text = gap_message(topic, partition, offset_next=offset_next, low=low, high=high)
         if self._settings.fail_on_data_loss:
             raise OffsetOutOfRange(text)
         _logger.warning("going on at %d: %s", low, text)
         return low
 
-    def _watermarks(
-        self, consumer: Consumer, topic: str, partition: int, wanted: int
+    def _read_watermarks(
+        self, consumer: Consumer, topic: str, partition: int, offset_next: int
     ) -> tuple[int, int]:
         asked = TopicPartition(topic, partition)
         try:
@@ -120,6 +123,6 @@ class Gaps:
             )
         except KafkaException as error:
             raise SourceUnavailable(
-                f"{topic}-{partition}: offset {wanted} is out of range, and Kafka does not say what"
-                f" is left: {error_of(error).str()}"
+                f"{topic}-{partition}: offset {offset_next} is out of range, and Kafka does not say"
+                f" what is left: {error_of(error).str()}"
             ) from error

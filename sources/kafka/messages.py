@@ -1,4 +1,4 @@
-"""What is taken from consumed messages beside their decoded values, and what bad ones become."""
+"""Reads what messages carry beside their values, and disposes of messages that are bad."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ METADATA_FIELDS = (
 
 _EXCERPT_BYTES = 64
 _SAMPLE_STEP = 64
-"""Every 64th message is measured; that bounds memory, and nothing depends on it being exact."""
+"""Every 64th message is measured: the estimate bounds memory, and need not be exact."""
 
 
-def places(messages: Sequence[Message]) -> list[pa.Array]:
+def position_columns(messages: Sequence[Message]) -> list[pa.Array]:
     """Return topics, partitions and offsets as columns."""
     return [
         pa.array(list(map(TOPIC, messages)), type=pa.string()),
@@ -49,8 +49,11 @@ SplitRuns: TypeAlias = list[tuple[str, int]]
 """(split id, rows) of each run of rows of one partition."""
 
 
-def runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRuns:
-    """Return whose `messages` are, in their order; one of `topics` alone is the topic of all."""
+def split_runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRuns:
+    """Return the runs of `messages` of one partition, in order.
+
+    If `topics` names only one topic, all messages are of it, and theirs is not looked at.
+    """
     if not messages:
         return []
     partitions = np.fromiter(map(PARTITION, messages), np.int64, len(messages))
@@ -66,25 +69,25 @@ def runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRuns:
     ]
 
 
-def timestamps(stamps: Sequence[tuple[int, int]]) -> pa.Array:
-    """Return the times of `stamps`, null where a record has none."""
+def timestamp_column(stamps: Sequence[tuple[int, int]]) -> pa.Array:
+    """Return the times of `stamps` as a column; null where a record has none."""
     return pa.array(
         [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
     )
 
 
-def metadata(messages: Sequence[Message]) -> list[pa.Array]:
+def metadata_columns(messages: Sequence[Message]) -> list[pa.Array]:
     """Return the columns of `METADATA_FIELDS`."""
-    return [*places(messages), timestamps(list(map(TIMESTAMP, messages)))]
+    return [*position_columns(messages), timestamp_column(list(map(TIMESTAMP, messages)))]
 
 
-def size_bytes(messages: Sequence[Message]) -> int:
-    """Return about how many bytes the values have."""
+def estimate_size_bytes(messages: Sequence[Message]) -> int:
+    """Estimate how many bytes the values have."""
     return _SAMPLE_STEP * sum(map(len, messages[::_SAMPLE_STEP]))
 
 
-def bad_record(message: Message, fault: str) -> BadRecord:
-    """Return the error that names where `message` lies and its `fault`."""
+def bad_record_error(message: Message, fault: str) -> BadRecord:
+    """Return the error that names the position of `message` and its `fault`."""
     return BadRecord(
         f"{describe_position(message)}: {fault}. The value starts {_excerpt(message.value())}."
         " Correct the schema or the producer; or keep such records in a table or topic of their own"
@@ -102,14 +105,14 @@ def _excerpt(value: bytes | None) -> str:
 
 
 class Refusals:
-    """Records that could not be decoded: what becomes of them."""
+    """Disposes of records that cannot be decoded: fails, drops them, or keeps dead letters."""
 
     def __init__(self, on_bad_record: OnBadRow) -> None:
         self._on_bad_record = on_bad_record
         self.dropped_count = 0
         """Bad records left out so far."""
         self.letters: list[DeadLetter] = []
-        """Those of them that go to the sink of dead letters, since somebody last took them away."""
+        """The records for the sink of dead letters since the last `take_letters`."""
 
     def refuse(self, message: Message, fault: str) -> None:
         """Leave `message` out.
@@ -117,7 +120,7 @@ class Refusals:
         Raises:
             BadRecord: Bad records are to fail.
         """
-        error = bad_record(message, fault)
+        error = bad_record_error(message, fault)
         if self._on_bad_record is OnBadRow.FAIL:
             raise error from None
         if self._on_bad_record is OnBadRow.DEAD_LETTER:
@@ -138,7 +141,7 @@ class Refusals:
                 "%s (%d so far): %s", self._on_bad_record.value, self.dropped_count, error
             )
 
-    def taken(self) -> list[DeadLetter]:
-        """Return the letters; they are not returned again."""
+    def take_letters(self) -> list[DeadLetter]:
+        """Return the letters since the last call."""
         letters, self.letters = self.letters, []
         return letters

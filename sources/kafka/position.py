@@ -1,9 +1,11 @@
-"""Where a reader is in one partition, and its encoding in a split.
+"""The position of a reader in one partition, and its encoding in a split.
 
-next <= stop where there is a stop; `next` is read next, `stop` and what follows never.
-{"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…"}
-as UTF-8 JSON, in Split.position. The ids say which topic of that name is meant; empty, or absent,
-where the brokers gave none.
+next <= stop, where there is a stop. `next` is the offset to read next; `stop` is exclusive.
+
+    {"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…"}
+
+This is UTF-8 JSON in Split.position. The ids tell the topic from another one of the same name; they
+are empty, or absent, where the brokers gave none.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class PartitionPosition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
-    def split(self) -> Split:
+    def to_split(self) -> Split:
         """Return the split that holds this position."""
         position = json.dumps(
             {
@@ -46,7 +48,7 @@ class PartitionPosition:
         return Split(str(self), position.encode())
 
     @classmethod
-    def of(cls, split: Split) -> PartitionPosition:
+    def from_split(cls, split: Split) -> PartitionPosition:
         """Return the position that `split` holds.
 
         Raises:
@@ -78,14 +80,14 @@ def _not_ours(split: Split) -> str:
     )
 
 
-def gap_message(topic: str, partition: int, *, wanted: int, low: int, high: int) -> str:
+def gap_message(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
     """Say which records are gone from `topic`-`partition`, and what can be done."""
-    where = f"{topic}-{partition}: offset {wanted} was to be read next"
-    if wanted < low:
+    where = f"{topic}-{partition}: offset {offset_next} was to be read next"
+    if offset_next < low:
         return (
-            f"{where}, but the earliest one left is {low}: {low - wanted} offsets ({wanted} to"
-            f" {low - 1}) were deleted before they were read, by retention or by hand. Restore"
-            " them and raise the topic's retention, or accept the loss with"
+            f"{where}, but the earliest one left is {low}: {low - offset_next} offsets"
+            f" ({offset_next} to {low - 1}) were deleted before they were read, by retention or by"
+            " hand. Restore them and raise the topic's retention, or accept the loss with"
             f" fail_on_data_loss=False, which goes on at {low}"
         )
     return (

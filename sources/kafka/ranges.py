@@ -1,14 +1,14 @@
 """Reads ranges of offsets that are there, with clients that outlive one reading.
 
-first <= next <= end. Who asks for a range knows its end from the brokers; so a range ends with its
-`end`, and silence is an error. Positions are counted from the records themselves and from events of
-partitions' ends, never asked from the client: one that was given another place still tells
-positions of the one before, for a while.
+first <= next <= end. The caller knows the end of a range from the brokers, so a reading stops at
+`end`, and silence before it is an error. Positions are counted from the records themselves and from
+end-of-partition events, never asked from the client: for a while after an assignment a client still
+reports positions of the assignment before.
 
 A client costs connections and a first fetch, so a process keeps it (`KeptClients`). If the next
-ranges begin where it stands, what it has fetched since is used. If not, it is sent elsewhere, and
-what it then says is believed from the record at exactly `first` on: until that came, anything else
-may still be of the old place, and a new client is asked instead.
+ranges begin at the client's position, what it has fetched since is used. If not, it gets a new
+assignment, and its messages are trusted from the record at exactly `first` on. Anything that comes
+before that record may be of the old assignment: then a new client takes over.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from onceflow.core.errors import SourceUnavailable
 from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.events import Event, Gaps, judged
+from onceflow.sources.kafka.events import Event, Gaps, classify_error
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _WAIT_S = 0.5
 _READY_S = 0.01
 _KEPT_MAX = 4
-"""Clients of one process; each holds two connections or more, and what it has fetched."""
+"""Idle clients of one process; each holds two connections or more, and what it has fetched."""
 
 _Partition = tuple[str, int]
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
@@ -57,37 +57,37 @@ class OffsetRange:
         return self.end - self.first
 
     @property
-    def place(self) -> tuple[str, int]:
+    def topic_partition(self) -> tuple[str, int]:
         """Topic and partition."""
         return self.topic, self.partition
 
 
 @dataclass(slots=True)
 class KeptClient:
-    """A client, and where it stands."""
+    """A client and its position."""
 
     consumer: Consumer
     troubles: ClientTroubles
     stands_at: Mapping[_Partition, int] = field(default_factory=dict[_Partition, int])
-    """The offset that it hands out next, of each partition assigned to it; empty: unknown."""
+    """The offset that it returns next, of each partition assigned to it; empty: unknown."""
     ends: dict[_Partition, int] = field(default_factory=dict[_Partition, int])
-    """Where it has told that a partition ends: it does so once, behind all records before."""
+    """The ends of partitions that it has reported. It reports each once, behind all records."""
 
 
 class KeptClients:
-    """The idle clients of this process, by what they were opened with; any thread may ask."""
+    """The idle clients of this process, by what they were opened with; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: OrderedDict[object, KeptClient] = OrderedDict()
 
     def take(self, key: object) -> KeptClient | None:
-        """Return the idle client of `key`, which is the caller's then; None where there is none."""
+        """Return the idle client of `key`, which then belongs to the caller; None without one."""
         with self._lock:
             return self._idle.pop(key, None)
 
     def keep(self, key: object, client: KeptClient) -> None:
-        """Keep `client` for the next reading; the one unused for longest gives way."""
+        """Keep `client` for the next reading; closes the one unused for longest if full."""
         with self._lock:
             replaced = [self._idle.pop(key)] if key in self._idle else []
             self._idle[key] = client
@@ -106,7 +106,7 @@ class KeptClients:
 
 
 KEPT = KeptClients()
-"""Those of this process. They end with it."""
+"""The clients of this process. They end with it."""
 
 
 def read_ranges(
@@ -118,29 +118,29 @@ def read_ranges(
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the records of `ranges` as batches in the schema of `settings`, none empty.
 
-    The order within a partition is kept. Runs on one thread; when it is left early, its client is
-    closed.
+    The order within a partition is kept. Runs on one thread. A caller that stops early has the
+    client closed.
 
     Raises:
         BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
         OffsetOutOfRange: Records were deleted before they were read, and data loss is an error.
         SourceUnavailable: The brokers gave nothing for `deadline_s`.
-        ConfigError: The brokers refuse us.
+        ConfigError: The brokers refuse the user.
     """
-    asked = [one for one in ranges if len(one)]
-    if not asked:
+    filled = [offsets for offsets in ranges if len(offsets)]
+    if not filled:
         return
-    reading = _Reading(settings, asked, client_id, kept)
+    reading = _Reading(settings, filled, client_id, kept)
     try:
-        yield from reading.batches()
+        yield from reading.read_batches()
     except BaseException:
         reading.give_up()
         raise
     reading.keep()
 
 
-class _Misled(Exception):
-    """What a kept client says may be of the place where it was before."""
+class _StaleMessages(Exception):
+    """Messages of a kept client may be of the assignment that it had before."""
 
 
 class _Reading:
@@ -156,48 +156,49 @@ class _Reading:
         self._settings = settings
         self._client_id = client_id
         self._kept = kept
-        # The consumer group says nothing here: partitions are assigned, and offsets not committed.
+        # The consumer group is not part of it: partitions are assigned, and no offset is committed.
         self._key = (
             settings.bootstrap_servers,
             tuple(sorted(settings.options.items())),
             tuple(sorted({(one.topic, one.topic_id) for one in ranges})),
         )
-        self._next = {one.place: one.first for one in ranges}
-        self._end = {one.place: one.end for one in ranges}
+        self._next = {one.topic_partition: one.first for one in ranges}
+        self._end = {one.topic_partition: one.end for one in ranges}
         self._open = set(self._next)
-        self._only = ranges[0].place if len(ranges) == 1 else None
+        self._only = ranges[0].topic_partition if len(ranges) == 1 else None
         self._rows: Rows = rows_of(settings)
         self._gaps = Gaps(settings)
         self._overread = False
-        """Whether records behind an end were taken from the client and thrown away."""
+        """Whether records behind an end were read and thrown away: the client cannot be kept."""
         self._unproven: set[_Partition] = set()
-        self._client = self._client_taken()
-        for place in tuple(self._open):
-            self._reach_end(place)
+        """Partitions whose first record is still awaited; see the module about trust."""
+        self._client = self._take_client()
+        for partition in tuple(self._open):
+            self._reach_end(partition)
 
-    def batches(self) -> Generator[pa.RecordBatch, None, None]:
+    def read_batches(self) -> Generator[pa.RecordBatch, None, None]:
         rows, settings = self._rows, self._settings
         silent_since = time.monotonic()
         while self._open:
-            messages = self._messages()
+            messages = self._read_messages()
             if messages:
                 silent_since = time.monotonic()
                 try:
                     self._accept(messages)
-                except _Misled:
-                    self._client = self._reopened()
+                except _StaleMessages:
+                    self._client = self._reopen_client()
             elif time.monotonic() - silent_since > settings.deadline_s:
-                raise self._silence()
+                raise self._silence_error()
             if len(rows) >= settings.batch_rows or rows.size_bytes >= settings.batch_bytes:
-                yield self._taken()
+                yield self._take_batch()
         if len(rows):
-            batch = self._taken()
-            # Left out as bad, one by one, they may all be gone.
+            batch = self._take_batch()
+            # All of them may have been bad records, which are left out.
             if batch.num_rows:
                 yield batch
 
-    def _taken(self) -> pa.RecordBatch:
-        """Return what is collected, once what that needs is there."""
+    def _take_batch(self) -> pa.RecordBatch:
+        """Return the rows collected, after waiting for the schemas that they need."""
         while not self._rows.ready():
             time.sleep(_READY_S)
         return self._rows.take()
@@ -210,17 +211,17 @@ class _Reading:
     def give_up(self) -> None:
         close_in_time(self._client.consumer)
 
-    def _client_taken(self) -> KeptClient:
+    def _take_client(self) -> KeptClient:
         client = self._kept.take(self._key)
         if client is None:
-            return self._opened()
+            return self._open_client()
         if client.stands_at != self._next:
             self._unproven = set(self._open)
             client.ends.clear()
-            client.consumer.assign(self._places())
+            client.consumer.assign(self._assignment())
         return client
 
-    def _opened(self) -> KeptClient:
+    def _open_client(self) -> KeptClient:
         troubles = LoggedTroubles(self._settings)
         consumer = open_consumer(
             self._settings,
@@ -228,29 +229,29 @@ class _Reading:
             group_id=self._settings.group_id or "onceflow-ranges",
             client_id=self._client_id,
         )
-        consumer.assign(self._places())
+        consumer.assign(self._assignment())
         return KeptClient(consumer, troubles)
 
-    def _reopened(self) -> KeptClient:
-        """Return a new client in place of the one there is; what it says is believed at once."""
+    def _reopen_client(self) -> KeptClient:
+        """Replace the client by a new one, whose messages are trusted from the first."""
         close_in_time(self._client.consumer)
         self._unproven.clear()
         self._overread = False
-        return self._opened()
+        return self._open_client()
 
-    def _places(self) -> list[TopicPartition]:
+    def _assignment(self) -> list[TopicPartition]:
         return [TopicPartition(*one, self._next[one]) for one in sorted(self._open)]
 
-    def _messages(self) -> list[Message]:
-        """Return some messages, of which none is behind the only range's end; none after a wait."""
+    def _read_messages(self) -> list[Message]:
+        """Return some messages, none behind the end of the only range; none after a wait."""
         consumer = self._client.consumer
-        # An offset a message at most: so many of one partition cannot pass its end.
+        # Each message has an offset of its own, so this many cannot pass the end of one partition.
         left = sum(self._end[one] - self._next[one] for one in self._open)
-        wanted = min(CHUNK, left, self._settings.batch_rows - len(self._rows))
-        messages = consumer.consume(wanted, 0)
+        count_max = min(CHUNK, left, self._settings.batch_rows - len(self._rows))
+        messages = consumer.consume(count_max, 0)
         if messages:
             return messages
-        # To ask for more than one would wait until there are as many.
+        # `consume` would wait until it has as many as it is asked for.
         first = consumer.poll(_WAIT_S)
         return [] if first is None else [first]
 
@@ -261,17 +262,17 @@ class _Reading:
         else:
             records, events = messages, []
         if records:
-            taken = records if self._follow_on(records) else self._in_ranges(records)
+            taken = records if self._follow_on(records) else self._keep_new(records)
             if taken:
                 self._rows.add(taken)
         for event in events:
-            self._hear(event)
+            self._handle_event(event)
 
     def _follow_on(self, records: list[Message]) -> bool:
-        """Take note of `records` if they are the only range's next ones without a hole.
+        """Advance past `records` if they are the next ones of the only range, without a hole.
 
-        Looks at the first and the last one only: from a client that is believed, those between
-        them lie between them.
+        Returns whether they are. Looks at the first and the last one only: a trusted client returns
+        records in order.
         """
         if self._only is None or self._unproven:
             return False
@@ -283,95 +284,98 @@ class _Reading:
         self._advance(self._only, last + 1)
         return True
 
-    def _in_ranges(self, records: list[Message]) -> list[Message]:
-        """Return those of `records` that are of open ranges and were not there yet."""
+    def _keep_new(self, records: list[Message]) -> list[Message]:
+        """Return those of `records` that are in open ranges and have not been read yet."""
         if self._unproven:
             self._prove(records)
         taken: list[Message] = []
         for message in records:
-            place = (message.topic() or "", message.partition() or 0)
+            partition = (message.topic() or "", message.partition() or 0)
             offset = message.offset() or 0
-            if place not in self._open:
-                self._overread = self._overread or place in self._end
+            if partition not in self._open:
+                self._overread = self._overread or partition in self._end
                 continue
-            if offset < self._next[place]:
+            if offset < self._next[partition]:
                 continue
-            if offset >= self._end[place]:
+            if offset >= self._end[partition]:
                 self._overread = True
-                self._advance(place, self._end[place])
+                self._advance(partition, self._end[partition])
                 continue
             taken.append(message)
-            self._advance(place, offset + 1)
+            self._advance(partition, offset + 1)
         return taken
 
     def _prove(self, records: list[Message]) -> None:
-        """Believe the client about partitions whose very next record is among `records`.
+        """Trust the client about each partition whose very next record is among `records`.
 
         Raises:
-            _Misled: Later records of one come before it. Nothing is taken note of.
+            _StaleMessages: A later record of a partition comes before its next one.
         """
         for message in records:
-            place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-            if place in self._unproven and offset >= self._next[place]:
-                if offset > self._next[place]:
-                    raise _Misled
-                self._unproven.discard(place)
+            partition, offset = (
+                (message.topic() or "", message.partition() or 0),
+                message.offset() or 0,
+            )
+            if partition in self._unproven and offset >= self._next[partition]:
+                if offset > self._next[partition]:
+                    raise _StaleMessages
+                self._unproven.discard(partition)
 
-    def _advance(self, place: _Partition, offset: int) -> None:
-        self._next[place] = offset
-        if offset >= self._end[place]:
-            self._open.discard(place)
+    def _advance(self, partition: _Partition, offset: int) -> None:
+        self._next[partition] = offset
+        if offset >= self._end[partition]:
+            self._open.discard(partition)
             if self._open:
-                # Its records would come among those of the others.
-                self._client.consumer.incremental_unassign([TopicPartition(*place)])
+                # Unassigned, because its further records would come between those of the others.
+                self._client.consumer.incremental_unassign([TopicPartition(*partition)])
                 self._overread = True
 
-    def _hear(self, event: Message) -> None:
-        error, place = event.error(), (event.topic() or "", event.partition() or 0)
+    def _handle_event(self, event: Message) -> None:
+        error, partition = event.error(), (event.topic() or "", event.partition() or 0)
         if error is None:
             return
-        told = judged(
+        kind = classify_error(
             error,
             self._settings,
             self._client.troubles,
-            topic=place[0],
+            topic=partition[0],
             partition=event.partition(),
-            wanted=self._next.get(place),
+            offset_next=self._next.get(partition),
         )
-        if place not in self._open or told not in (Event.END, Event.GAP):
+        if partition not in self._open or kind not in (Event.END, Event.GAP):
             return
-        if place in self._unproven:
-            raise _Misled
-        if told is Event.GAP:
-            self._meet_gap(place)
+        if partition in self._unproven:
+            raise _StaleMessages
+        if kind is Event.GAP:
+            self._meet_gap(partition)
         else:
-            self._client.ends[place] = event.offset() or 0
-            self._reach_end(place)
+            self._client.ends[partition] = event.offset() or 0
+            self._reach_end(partition)
 
-    def _reach_end(self, place: _Partition) -> None:
-        """End a range of which only markers and records of aborted transactions are left."""
-        if self._client.ends.get(place, -1) >= self._end[place]:
-            self._advance(place, self._end[place])
+    def _reach_end(self, partition: _Partition) -> None:
+        """Close a range in which only markers and records of aborted transactions are left."""
+        if self._client.ends.get(partition, -1) >= self._end[partition]:
+            self._advance(partition, self._end[partition])
 
-    def _meet_gap(self, place: _Partition) -> None:
-        wanted = self._next[place]
-        resumed = self._gaps.resume_at(self._client.consumer, *place, wanted)
-        # Behind an end that was cut off are other records: they are not those of this range.
-        self._next[place] = self._end[place] if resumed < wanted else resumed
-        if self._next[place] >= self._end[place]:
-            self._next[place] = self._end[place]
-            self._open.discard(place)
-        self._client = self._reopened()
+    def _meet_gap(self, partition: _Partition) -> None:
+        offset_next = self._next[partition]
+        resumed = self._gaps.find_resume_offset(self._client.consumer, *partition, offset_next)
+        # If the end of the log was cut off, records at these offsets are not those of this range.
+        self._next[partition] = self._end[partition] if resumed < offset_next else resumed
+        if self._next[partition] >= self._end[partition]:
+            self._next[partition] = self._end[partition]
+            self._open.discard(partition)
+        self._client = self._reopen_client()
 
-    def _silence(self) -> Exception:
+    def _silence_error(self) -> Exception:
         settings, troubles = self._settings, self._client.troubles
         if troubles.authentication:
             return authentication_refused(settings, troubles.authentication)
-        place = min(self._open)
+        partition = min(self._open)
         return SourceUnavailable(
-            f"{place[0]}-{place[1]}: Kafka at {settings.bootstrap_servers} gave nothing for"
-            f" {settings.deadline_s:g} s (deadline_s), and offsets {self._next[place]} to"
-            f" {self._end[place] - 1} were there when they were asked for"
+            f"{partition[0]}-{partition[1]}: Kafka at {settings.bootstrap_servers} gave nothing for"
+            f" {settings.deadline_s:g} s (deadline_s), and offsets {self._next[partition]} to"
+            f" {self._end[partition] - 1} were there when they were asked for"
             f"{f'; {troubles.last}' if troubles.last else ''}. Nothing is lost: what was not"
             " written is read again"
         )

@@ -1,9 +1,9 @@
 """Reads the assigned partitions of one subtask.
 
-Positions come from the consumer's own count of what it has handed out, which passes transaction
-markers and aborted records too, and from its end-of-partition events, so a partition whose last
-offset is a marker reaches its end. Both are looked at just before a batch is returned: what
-`snapshot` says includes exactly the rows that `poll` has returned.
+Positions come from the consumer's own count of what it has returned, which passes transaction
+markers and aborted records too. They also come from its end-of-partition events, so a partition
+whose last offset is a marker reaches its end. Both are read just before a batch is returned, so
+`snapshot` covers exactly the rows that `poll` has returned.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from onceflow.sources.kafka.client import (
     group_id_of,
     open_consumer,
 )
-from onceflow.sources.kafka.events import Event, Gaps, judged
+from onceflow.sources.kafka.events import Event, Gaps, classify_error
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
 class PublishedOffsets:
-    """Asked for by any thread, sent by the one that polls: a client lets no other thread in."""
+    """Offsets to publish: any thread asks, the polling thread sends.
+
+    A client admits one thread at a time; see `client`.
+    """
 
     def __init__(self, settings: KafkaSettings, troubles: ClientTroubles) -> None:
         self._troubles = troubles
@@ -45,16 +48,16 @@ class PublishedOffsets:
         self._newest: deque[list[TopicPartition]] = deque(maxlen=1)
 
     def ask(self, splits: Sequence[Split]) -> None:
-        """Have the positions of `splits` sent, instead of any that are not sent yet."""
+        """Have the positions of `splits` sent; they replace any that are not sent yet."""
         if self._allowed and splits:
             offsets = [
                 TopicPartition(position.topic, position.partition, position.next)
-                for position in map(PartitionPosition.of, splits)
+                for position in map(PartitionPosition.from_split, splits)
             ]
             self._newest.append(offsets)
 
     def send(self, consumer: Consumer) -> None:
-        """Send what was asked for, if anything; a failure is told to `troubles`, once."""
+        """Send what was asked for, if anything; a failure is logged once."""
         if not self._newest:
             return
         try:
@@ -63,7 +66,7 @@ class PublishedOffsets:
             self._troubles.note(error_of(error))
 
     def forbid(self) -> None:
-        """Send nothing any more: the broker does not allow it."""
+        """Stop sending: the broker does not allow it."""
         self._allowed = False
         self._newest.clear()
 
@@ -71,13 +74,13 @@ class PublishedOffsets:
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
 _NO_STOP = 2**63 - 1
 _WAIT_S = 0.5
-"""How long a `close` on another thread may have to wait for a `poll` that has more time."""
+"""How long one look of `poll` lasts, and so how long a `close` on another thread may wait."""
 
 _Partition = tuple[str, int]
 
 
 class KafkaReader(SourceReader):
-    """Reads some partitions from given offsets, to given offsets or for ever."""
+    """Reads some partitions, each from its offset, to a stop offset or for ever."""
 
     def __init__(
         self, settings: KafkaSettings, splits: Sequence[Split], context: ReaderContext
@@ -89,11 +92,11 @@ class KafkaReader(SourceReader):
         self._next: dict[_Partition, int] = {}
         self._stop: dict[_Partition, int] = {}
         self._unreturned: dict[_Partition, int] = {}
-        """Positions before rows that are collected and wait for a schema; empty when none do."""
-        self._open = self._taken_in(splits)
+        """Positions before the rows that are collected and still wait for a schema."""
+        self._open = self._add_positions(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
         self._ends: dict[_Partition, int] = {}
-        """Where the broker said that a partition ends for now."""
+        """The ends of partitions, for now, as the broker has reported them."""
         self._polling = threading.Lock()
         self._closed = threading.Event()
         self._troubles = LoggedTroubles(settings)
@@ -118,7 +121,7 @@ class KafkaReader(SourceReader):
             BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
             OffsetOutOfRange: Records were deleted before they were read.
             SourceUnavailable: The brokers did not answer for `deadline_s`.
-            ConfigError: The brokers refuse us.
+            ConfigError: The brokers refuse the user.
         """
         with self._polling:
             if self._closed.is_set():
@@ -138,39 +141,39 @@ class KafkaReader(SourceReader):
         return self._rows.runs
 
     def ended_splits(self) -> Sequence[str]:
-        """Return the partitions that are read to where they are to end."""
+        """Return the partitions that are read to their stop."""
         if not self._bounded:
             return ()
         ended = [one for one, stop in self._stop.items() if self._next[one] >= stop]
-        return [self._began[one].split().id for one in ended]
+        return [self._began[one].to_split().id for one in ended]
 
     def rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
-        return self._rows.refusals.taken()
+        return self._rows.refusals.take_letters()
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
         stops = {one: None if stop == _NO_STOP else stop for one, stop in self._stop.items()}
         return [
-            replace(self._began[one], next=following, stop=stops[one]).split()
+            replace(self._began[one], next=following, stop=stops[one]).to_split()
             for one, following in (self._next | self._unreturned).items()
         ]
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read `splits`, too; what is fetched of the others already is not fetched again."""
         with self._polling:
-            added = self._taken_in(splits)
+            added = self._add_positions(splits)
             self._open = self._open + added
             self._asked += [TopicPartition(*partition) for partition in added]
             if self._consumer is not None:
-                self._consumer.incremental_assign(self._places(added))
+                self._consumer.incremental_assign(self._assignment(added))
             elif added and not self._closed.is_set():
                 self._begin()
 
     def commit(self, splits: Sequence[Split]) -> None:
-        """Publish the positions of `splits` to the consumer group, for lag tools; never raises.
+        """Have the positions of `splits` published to the consumer group; never raises.
 
-        Only asks for it: the next `poll` sends them. A failure is logged once, and the next
+        They are for lag tools. The next `poll` sends them; a failure is logged once, and the next
         checkpoint tries again.
         """
         self._published.ask(splits)
@@ -188,7 +191,7 @@ class KafkaReader(SourceReader):
                 self._consumer = None
 
     def _stop_of(self, position: PartitionPosition) -> int:
-        """Return where to stop; a stream goes on from where a bounded job ended."""
+        """Return the stop of `position`; for a stream, one that is never reached."""
         if not self._bounded:
             return _NO_STOP
         if position.stop is None:
@@ -198,10 +201,10 @@ class KafkaReader(SourceReader):
             )
         return position.stop
 
-    def _taken_in(self, splits: Sequence[Split]) -> list[_Partition]:
-        """Take note of `splits`; return the partitions of which something is to be read."""
+    def _add_positions(self, splits: Sequence[Split]) -> list[_Partition]:
+        """Add `splits` to those read; return the partitions that still have records to read."""
         taken: list[_Partition] = []
-        for position in map(PartitionPosition.of, splits):
+        for position in map(PartitionPosition.from_split, splits):
             partition = (position.topic, position.partition)
             require(partition not in self._next, f"{position} is in two splits")
             self._began[partition] = position
@@ -212,7 +215,7 @@ class KafkaReader(SourceReader):
         return taken
 
     def _begin(self) -> None:
-        self._consumer = self._opened()
+        self._consumer = self._open_client()
         self._watch = LivenessWatch(
             self._settings,
             lambda: tuple(self._open),
@@ -221,18 +224,18 @@ class KafkaReader(SourceReader):
         )
         self._watch.start()
 
-    def _opened(self) -> Consumer:
-        """Return a client that reads the open partitions from where they stand."""
+    def _open_client(self) -> Consumer:
+        """Return a client that reads the open partitions from their positions."""
         consumer = open_consumer(
             self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
         )
-        consumer.assign(self._places(self._open))
+        consumer.assign(self._assignment(self._open))
         return consumer
 
-    def _places(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
+    def _assignment(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
         return [TopicPartition(*partition, self._next[partition]) for partition in partitions]
 
-    def _client(self) -> Consumer:
+    def _require_client(self) -> Consumer:
         if self._consumer is None:
             raise InvariantViolation("a Kafka reader without open partitions was asked to read")
         return self._consumer
@@ -241,21 +244,21 @@ class KafkaReader(SourceReader):
         deadline = time.monotonic() + timeout_s
         began = dict(self._next)
         if self._drain() and len(self._rows) == 0:
-            # An end behind markers is a position worth keeping, whichever call meets it.
+            # No rows came, but an end behind markers may have: the next snapshot must have it.
             self._advance()
         while len(self._rows) == 0:
             if self._bounded and not self._open:
                 return EndOfInput()
             wait_s = deadline - time.monotonic()
-            # Waits for one message only: to ask for more would wait until there are as many.
-            first = self._client().poll(min(max(wait_s, 0.0), _WAIT_S))
+            # Waits for one message only: `consume` would wait until it has as many as it asks for.
+            first = self._require_client().poll(min(max(wait_s, 0.0), _WAIT_S))
             if first is not None:
                 self._accept([first])
                 self._drain()
                 self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
                 if self._rows.refusals.letters:
-                    # They are handed out after this poll: a snapshot must be past them.
+                    # They go out after this poll, so the snapshot must be past them.
                     self._advance()
                 return None
         if not self._rows.ready():
@@ -265,19 +268,19 @@ class KafkaReader(SourceReader):
         self._unreturned = {}
         self._advance()
         returned = self._rows.take()
-        # Left out as bad, one by one, they may all be gone.
+        # All of them may have been bad records, which are left out.
         return returned if returned.num_rows else None
 
     def _drain(self) -> bool:
-        """Take what the client has fetched, up to a full batch; return whether that is anything."""
+        """Collect what the client has fetched, up to a full batch; return whether it had any."""
         rows, settings = self._rows, self._settings
         had_any = False
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
-            wanted = min(CHUNK, settings.batch_rows - len(rows))
-            messages = self._client().consume(wanted, 0)
+            count_max = min(CHUNK, settings.batch_rows - len(rows))
+            messages = self._require_client().consume(count_max, 0)
             self._accept(messages)
             had_any = had_any or bool(messages)
-            if len(messages) < wanted:
+            if len(messages) < count_max:
                 return had_any
         return had_any
 
@@ -295,13 +298,13 @@ class KafkaReader(SourceReader):
             self._meet_gap(event)
 
     def _advance(self) -> list[_Partition]:
-        """Bring the positions up to date; return the partitions that went past their stop."""
+        """Update the positions; return the partitions that went past their stop."""
         passed: list[_Partition] = []
-        for found in self._client().position(self._asked):
-            partition = (found.topic, found.partition)
-            offset = max(found.offset, self._ends.get(partition, -1))
+        for reported in self._require_client().position(self._asked):
+            partition = (reported.topic, reported.partition)
+            offset = max(reported.offset, self._ends.get(partition, -1))
             if offset < 0:
-                # Nothing of it has been handed out yet.
+                # The client has returned nothing of it yet.
                 continue
             if offset > self._stop[partition]:
                 passed.append(partition)
@@ -310,7 +313,7 @@ class KafkaReader(SourceReader):
         return passed
 
     def _before_stops(self, messages: list[Message]) -> list[Message]:
-        """Return `messages` without those behind a stop, and stop reading what has reached it."""
+        """Return the messages before their stop, and pause partitions that have reached theirs."""
         passed = self._advance()
         if passed:
             stops = self._stop
@@ -321,29 +324,29 @@ class KafkaReader(SourceReader):
             ]
         done = [item for item in self._open if self._next[item] >= self._stop[item]]
         if done:
-            self._client().pause([TopicPartition(*partition) for partition in done])
+            self._require_client().pause([TopicPartition(*partition) for partition in done])
             self._open = [item for item in self._open if item not in done]
         return messages
 
     def _is_gap(self, event: Message) -> bool:
-        """Take note of `event`; return whether it says that records are missing.
+        """Handle `event`; return whether it says that records are missing.
 
         Raises:
-            ConfigError: We may not read the topic.
+            ConfigError: The user may not read the topic.
             SourceError: The log is damaged, or the client cannot go on.
         """
         error = event.error()
         if error is None:
             return False
         topic, partition, offset = event.topic() or "", event.partition(), event.offset()
-        wanted = self._next.get((topic, partition or 0))
-        match judged(
+        offset_next = self._next.get((topic, partition or 0))
+        match classify_error(
             error,
             self._settings,
             self._troubles,
             topic=topic,
             partition=partition,
-            wanted=wanted,
+            offset_next=offset_next,
         ):
             case Event.END:
                 if partition is not None and offset is not None:
@@ -354,12 +357,12 @@ class KafkaReader(SourceReader):
                 # Commits would wait for a coordinator that never answers, and `close` for them.
                 self._published.forbid()
             case Event.TROUBLE:
-                # The watch says when it has lasted too long.
+                # `LivenessWatch` ends the reader when it lasts too long.
                 pass
         return False
 
     def _meet_gap(self, event: Message) -> None:
-        """Go on behind the gap that `event` tells of, if data loss is accepted.
+        """Go on behind the gap that `event` reports, if data loss is accepted.
 
         Raises:
             OffsetOutOfRange: It is not.
@@ -367,20 +370,22 @@ class KafkaReader(SourceReader):
         """
         self._advance()
         topic, partition = event.topic() or "", event.partition() or 0
-        wanted = event.offset()
-        if wanted is None or wanted < 0:
-            wanted = self._next[topic, partition]
-        resumed = self._gaps.resume_at(self._client(), topic, partition, wanted)
+        offset_next = event.offset()
+        if offset_next is None or offset_next < 0:
+            offset_next = self._next[topic, partition]
+        resumed = self._gaps.find_resume_offset(
+            self._require_client(), topic, partition, offset_next
+        )
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
-        if resumed < wanted:
+        if resumed < offset_next:
             # The topic's end was cut off, or it is another topic: the position is in what is there.
             with Catalog(self._settings) as catalog:
-                facts = catalog.described([topic]).get(topic)
+                facts = catalog.find_topics([topic]).get(topic)
             if facts is not None:
                 began = self._began[topic, partition]
                 self._began[topic, partition] = with_ids(began, facts)
-        # A new client and not a new assignment: for a while after that the old one would still
-        # tell positions from before it, and one of those could leave records out.
-        close_in_time(self._client())
-        self._consumer = self._opened()
+        # A new client and not a new assignment: for a while after an assignment the old client
+        # still reports positions from before it, and one of those could leave records out.
+        close_in_time(self._require_client())
+        self._consumer = self._open_client()

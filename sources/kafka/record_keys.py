@@ -1,8 +1,8 @@
-"""The keys of records as one column, `_key`, beside those of the value.
+"""Decodes the keys of records to one column, `_key`, beside the columns of the value.
 
-By a schema registry a key is decoded as a value is, by a subject of its own: a record, message or
-object becomes a struct, and what is none becomes a value of its type. A record without a key has
-null. A key that cannot be decoded makes a bad record of it, as a value does.
+With a schema registry a key is decoded like a value, by a subject of its own. An Avro record, a
+message or an object becomes a struct; anything else becomes a value of its type. A record without a
+key has null. A record whose key cannot be decoded is a bad record.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.core.decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.messages import KEY, SplitRuns, runs_of
+from onceflow.sources.kafka.messages import KEY, SplitRuns, split_runs_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
 class RowsOfValues(Rows, Protocol):
-    """Tells which messages its rows are of."""
+    """Rows that know their messages."""
 
     kept: list[Message]
-    """Those of the rows that were taken last."""
+    """The messages of the rows that were taken last."""
 
 
 class KeyedRows:
@@ -47,19 +47,19 @@ class KeyedRows:
         rows: RowsOfValues,
         decoder: BatchDecoder,
         schema: pa.Schema,
-        place: int,
+        column_index: int,
         topics: Sequence[str] = (),
         *,
         by_split: bool = False,
     ) -> None:
-        """Put what `decoder` makes of keys at `place` of `schema`."""
+        """Put the column that `decoder` makes of keys at `column_index` of `schema`."""
         self.runs: SplitRuns = []
         self._by_split = by_split
         self._topics = topics
         self._rows = rows
         self._decoder = decoder
         self._schema = schema
-        self._place = place
+        self._column_index = column_index
         self.refusals = rows.refusals
 
     @property
@@ -93,24 +93,28 @@ class KeyedRows:
         """
         batch, messages = self._rows.take(), self._rows.kept
         keys = list(map(KEY, messages))
-        places = [place for place, key in enumerate(keys) if key is not None]
+        indices = [index for index, key in enumerate(keys) if key is not None]
         decoded = self._decoder.decode(
-            [keys[place] for place in places], [messages[place] for place in places]
+            [keys[index] for index in indices], [messages[index] for index in indices]
         )
-        bad = {places[one]: why for one, why in decoded.faults.items()}
-        for place in sorted(bad):
-            self.refusals.refuse(messages[place], f"its key: {bad[place]}")
+        bad = {indices[row]: why for row, why in decoded.faults.items()}
+        for index in sorted(bad):
+            self.refusals.refuse(messages[index], f"its key: {bad[index]}")
         (column,) = decoded.columns
         if len(decoded.kept) < len(messages):
-            found = {places[one]: at for at, one in enumerate(decoded.kept)}
-            good = [place for place in range(len(messages)) if place not in bad]
-            # A record without a key has no place among those decoded, and so null.
-            column = column.take(pa.array([found.get(place) for place in good], pa.int64()))
+            key_row_of = {indices[row]: kept_row for kept_row, row in enumerate(decoded.kept)}
+            good = [index for index in range(len(messages)) if index not in bad]
+            # A record without a key has no row among the decoded keys, so `take` gives it null.
+            column = column.take(pa.array([key_row_of.get(index) for index in good], pa.int64()))
             batch = batch.take(pa.array(good, pa.int64()))
-            messages = [messages[place] for place in good]
+            messages = [messages[index] for index in good]
         if self._by_split:
-            self.runs = runs_of(messages, self._topics)
-        arrays = [*batch.columns[: self._place], column, *batch.columns[self._place :]]
+            self.runs = split_runs_of(messages, self._topics)
+        arrays = [
+            *batch.columns[: self._column_index],
+            column,
+            *batch.columns[self._column_index :],
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
@@ -146,7 +150,7 @@ class _Bytes(PlainDecoder):
     """Keys as they are."""
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return `values`."""
+        """Return `values` as they are."""
         del messages
         return Decoded([pa.array(values, pa.binary())], range(len(values)), {})
 
@@ -164,11 +168,11 @@ class _Texts(PlainDecoder):
             pass
         faults: Faults = {}
         kept: dict[int, str] = {}
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             try:
-                kept[place] = (value or b"").decode()
+                kept[index] = (value or b"").decode()
             except UnicodeDecodeError as error:
-                faults[place] = f"it is no text in UTF-8: {error}"
+                faults[index] = f"it is no text in UTF-8: {error}"
         return Decoded([pa.array(kept.values(), pa.string())], list(kept), faults)
 
 
@@ -182,28 +186,28 @@ class _Documents(PlainDecoder):
         self._convert = converter_of(field.type)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
-        """Return what `values` hold."""
+        """Decode `values`, JSON documents behind the registry's header."""
         del messages
         faults: Faults = {}
         kept: list[int] = []
         records: list[Any] = []
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if value is None or schema_id_of(value) is None:
-                faults[place] = UNFRAMED
+                faults[index] = UNFRAMED
                 continue
             document = b'{"' + KEY_COLUMN.encode() + b'":' + value[HEADER_BYTES:] + b"}"
             try:
                 records.append(cast("Any", self._decode(document)))
-                kept.append(place)
+                kept.append(index)
             except DECODE_ERRORS as error:
-                faults[place] = fault_of(error, document, self._columns)
+                faults[index] = fault_of(error, document, self._columns)
         (column,) = self._read(records)
         try:
             return Decoded([self._convert(column)], kept, faults)
         except CONVERSION_ERRORS:
             pass
         whys = [late_fault_of([one], self._columns, [self._convert]) for one in column]
-        faults |= {place: why for place, why in zip(kept, whys, strict=True) if why is not None}
+        faults |= {index: why for index, why in zip(kept, whys, strict=True) if why is not None}
         fitting = [one for one, why in zip(column, whys, strict=True) if why is None]
-        kept = [place for place in kept if place not in faults]
+        kept = [index for index in kept if index not in faults]
         return Decoded([self._convert(fitting)], kept, faults)

@@ -1,10 +1,12 @@
-"""Columns that nobody described: those of a subject's latest version in the schema registry.
+"""Takes the columns that the user did not describe from the schema registry.
 
-Values in Protobuf are read as a message of that version also where the columns are described.
+They are those of a subject's latest version. Values in Protobuf are read as a message of that
+version, even if the user describes the columns.
 
-Asked for once, on the driver, when the pipeline asks for the source's schema. It holds for all
-attempts of this start, so that what operators keep does not change its type under them; a version
-that is registered later is read as this one, and becomes columns at the next start.
+The registry is asked once, on the driver, when the pipeline asks for the source's schema. The
+answer holds for all attempts of this start, so the types in operators' state do not change under
+them. Records of a version that is registered later are read as this one; the next start takes its
+columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumed messages to Arrow batches. The hottest code of the product; see the numbers in it.
+"""Turns consumed messages into Arrow batches. The hottest code of the product.
 
 A chunk is at most `CHUNK` messages taken at once: few enough to stay in the processor's cache (2000
 and more cost a fifth more), many enough that the work per chunk does not count. Inside a chunk
@@ -48,11 +48,11 @@ from onceflow.sources.kafka.messages import (
     VALUE,
     Refusals,
     SplitRuns,
-    metadata,
-    places,
-    runs_of,
-    size_bytes,
-    timestamps,
+    estimate_size_bytes,
+    metadata_columns,
+    position_columns,
+    split_runs_of,
+    timestamp_column,
 )
 from onceflow.sources.kafka.record_keys import KeyedRows, key_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
@@ -87,31 +87,27 @@ def schema_of_rows(settings: KafkaSettings) -> pa.Schema:
     values = schema_of_values(settings)
     if settings.key_field is None:
         return values
-    return values.insert(key_place(settings), settings.key_field)
+    return values.insert(key_column_index(settings), settings.key_field)
 
 
 def schema_of_values(settings: KafkaSettings) -> pa.Schema:
     """Return the schema of the batches but for the column of keys."""
     columns = settings.columns
     if settings.format.is_debezium:
-        from onceflow.sources.kafka.debezium import changes_of
+        from onceflow.sources.kafka.debezium import schema_of_changes
 
-        columns = changes_of(columns)
+        columns = schema_of_changes(columns)
     return pa.schema([*columns, *METADATA_FIELDS]) if settings.include_metadata else columns
 
 
-def key_place(settings: KafkaSettings) -> int:
-    """Return where the column of keys stands: behind those of the value."""
+def key_column_index(settings: KafkaSettings) -> int:
+    """Return the index of the column of keys: behind the value's columns."""
     behind = len(METADATA_FIELDS) if settings.include_metadata else 0
     return len(schema_of_values(settings)) - behind
 
 
 def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
-    """Return when values of the format can fill `columns`.
-
-    Raises:
-        ConfigError: A column has a type that they cannot fill; names it.
-    """
+    """Raise ConfigError unless values of the format can fill `columns`; names the column."""
     match value_format:
         case ValueFormat.JSON | ValueFormat.JSON_SCHEMA | ValueFormat.DEBEZIUM_JSON:
             record_type(columns)
@@ -124,7 +120,7 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
 
 
 def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
-    """Return the collector that `settings` ask for; `by_split`: it tells `runs`.
+    """Return the collector that `settings` ask for; `by_split` has it fill `runs`.
 
     Raises:
         ConfigError: It needs a schema registry, whose client is not installed or refuses an option.
@@ -139,8 +135,10 @@ def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
         rows = DecodedRows(settings, schema, decoder, by_split=by_split)
     if settings.key_format is None:
         return rows
-    schema, place = schema_of_rows(settings), key_place(settings)
-    return KeyedRows(rows, key_decoder(settings), schema, place, settings.topics, by_split=by_split)
+    schema, column_index = schema_of_rows(settings), key_column_index(settings)
+    return KeyedRows(
+        rows, key_decoder(settings), schema, column_index, settings.topics, by_split=by_split
+    )
 
 
 def _decoder(settings: KafkaSettings) -> BatchDecoder:
@@ -193,7 +191,7 @@ class RawRows:
     def add(self, messages: list[Message]) -> None:
         """Collect `messages`."""
         self._messages += messages
-        self.size_bytes += size_bytes(messages)
+        self.size_bytes += estimate_size_bytes(messages)
 
     def ready(self) -> bool:
         """Return True: nothing else is needed."""
@@ -206,14 +204,14 @@ class RawRows:
         arrays = [
             pa.array(list(map(KEY, messages)), type=pa.binary()),
             pa.array(list(map(VALUE, messages)), type=pa.binary()),
-            *places(messages),
-            timestamps(stamps),
+            *position_columns(messages),
+            timestamp_column(stamps),
             pa.array([kind - 1 for kind, _ in stamps], type=pa.int32()),
         ]
         if self._include_headers:
             arrays.append(_headers(messages))
         if self._by_split:
-            self.runs = runs_of(messages, self._topics)
+            self.runs = split_runs_of(messages, self._topics)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
@@ -225,13 +223,13 @@ class JsonRows:
         self._by_split = by_split
         self._topics = settings.topics
         self._runs: SplitRuns = []
-        """Of what is collected; where messages are kept, only what is taken is looked at."""
+        """Runs of what is collected; unused where messages are kept, which `take` looks at."""
         self.size_bytes = 0
         self.refusals = Refusals(settings.on_bad_record)
         self._columns = settings.columns
         self._schema = schema_of_values(settings)
         self._include_metadata = settings.include_metadata
-        # Messages are let go chunk by chunk, unless something may still have to be said of them.
+        # Messages are freed chunk by chunk, unless a later step or an error needs them.
         self._keep_messages = (
             settings.include_metadata
             or settings.key_format is not None
@@ -267,11 +265,11 @@ class JsonRows:
         if self._has_instants and any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
         self._records += records
-        self.size_bytes += size_bytes(messages)
+        self.size_bytes += estimate_size_bytes(messages)
         if self._keep_messages:
             self._messages.append(messages)
         elif self._by_split:
-            self._runs += runs_of(messages, self._topics)
+            self._runs += split_runs_of(messages, self._topics)
 
     def ready(self) -> bool:
         """Return True: nothing else is needed."""
@@ -294,10 +292,10 @@ class JsonRows:
             records, messages = self._convert_one_by_one(records, messages)
             arrays = self._arrays(records)
         if self._include_metadata:
-            arrays += metadata(messages)
+            arrays += metadata_columns(messages)
         self.kept = messages
         if self._by_split:
-            self.runs = runs_of(messages, self._topics) if self._keep_messages else self._runs
+            self.runs = split_runs_of(messages, self._topics) if self._keep_messages else self._runs
             self._runs = []
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -349,26 +347,26 @@ class JsonRows:
 
 
 def behind_header(decode: Callable[[Any], Any]) -> Callable[[bytes | None], Any]:
-    """Return what decodes values in the registry's wire format, whose rest `decode` reads."""
+    """Return a function that takes the registry's header off a value and decodes it by `decode`."""
 
-    def decoded(value: bytes | None) -> Any:
+    def decode_behind_header(value: bytes | None) -> Any:
         if value is None:
             raise ValueError(TOMBSTONE)
         if schema_id_of(value) is None:
             raise ValueError(UNFRAMED)
         return decode(memoryview(value)[HEADER_BYTES:])
 
-    return decoded
+    return decode_behind_header
 
 
 def _headers(messages: Sequence[Message]) -> pa.Array:
-    found = [
+    headers_by_message = [
         cast("Sequence[tuple[str, bytes | None]] | None", message.headers()) for message in messages
     ]
     return pa.array(
         [
             None if pairs is None else [{"key": key, "value": value} for key, value in pairs]
-            for pairs in found
+            for pairs in headers_by_message
         ],
         type=HEADERS_FIELD.type,
     )

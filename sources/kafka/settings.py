@@ -1,9 +1,9 @@
-"""All that a Kafka source is told, checked once, picklable, and printed without its secrets.
+"""The settings of a Kafka source: checked once, picklable, and printed without secrets.
 
-Options of the client carry librdkafka's names, with or without Spark's prefix. The engine owns a
-few (who assigns, who commits, what happens at a gap): giving one is refused with the name of the
-argument that does the same. Java's names are refused with librdkafka's. Offsets are what the user
-says; no broker has been asked yet.
+Options of the client have librdkafka's names, with or without Spark's prefix. The engine owns a few
+of them (who assigns, who commits, what happens at a gap): such an option is refused, with the name
+of the argument that does the same. Java's names are refused with librdkafka's name. Offsets are
+what the user wrote; no broker has been asked yet.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _OWNED: Mapping[str, str] = {
 RULES = replace(LIBRDKAFKA, owner="the engine", owned=_OWNED)
 
 EARLIEST = -2
-"""Spark's number for it in explicit offsets."""
+"""Spark's number for "earliest" among explicit offsets."""
 LATEST = -1
 
 
@@ -97,10 +97,10 @@ OffsetsLike: TypeAlias = "str | datetime | Mapping[str, Mapping[int, int]]"
 
 
 def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
-    """Return what `given` says: a word, a time, or offsets (a mapping, or Spark's JSON text).
+    """Parse `given`: a word, a time, or offsets (a mapping, or Spark's JSON text).
 
     Raises:
-        ConfigError: It says none of them, or a time without a zone.
+        ConfigError: It is none of them, or a time without a zone.
     """
     if isinstance(given, datetime):
         if given.tzinfo is None:
@@ -117,41 +117,41 @@ def offsets_of(given: OffsetsLike, *, setting: str) -> Offsets:
             case "latest":
                 return Latest()
             case text if text.startswith("{"):
-                return AtOffsets(_checked(_parsed(given, setting), setting))
+                return AtOffsets(_parse_offsets(_parse_json(given, setting), setting))
             case _:
                 raise ConfigError(
                     f"{setting}={given!r}: choose earliest, latest, a datetime, or offsets such as"
                     ' {"topic": {0: 23}}'
                 )
-    return AtOffsets(_checked(given, setting))
+    return AtOffsets(_parse_offsets(given, setting))
 
 
-def _parsed(text: str, setting: str) -> object:
+def _parse_json(text: str, setting: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{setting}={text!r} is no JSON: {error}") from error
 
 
-def _checked(given: object, setting: str) -> dict[str, dict[int, int]]:
-    wanted = f'{setting}={given!r}: offsets look like {{"topic": {{0: 23, 1: -2}}}}'
+def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
+    complaint = f'{setting}={given!r}: offsets look like {{"topic": {{0: 23, 1: -2}}}}'
     if not isinstance(given, Mapping):
-        raise ConfigError(wanted)
-    found: dict[str, dict[int, int]] = {}
+        raise ConfigError(complaint)
+    offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic, partitions in cast("Mapping[object, object]", given).items():
         if not isinstance(topic, str) or not isinstance(partitions, Mapping):
-            raise ConfigError(wanted)
+            raise ConfigError(complaint)
         try:
-            found[topic] = {
+            offsets_by_topic[topic] = {
                 int(cast("str | int", partition)): int(cast("str | int", offset))
                 for partition, offset in cast("Mapping[object, object]", partitions).items()
             }
         except (TypeError, ValueError) as error:
-            raise ConfigError(wanted) from error
-        for partition, offset in found[topic].items():
+            raise ConfigError(complaint) from error
+        for partition, offset in offsets_by_topic[topic].items():
             if partition < 0 or offset < EARLIEST:
-                raise ConfigError(f"{wanted}; partition {partition} at {offset} cannot be")
-    return found
+                raise ConfigError(f"{complaint}; partition {partition} at {offset} cannot be")
+    return offsets_by_topic
 
 
 BATCH_ROWS_MAX = 1_000_000
@@ -184,7 +184,7 @@ class ValueFormat(Enum):
 
     @property
     def discovers(self) -> bool:
-        """Whether a registry can say the columns."""
+        """Whether the columns can come from a registry."""
         return self.decodes_by_id or self is ValueFormat.JSON_SCHEMA
 
     @property
@@ -203,8 +203,8 @@ _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
 class KafkaSettings(TopicSettings):
     """The settings of one `KafkaSource`, in their final form.
 
-    The latest version of `subject` says the columns, if nobody else does; that of `key_subject`
-    says the key's type. With a pattern there are no topics.
+    The columns come from the latest version of `subject` unless the user gave them; the key's type
+    comes from that of `key_subject`. With a `topic_pattern`, `topics` is empty.
     """
 
     format: ValueFormat
@@ -222,11 +222,11 @@ class KafkaSettings(TopicSettings):
     topic_pattern: str | None = None
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
-    """Of raw records."""
+    """Whether raw records have a column of their headers."""
     reader_schema: CompiledSchema | None = None
     """The latest version of the subject: has the defaults of fields that older records lack."""
     key_type: pa.DataType | None = None
-    """Of a registry, once it has been asked."""
+    """The type of the keys, once a registry was asked for it."""
     key_schema: CompiledSchema | None = None
     """The latest version of the keys' subject."""
 
@@ -292,7 +292,7 @@ class KafkaSettings(TopicSettings):
 
     @property
     def key_field(self) -> pa.Field | None:
-        """The column of keys, if there is one; once `asks_key` is over."""
+        """The column of keys, or None. Not to be asked while `asks_key`."""
         if self.key_format is None:
             return None
         kind = _PLAIN_KEYS.get(self.key_format, self.key_type)

@@ -1,4 +1,4 @@
-"""The description of a Kafka source: what the user builds and the driver asks."""
+"""The Kafka source as users describe it, and as the driver asks it for splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import choice_of, seconds_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.core.spi.client_options import OptionValue
-from onceflow.sources.kafka.catalog import Catalog, positions_now
+from onceflow.sources.kafka.catalog import Catalog, find_positions
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
@@ -31,9 +31,9 @@ from onceflow.sources.kafka.settings import (
 class KafkaSource(Source):
     """Reads the records of Kafka topics, each exactly once per checkpointed position.
 
-    Partitions are assigned by the engine; their offsets live in checkpoints, and the group's
-    offsets are only published for lag tools. Immutable, pickled to the executors with its options
-    (passwords included: executors need them), printed without them.
+    The engine assigns partitions and keeps their offsets in checkpoints; the group's offsets are
+    published only for lag tools. Immutable. It is pickled to the executors with its options, which
+    include passwords because executors need them; it is printed without them.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class KafkaSource(Source):
 
     @property
     def settings(self) -> KafkaSettings:
-        """What was described, in its final form; may ask the registry, once.
+        """The settings in their final form; the first call may ask the registry.
 
         Raises:
-            ConfigError: The registry has no columns for it, or refuses us.
+            ConfigError: The registry has no columns for it, or refuses the user.
             SourceUnavailable: It did not answer within `deadline_s`.
         """
         self._settings = with_columns(self._settings)
@@ -185,17 +185,17 @@ class KafkaSource(Source):
         return self._settings.on_bad_record is OnBadRow.DEAD_LETTER
 
     def validate(self) -> None:
-        """Return when every topic exists and this client may describe it.
+        """Raise ConfigError unless every topic exists and this client may describe it.
 
         Raises:
-            ConfigError: One does not exist, we are refused, or librdkafka refuses an option.
+            ConfigError: Also where librdkafka refuses an option.
             SourceUnavailable: No broker answered within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
-            catalog.topics()
+            catalog.list_topics()
 
     def splits(self) -> Sequence[Split]:
-        """Return one split a partition, its start (and stop, if bounded) resolved by the brokers.
+        """Return one split for each partition, its start (and stop, if bounded) resolved.
 
         Raises:
             ConfigError: A topic does not exist, or explicit offsets do not fit its partitions.
@@ -203,14 +203,18 @@ class KafkaSource(Source):
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
-            topics = catalog.topics().values()
+            topics = catalog.list_topics().values()
             if not topics:
                 logger.warning(
                     "Kafka at %s has no %s yet; those that are created later are read",
                     self._settings.bootstrap_servers,
                     self._settings.what,
                 )
-            return [position.split() for topic in topics for position in catalog.positions(topic)]
+            return [
+                position.to_split()
+                for topic in topics
+                for position in catalog.resolve_positions(topic)
+            ]
 
     @property
     def discovery_interval_s(self) -> float | None:
@@ -218,20 +222,22 @@ class KafkaSource(Source):
         return self._settings.partition_discovery_interval_s
 
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return `known` and a split for each partition that has been added, at its first record.
+        """Return `known`, and a split at the first record of each partition that has been added.
 
-        A topic that was deleted and created again is known by its id: it is refused, or, where
-        data loss is accepted, read from its first record.
+        A topic that was deleted and created again has another id: it is refused, or, where data
+        loss is accepted, read from its first record.
 
         Raises:
-            OffsetOutOfRange: A topic is gone or another one, and data loss is an error.
+            OffsetOutOfRange: A topic is gone or was replaced, and data loss is an error.
             StateIncompatible: `known` has a topic that this source does not name.
             ConfigError: A topic does not exist.
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
-            now = positions_now(self._settings, catalog, list(map(PartitionPosition.of, known)))
-        return [position.split() for position in now]
+            now = find_positions(
+                self._settings, catalog, list(map(PartitionPosition.from_split, known))
+            )
+        return [position.to_split() for position in now]
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
         """Return the end of each partition: its last stable offset, or where reading stops.
@@ -240,12 +246,12 @@ class KafkaSource(Source):
             SourceUnavailable: The brokers did not answer within `deadline_s`.
         """
         with Catalog(self._settings) as catalog:
-            found: list[SplitOffsets] = []
-            for position in map(PartitionPosition.of, splits):
-                _, end = catalog.watermarks(position.topic, position.partition)
+            offsets: list[SplitOffsets] = []
+            for position in map(PartitionPosition.from_split, splits):
+                _, end = catalog.read_watermarks(position.topic, position.partition)
                 stop = end if position.stop is None else min(end, position.stop)
-                found.append(SplitOffsets(str(position), position.next, stop))
-            return found
+                offsets.append(SplitOffsets(str(position), position.next, stop))
+            return offsets
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
         """Return a reader of `splits`; connects in the background."""

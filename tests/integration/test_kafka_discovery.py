@@ -54,7 +54,7 @@ def topics_to_be(servers: str) -> Iterator[Callable[[str], str]]:
 
 
 def _next(splits: Any) -> dict[str, int]:
-    return {split.id: PartitionPosition.of(split).next for split in splits}
+    return {split.id: PartitionPosition.from_split(split).next for split in splits}
 
 
 def _pattern(servers: str, pattern: str, **settings: Any) -> KafkaSource:
@@ -195,7 +195,7 @@ def test_topic_created_again_with_more_records_is_refused_by_both_ids(
     recreate_topic(onceflow_kafka, topic, 2)
     produce(servers, topic, map(record, range(1000, 1050)))
     other = described.splits()
-    old_id, new_id = (PartitionPosition.of(splits[0]).topic_id for splits in (known, other))
+    old_id, new_id = (PartitionPosition.from_split(splits[0]).topic_id for splits in (known, other))
     assert old_id != new_id
     with pytest.raises(OffsetOutOfRange) as caught:
         described.discover(known)
@@ -232,10 +232,10 @@ def test_topic_of_another_cluster_is_refused_by_both_clusters(
     servers: str, kafka_topic: TopicFactory
 ) -> None:
     described = source(servers, kafka_topic(1))
-    (here,) = map(PartitionPosition.of, described.splits())
+    (here,) = map(PartitionPosition.from_split, described.splits())
     elsewhere = replace(here, cluster_id="AnotherClusterEntirely")
     with pytest.raises(OffsetOutOfRange, match=f"AnotherClusterEntirely.*{here.cluster_id}"):
-        described.discover([elsewhere.split()])
+        described.discover([elsewhere.to_split()])
 
 
 def test_position_of_an_older_checkpoint_gets_its_ids_and_keeps_its_offset(
@@ -246,7 +246,9 @@ def test_position_of_an_older_checkpoint_gets_its_ids_and_keeps_its_offset(
     text = f'{{"topic":"{topic}","partition":0,"next":42,"stop":null}}'
     (position,) = described.discover([Split(f"{topic}-0", text.encode())])
     (here,) = described.splits()
-    assert PartitionPosition.of(position) == replace(PartitionPosition.of(here), next=42)
+    assert PartitionPosition.from_split(position) == replace(
+        PartitionPosition.from_split(here), next=42
+    )
 
 
 def test_gap_behind_which_a_reader_goes_on_leaves_it_in_the_topic_that_is_there(

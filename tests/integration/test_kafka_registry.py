@@ -21,7 +21,7 @@ _AWAY = (503, {"error_code": 50003, "message": "leader is away"})
 
 
 def _next(splits: Sequence[Split]) -> int:
-    return PartitionPosition.of(splits[0]).next
+    return PartitionPosition.from_split(splits[0]).next
 
 
 @pytest.mark.parametrize("bounded", [False, True])

@@ -61,8 +61,8 @@ class KafkaBatchReader(Speaker, DataSourceReader):
         """
         ranges: list[OffsetRange] = []
         with Catalog(self._settings) as catalog:
-            for facts in catalog.topics().values():
-                for one in catalog.positions(facts):
+            for facts in catalog.list_topics().values():
+                for one in catalog.resolve_positions(facts):
                     end = one.next if one.stop is None else one.stop
                     ranges.append(
                         OffsetRange(one.topic, one.partition, one.next, end, one.topic_id)

@@ -126,7 +126,7 @@ def ranges_between(
                 )
         if position.next < first:
             raise OffsetOutOfRange(
-                gap_message(*partition, wanted=first, low=position.next, high=position.next)
+                gap_message(*partition, offset_next=first, low=position.next, high=position.next)
             )
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [one for one in ranges if len(one)]

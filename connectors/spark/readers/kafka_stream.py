@@ -33,7 +33,7 @@ from onceflow.connectors.spark.readers.kafka_offsets import (
 from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow
-from onceflow.sources.kafka.catalog import Catalog, positions_now
+from onceflow.sources.kafka.catalog import Catalog, find_positions
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.ranges import OffsetRange, read_ranges
@@ -165,7 +165,11 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     def initialOffset(self) -> Document:  # noqa: N802 - Spark's name
         """Return where a new query starts, resolved by the brokers. Driver, once in its life."""
         catalog = self._fresh_catalog()
-        positions = [one for facts in catalog.topics().values() for one in catalog.positions(facts)]
+        positions = [
+            one
+            for facts in catalog.list_topics().values()
+            for one in catalog.resolve_positions(facts)
+        ]
         if not positions:
             _logger.warning(
                 "Kafka at %s has no %s yet; those that are created later are read",
@@ -220,10 +224,10 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         catalog = self._fresh_catalog()
         partitions = [
             (facts.name, partition)
-            for facts in catalog.topics().values()
+            for facts in catalog.list_topics().values()
             for partition in facts.partitions
         ]
-        self._target = catalog.ends(partitions)
+        self._target = catalog.find_ends(partitions)
 
     @in_option_words
     def partitions(self, start: Document, end: Document) -> Sequence[InputPartition]:
@@ -239,7 +243,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
             if partition not in before.positions and partition not in after.began
         ]
         first_left = {
-            partition: self._fresh_catalog().watermarks(*partition)[0] for partition in unsaid
+            partition: self._fresh_catalog().read_watermarks(*partition)[0] for partition in unsaid
         }
         ranges = ranges_between(before, after, first_left=first_left)
         self._known = after
@@ -275,7 +279,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
                 settings, troubles, group_id=settings.group_id, client_id="onceflow-spark-publisher"
             )
         positions = StreamOffsets.of(end).positions.values()
-        self._published.ask([position.split() for position in positions])
+        self._published.ask([position.to_split() for position in positions])
         self._published.send(self._publisher)
         # Serves the callback that says whether the last ones arrived.
         self._publisher.poll(0)
@@ -299,8 +303,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     def _all_ends(self) -> StreamOffsets:
         """Return the ends of all partitions, when Spark does not tell where the batch starts."""
         catalog = self._fresh_catalog()
-        facts = catalog.topics().values()
-        ends = catalog.ends(
+        facts = catalog.list_topics().values()
+        ends = catalog.find_ends(
             [(one.name, partition) for one in facts for partition in one.partitions]
         )
         return StreamOffsets(
@@ -320,15 +324,15 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     def _new_ends(self, at: StreamOffsets) -> StreamOffsets | None:
         """Return the ends of all partitions, and where new ones begin; None: nothing is new."""
         catalog = self._fresh_catalog()
-        ends = catalog.ends(list(at.positions))
+        ends = catalog.find_ends(list(at.positions))
         idle = all(ends.get(partition) == one.next for partition, one in at.positions.items())
         now = time.monotonic()
         if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
             return None
         self._looked_at = now
-        current = positions_now(self._settings, catalog, list(at.positions.values()))
+        current = find_positions(self._settings, catalog, list(at.positions.values()))
         began = {(one.topic, one.partition): one.next for one in current if not _is_known(one, at)}
-        ends.update(catalog.ends(list(began)))
+        ends.update(catalog.find_ends(list(began)))
         positions: dict[_Place, PartitionPosition] = {}
         for one in current:
             partition = (one.topic, one.partition)
@@ -343,9 +347,9 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def _cut_off(self, position: PartitionPosition, end: int) -> int:
         """Return where to go on in a partition that ends before what was to be read."""
-        low, high = self._fresh_catalog().watermarks(position.topic, position.partition)
+        low, high = self._fresh_catalog().read_watermarks(position.topic, position.partition)
         text = gap_message(
-            position.topic, position.partition, wanted=position.next, low=low, high=high
+            position.topic, position.partition, offset_next=position.next, low=low, high=high
         )
         if self._settings.fail_on_data_loss:
             raise OffsetOutOfRange(text)

@@ -26,7 +26,7 @@ from onceflow.connectors.spark.options.words import OptionWords, Speaker, in_opt
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.messages import bad_record
+from onceflow.sources.kafka.messages import bad_record_error
 
 Table = OptionTable[Any]
 _SQL = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "user": "u"}
@@ -122,7 +122,7 @@ def test_options_of_clients_are_named_with_their_prefix() -> None:
 
 def test_a_record_that_cannot_be_decoded_is_told_with_what_a_format_can_do() -> None:
     record = Message(topic="t", partition=0, offset=7, value=b"{")
-    told = KAFKA_READ.words.spoken(str(bad_record(record, "no JSON")))
+    told = KAFKA_READ.words.spoken(str(bad_record_error(record, "no JSON")))
     assert "or leave them out, counted and logged, with onBadRecord=drop" in told
     assert "dead_letter" not in told
 

@@ -185,7 +185,7 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
     rows.add(messages(values, first=50))
     found = taken(rows).to_pylist()
     assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 56)]
-    letters = rows.refusals.taken()
+    letters = rows.refusals.take_letters()
     assert [(one.topic, one.partition, one.offset) for one in letters] == [
         ("payments", 2, offset) for offset in (51, 52, 54, 55)
     ]

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 import pytest
+from typing_extensions import override
 
 from onceflow.connectors.kafka.topics import TopicFacts
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.catalog import Catalog, positions_now
+from onceflow.sources.kafka.catalog import Catalog, find_positions
 from onceflow.sources.kafka.position import PartitionPosition
 
 SETTINGS = KafkaSource("nowhere:9092", topic="t", format="raw").settings
 
 
-class _Told(Catalog):
-    """What a broker told of topic t, which has one partition."""
+class _AnsweringCatalog(Catalog):
+    """Answers that topic t has one partition, and these ids."""
 
     def __init__(self, topic_id: str, cluster_id: str) -> None:
         self._facts = TopicFacts("t", (0,), topic_id, cluster_id)
 
-    def topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
+    @override
+    def list_topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
         return {"t": self._facts}
 
 
@@ -42,7 +44,7 @@ def _at_7(topic_id: str, cluster_id: str) -> PartitionPosition:
 def test_id_that_is_not_told_says_nothing_and_one_that_is_told_is_kept(
     known: tuple[str, str], told: tuple[str, str], now: tuple[str, str]
 ) -> None:
-    assert positions_now(SETTINGS, _Told(*told), [_at_7(*known)]) == [_at_7(*now)]
+    assert find_positions(SETTINGS, _AnsweringCatalog(*told), [_at_7(*known)]) == [_at_7(*now)]
 
 
 @pytest.mark.parametrize(
@@ -50,4 +52,4 @@ def test_id_that_is_not_told_says_nothing_and_one_that_is_told_is_kept(
 )
 def test_one_other_id_is_another_topic(known: tuple[str, str], told: tuple[str, str]) -> None:
     with pytest.raises(OffsetOutOfRange, match="offset 7 was to be read next"):
-        positions_now(SETTINGS, _Told(*told), [_at_7(*known)])
+        find_positions(SETTINGS, _AnsweringCatalog(*told), [_at_7(*known)])

@@ -58,7 +58,7 @@ def faults(
     """Return the rows that could be read, and the reasons of the others by their offsets."""
     rows = collected(described, values, keys)
     found = taken(rows).to_pylist()
-    return found, {letter.offset or 0: letter.reason for letter in rows.refusals.taken()}
+    return found, {letter.offset or 0: letter.reason for letter in rows.refusals.take_letters()}
 
 
 CSV = "id BIGINT NOT NULL, name STRING, price DECIMAL(8, 2), at TIMESTAMP, ok BOOLEAN"
@@ -448,7 +448,7 @@ def test_instants_of_nanoseconds_in_json_are_exact_or_bad_records() -> None:
         first + 999_999_999,
     ]
     assert batch.column("all").flatten().cast(pa.int64()).to_pylist() == [first + 123_456_700]
-    assert "finer than the column's unit, ns" in rows.refusals.taken()[0].reason
+    assert "finer than the column's unit, ns" in rows.refusals.take_letters()[0].reason
     found, why = faults(
         source("json", "at TIMESTAMP", on_bad_record="dead_letter"),
         [b'{"at": "2020-01-01T00:00:00.123456000Z"}', b'{"at": "2020-01-01T00:00:00.1234567Z"}'],

@@ -192,7 +192,7 @@ def test_indexes_say_which_message_of_its_schema_a_value_is(
     rows = rows_of(described.settings)
     rows.add(messages(values))
     assert taken(rows).to_pylist() == [{"id": 1, "account": "a"}] * 2
-    reasons = [letter.reason for letter in rows.refusals.taken()]
+    reasons = [letter.reason for letter in rows.refusals.take_letters()]
     assert "it is shop.Order.Note, and shop.Payment is read" in reasons[0]
     assert "it is shop.Order, and shop.Payment is read" in reasons[1]
     assert "it is message [8], which its schema lacks" in reasons[2]
@@ -296,7 +296,7 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
     rows.add(messages(values, first=50))
     found = taken(rows).to_pylist()
     assert [(one["id"], one["_offset"]) for one in found] == [(0, 50), (1, 53), (2, 57)]
-    letters = rows.refusals.taken()
+    letters = rows.refusals.take_letters()
     assert [(one.topic, one.offset) for one in letters] == [
         ("payments", offset) for offset in (51, 52, 54, 55, 56)
     ]

@@ -147,13 +147,13 @@ def test_position_survives_its_split() -> None:
         PartitionPosition("a-b", 7, 42),
         PartitionPosition("zażółć", 0, 5, 9, topic_id="uKAYaXP6S", cluster_id="phfLa288R"),
     ):
-        assert PartitionPosition.of(position.split()) == position
-    assert PartitionPosition("payments", 0, 1).split().id == "payments-0"
+        assert PartitionPosition.from_split(position.to_split()) == position
+    assert PartitionPosition("payments", 0, 1).to_split().id == "payments-0"
 
 
 def test_position_of_a_checkpoint_that_is_older_than_ids_is_read() -> None:
     old = Split("payments-3", b'{"topic":"payments","partition":3,"next":42,"stop":null}')
-    assert PartitionPosition.of(old) == PartitionPosition("payments", 3, 42)
+    assert PartitionPosition.from_split(old) == PartitionPosition("payments", 3, 42)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_new_partitions_are_looked_for_every_minute_unless_told_otherwise() -> N
 )
 def test_split_of_another_source_is_refused(position: bytes) -> None:
     with pytest.raises(StateIncompatible, match="another source"):
-        PartitionPosition.of(Split("x", position))
+        PartitionPosition.from_split(Split("x", position))
 
 
 def test_gap_names_both_offsets_and_what_is_missing() -> None:
-    text = gap_message("payments", 3, wanted=10, low=25, high=40)
+    text = gap_message("payments", 3, offset_next=10, low=25, high=40)
     assert "payments-3: offset 10 was to be read next" in text
     assert "earliest one left is 25: 15 offsets (10 to 24)" in text
-    assert "the topic ends at 40" in gap_message("payments", 3, wanted=50, low=0, high=40)
+    assert "the topic ends at 40" in gap_message("payments", 3, offset_next=50, low=0, high=40)
 
 
 def test_spark_ddl_and_mappings_describe_arrow_schemas() -> None:

@@ -11,7 +11,7 @@ from tests.unit.sources.test_kafka_rows import settings_of
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.spi import OnBadRow
-from onceflow.sources.kafka.messages import runs_of
+from onceflow.sources.kafka.messages import split_runs_of
 from onceflow.sources.kafka.rows import rows_of
 from onceflow.sources.kafka.settings import ValueFormat
 
@@ -25,11 +25,11 @@ def message(topic: str, partition: int, value: bytes, offset: int = 0) -> Messag
 def test_runs_of_messages_are_told_by_partition_and_topic() -> None:
     where = [("a", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 1), ("a", 1)]
     messages = [message(topic, partition, b"") for topic, partition in where]
-    assert runs_of(messages, ("a", "b")) == [("a-0", 2), ("a-1", 1), ("b-1", 2), ("a-1", 1)]
+    assert split_runs_of(messages, ("a", "b")) == [("a-0", 2), ("a-1", 1), ("b-1", 2), ("a-1", 1)]
     # Of a pattern no topic is known beforehand.
-    assert runs_of(messages, ()) == runs_of(messages, ("a", "b"))
-    assert runs_of(messages[:3], ("a",)) == [("a-0", 2), ("a-1", 1)]
-    assert runs_of([], ()) == []
+    assert split_runs_of(messages, ()) == split_runs_of(messages, ("a", "b"))
+    assert split_runs_of(messages[:3], ("a",)) == [("a-0", 2), ("a-1", 1)]
+    assert split_runs_of([], ()) == []
 
 
 @pytest.mark.parametrize(
