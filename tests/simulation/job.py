@@ -136,11 +136,15 @@ class Driver(Process):
         self.is_cancelled = True
 
     def _take(self, request: Request) -> None:
+        self.pass_on(request)
+        self.check_requests()
+
+    def pass_on(self, request: Request) -> None:
+        """Tell the attempt, or keep the request while none listens."""
         if self.attempt is not None and self.attempt.listens:
             self.attempt.tell(request)
         elif request not in self._requests:
             self._requests.append(request)
-        self.check_requests()
 
     def take_requests(self) -> list[Request]:
         """Return what no attempt has been told of, for the one that asks."""
@@ -337,7 +341,7 @@ class Attempt:
         self._offers = tuple(offers)
         self._loop = self.world.variant.attempt_loop(settings, self._build_coordinator, offers)
         for request in self.driver.take_requests():
-            self.tell(request)
+            self.driver.pass_on(request)  # a cancel among them ends the attempt
         for slot in range(parallelism):
             self._tell_later(Hello(self.number, slot, slot, 0, "", "", {}))
 
