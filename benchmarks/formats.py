@@ -36,6 +36,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.machine import describe_machine
+from benchmarks.spark_jars import spark_jars
 from benchmarks.spread import Spread
 from benchmarks.stage import ROOT, BenchmarkError, Stage
 from onceflow import Checkpointing, Pipeline
@@ -44,7 +45,6 @@ from onceflow.connectors.spark.formats import register
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits, KafkaStreamReader
 from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import sql_reader, sql_schema
-from onceflow.integration.servers.kafka_jars import spark_jars
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
     DIGEST_ACCOUNT_PRIME,

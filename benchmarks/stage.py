@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 import psycopg
 from psycopg import sql
+from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import LiteralString
 
 from benchmarks.appends import Appends, appends
@@ -32,7 +33,6 @@ from onceflow.integration.servers import (
     EmbeddedMariaDB,
     EmbeddedMySQL,
     EmbeddedPostgres,
-    EmbeddedS3,
 )
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments, produce

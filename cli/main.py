@@ -15,7 +15,7 @@ import onceflow
 
 _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "demo": "onceflow.cli.demo.command:demo",
+        "demo": "onceflow.cli.demo:demo",
         "config": "onceflow.cli.config.command:config",
         "doctor": "onceflow.cli.doctor.command:doctor",
         "list": "onceflow.cli.jobs.command:list_jobs",
@@ -32,7 +32,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 class _Subcommands(TyperGroup):
-    """Who settles a transaction does not wait for the imports of a demonstration.
+    """Who settles a transaction does not wait for the imports of what looks at Spark.
 
     Types are click's, which some versions of typer bring under a name of their own.
     """

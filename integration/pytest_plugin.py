@@ -3,8 +3,7 @@
 `--onceflow-servers` (or ONCEFLOW_TEST_SERVERS) chooses between processes of this machine and
 containers. ONCEFLOW_TEST_POSTGRES_URL, ONCEFLOW_TEST_MYSQL_URL, ONCEFLOW_TEST_MARIADB_URL and
 ONCEFLOW_TEST_KAFKA name servers that run already. A server starts when the first test asks for it;
-one that cannot be had is an error and no skip: a skipped proof looks like a passed one. Only the S3
-server, which is built by Go, is skipped without it, unless ONCEFLOW_REQUIRE_S3 is set.
+one that cannot be had is an error and no skip: a skipped proof looks like a passed one.
 
 Loaded by pytest through its entry point in every project that has onceflow installed: what is heavy
 is imported by the fixtures.
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
         MySQLServer,
         OwnDatabase,
         OwnKafka,
-        OwnS3,
         PostgresServer,
-        S3Server,
     )
 
 _KINDS = ("embedded", "containers")
@@ -61,14 +58,6 @@ class KafkaFactory(Protocol):
 
     def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnKafka:
         """Return a running broker that is this test's own, as `DatabaseFactory` does."""
-        ...
-
-
-class S3Factory(Protocol):
-    """What the fixture `s3_server` gives."""
-
-    def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> OwnS3:
-        """Return a running S3 server that is this test's own, as `DatabaseFactory` does."""
         ...
 
 
@@ -122,32 +111,6 @@ def onceflow_kafka() -> Iterator[KafkaServer]:
 
     with share_kafka() as (_, server):
         yield server
-
-
-@pytest.fixture(scope="session")
-def onceflow_s3() -> Iterator[S3Server]:
-    """The run's S3 server. Not to be killed: `s3_server` gives one for that."""
-    with contextlib.ExitStack() as running:
-        yield _s3(running, {}, proxied=False)
-
-
-@pytest.fixture
-def s3_server() -> Iterator[S3Factory]:
-    """A factory of S3 servers that the test may kill, pause and cut off."""
-    with contextlib.ExitStack() as running:
-
-        def make(options: Mapping[str, str] | None = None, *, proxied: bool = False) -> OwnS3:
-            return _s3(running, options or {}, proxied=proxied)
-
-        yield make
-
-
-@pytest.fixture
-def s3_bucket(onceflow_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a bucket that is this test's alone; the environment leads to it, with all rights."""
-    for name, value in onceflow_s3.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{onceflow_s3.create_bucket(f'onceflow-{uuid.uuid4().hex[:16]}')}"
 
 
 @pytest.fixture
@@ -227,18 +190,6 @@ def kafka_topic(onceflow_kafka: KafkaServer) -> Iterator[TopicFactory]:
     yield make
     if made:
         delete_topics(onceflow_kafka.bootstrap_servers, made)
-
-
-def _s3(running: contextlib.ExitStack, options: Mapping[str, str], *, proxied: bool) -> OwnS3:
-    from onceflow.integration.servers.kinds import make_s3
-    from onceflow.integration.servers.s3_program import NoGo
-
-    try:
-        return running.enter_context(make_s3(options, proxied=proxied))
-    except NoGo as error:
-        if os.environ.get("ONCEFLOW_REQUIRE_S3"):
-            raise
-        pytest.skip(str(error))
 
 
 def _databases(make_server: MakeDatabase) -> Iterator[DatabaseFactory]:

@@ -1,17 +1,20 @@
-"""Where tests run jobs: one Spark session for all that ask for it, or processes without it."""
+"""Where tests run jobs, one Spark session for all that ask for it, and an S3 server."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
+import uuid
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.budget import DearFirst, Recorder
+from tests.support.servers.database_packages import offer_packages
 from tests.tiers import mark_left_out
 
 from onceflow import LocalProcesses
@@ -20,6 +23,7 @@ from onceflow.core.crash_points import VARIABLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from tests.support.clusters import AnyCluster
+    from tests.support.servers.s3 import EmbeddedS3, S3Factory
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -43,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    offer_packages()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(DearFirst())
     elif config.getoption("record_durations"):
@@ -115,3 +120,33 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AnyCluster:
         session: SparkSession = request.getfixturevalue("spark")
         return session
     return LocalProcesses(tmp_path / "logs")
+
+
+@pytest.fixture(scope="session")
+def onceflow_s3() -> Iterator[EmbeddedS3]:
+    """The run's S3 server. Not to be killed: `s3_server` gives one for that."""
+    from tests.support.servers.s3 import start_s3
+
+    with start_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server() -> Iterator[S3Factory]:
+    """A factory of S3 servers that the test may kill, pause and cut off."""
+    from tests.support.servers.s3 import start_s3
+
+    with contextlib.ExitStack() as running:
+
+        def make(options: Mapping[str, str] | None = None, *, proxied: bool = False) -> EmbeddedS3:
+            return running.enter_context(start_s3(options or {}, proxied=proxied))
+
+        yield make
+
+
+@pytest.fixture
+def s3_bucket(onceflow_s3: EmbeddedS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a bucket that is this test's alone; the environment leads to it, with all rights."""
+    for name, value in onceflow_s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{onceflow_s3.create_bucket(f'onceflow-{uuid.uuid4().hex[:16]}')}"

@@ -38,7 +38,7 @@ LEFT_OUT = (
     "tests/unit/benchmarks/test_bench_beside_flink.py::",
     "tests/unit/benchmarks/test_bench_figures.py::",
     "tests/unit/benchmarks/test_bench_sinks_figures.py::",
-    "tests/unit/cli/test_demo_command.py::",
+    "tests/unit/demo/test_demo_command.py::",
     # Storages beside a directory and S3.
     "tests/integration/test_cloud_storage.py::",
     "tests/integration/test_hdfs_storage.py::",

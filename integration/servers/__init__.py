@@ -1,26 +1,44 @@
-"""Real servers for tests, demonstrations and benchmarks."""
+"""Real servers for tests."""
 
-from onceflow.integration.servers.kafka import EmbeddedKafka
-from onceflow.integration.servers.kinds import (
-    DatabaseServer,
-    KafkaServer,
-    MySQLServer,
-    OwnDatabase,
-    OwnKafka,
-    OwnS3,
-    PostgresServer,
-    S3Server,
-    ServerKind,
-    make_kafka,
-    make_mariadb,
-    make_mysql,
-    make_postgres,
-    make_s3,
-)
-from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
-from onceflow.integration.servers.postgres import EmbeddedPostgres
-from onceflow.integration.servers.s3 import EmbeddedS3
-from onceflow.integration.servers.server import Server, ServerError
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceflow.core.lazy_names import lazy_names
+
+# What finds a server's program does not wait for the clients of all the others.
+if TYPE_CHECKING:
+    from onceflow.integration.servers.kafka import EmbeddedKafka
+    from onceflow.integration.servers.kinds import (
+        DatabaseServer,
+        KafkaServer,
+        MySQLServer,
+        OwnDatabase,
+        OwnKafka,
+        PostgresServer,
+        ServerKind,
+        make_kafka,
+        make_mariadb,
+        make_mysql,
+        make_postgres,
+    )
+    from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
+    from onceflow.integration.servers.postgres import EmbeddedPostgres
+    from onceflow.integration.servers.server import Server, ServerError
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "onceflow.integration.servers.kafka": "EmbeddedKafka",
+            "onceflow.integration.servers.kinds": (
+                "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka PostgresServer "
+                "ServerKind make_kafka make_mariadb make_mysql make_postgres"
+            ),
+            "onceflow.integration.servers.mysql": "EmbeddedMariaDB EmbeddedMySQL",
+            "onceflow.integration.servers.postgres": "EmbeddedPostgres",
+            "onceflow.integration.servers.server": "Server ServerError",
+        },
+    )
 
 __all__ = [
     "DatabaseServer",
@@ -28,14 +46,11 @@ __all__ = [
     "EmbeddedMariaDB",
     "EmbeddedMySQL",
     "EmbeddedPostgres",
-    "EmbeddedS3",
     "KafkaServer",
     "MySQLServer",
     "OwnDatabase",
     "OwnKafka",
-    "OwnS3",
     "PostgresServer",
-    "S3Server",
     "Server",
     "ServerError",
     "ServerKind",
@@ -43,5 +58,4 @@ __all__ = [
     "make_mariadb",
     "make_mysql",
     "make_postgres",
-    "make_s3",
 ]

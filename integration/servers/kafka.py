@@ -26,7 +26,6 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from onceflow.core.cache import cache_directory, publish
-from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,
     Progress,
@@ -37,6 +36,7 @@ from onceflow.integration.servers.process import (
     LOOPBACK,
     ServerError,
     ServerProcess,
+    exclusive,
     free_port,
 )
 

@@ -15,8 +15,7 @@ from importlib import util
 from pathlib import Path
 
 from onceflow.core.cache import cache_directory, publish
-from onceflow.integration.servers.cache import exclusive
-from onceflow.integration.servers.process import ServerError
+from onceflow.integration.servers.process import ServerError, exclusive
 
 # Not 4.3.0 to 4.4.0: killed in a commit, they may never end the transaction (KAFKA-20734).
 KAFKA_VERSION = "4.2.1"
@@ -70,60 +69,6 @@ def kafka_jars(
         f"kafka-{version}",
         dependencies,
         f"Kafka {version} (44 MB, once)",
-        progress=progress,
-        timeout_s=timeout_s,
-    )
-
-
-# Spark's connector, which works on 4.3, too, and the driver that its JDBC uses.
-_SPARK_JARS = (
-    ("org.apache.spark", f"spark-sql-kafka-0-10_{_SCALA}", "4.2.0"),
-    ("org.apache.spark", f"spark-token-provider-kafka-0-10_{_SCALA}", "4.2.0"),
-    ("org.apache.kafka", "kafka-clients", "3.9.1"),
-    ("org.apache.commons", "commons-pool2", "2.12.0"),
-    ("org.postgresql", "postgresql", "42.7.7"),
-)
-
-
-def spark_jars(
-    *, progress: Progress | None = None, timeout_s: float = _FETCH_TIMEOUT_S
-) -> tuple[Path, ...]:
-    """Return the jars by which Spark reads Kafka and speaks JDBC to Postgres, fetched once.
-
-    Raises:
-        ServerError: Neither client could fetch them; says what each answered.
-    """
-    target = jars_of(
-        "spark-jars-4.2.0",
-        _SPARK_JARS,
-        "Spark's jars (11 MB, once)",
-        progress=progress,
-        timeout_s=timeout_s,
-    )
-    return tuple(target / f"{name}-{version}.jar" for _, name, version in _SPARK_JARS)
-
-
-HADOOP_VERSION = "3.4.2"
-# All of HDFS in three jars; then what they take for granted: XML binding, which Java 17 does not
-# bring, and a log.
-_HDFS_JARS = (
-    ("org.apache.hadoop", "hadoop-client-minicluster", HADOOP_VERSION),
-    ("org.apache.hadoop", "hadoop-client-runtime", HADOOP_VERSION),
-    ("javax.xml.bind", "jaxb-api", "2.3.1"),
-    ("org.slf4j", "slf4j-simple", "1.7.36"),
-)
-
-
-def hdfs_jars(*, progress: Progress | None = None, timeout_s: float = _FETCH_TIMEOUT_S) -> Path:
-    """Return a directory with all that an HDFS needs, fetched once.
-
-    Raises:
-        ServerError: Neither client could fetch it; says what each answered.
-    """
-    return jars_of(
-        f"hadoop-{HADOOP_VERSION}",
-        _HDFS_JARS,
-        f"Hadoop {HADOOP_VERSION} (92 MB, once)",
         progress=progress,
         timeout_s=timeout_s,
     )

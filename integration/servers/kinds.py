@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -24,7 +23,6 @@ from onceflow.integration.faults.network import TcpProxy
 from onceflow.integration.servers.kafka import EmbeddedKafka, archive_classes, create_topic
 from onceflow.integration.servers.mysql import EmbeddedMariaDB, EmbeddedMySQL
 from onceflow.integration.servers.postgres import EmbeddedPostgres
-from onceflow.integration.servers.s3 import EmbeddedS3
 from onceflow.integration.servers.server import ServerError
 
 SWITCH_VARIABLE = "ONCEFLOW_TEST_SERVERS"
@@ -148,45 +146,6 @@ class OwnKafka(Killable, KafkaServer, Protocol):
     """A broker that is one test's own."""
 
 
-class S3Server(Protocol):
-    """An S3 store in which buckets may be made."""
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        ...
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a client's environment must hold to reach it with all rights."""
-        ...
-
-    def create_bucket(self, name: str) -> str:
-        """Return `name`, of a bucket that exists then."""
-        ...
-
-
-class OwnS3(Killable, S3Server, Protocol):
-    """An S3 server that is one test's own."""
-
-    @property
-    def objects(self) -> Path:
-        """Where buckets are directories, and objects files."""
-        ...
-
-    def create_user(self, access_key: str, secret_key: str) -> None:
-        """Make a user without any right in the buckets that exist."""
-        ...
-
-    def delete_user(self, access_key: str) -> None:
-        """Make the user's credentials worthless from the next request on."""
-        ...
-
-    def give_bucket(self, name: str, access_key: str) -> None:
-        """Make the user the owner of the bucket `name`."""
-        ...
-
-
 class MakeDatabase(Protocol):
     """`make_postgres`, `make_mysql` and `make_mariadb`."""
 
@@ -248,11 +207,6 @@ def make_kafka(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = Fals
     from onceflow.integration.servers.container import ContainerKafka
 
     return ContainerKafka(options, proxied=proxied)
-
-
-def make_s3(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> OwnS3:
-    """Return an S3 server, always a process of this machine: it needs no installation."""
-    return EmbeddedS3(options, proxied=proxied)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import Self
 
+from onceflow.core import cache
 from onceflow.integration.faults.processes import (
     Watchdog,
     kill_tree,
@@ -23,10 +25,25 @@ from onceflow.integration.faults.processes import (
 )
 from onceflow.integration.servers.server import LOOPBACK, Server, ServerError, free_port
 
-__all__ = ["LOOPBACK", "ServerError", "ServerProcess", "free_port"]
+__all__ = ["LOOPBACK", "ServerError", "ServerProcess", "exclusive", "free_port"]
 
 _LOG_TAIL_CHARS = 3000
 _POLL_S = 0.02
+
+
+@contextmanager
+def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
+    """Hold the lock file `path` for the block, as `core.cache` does.
+
+    Raises:
+        ServerError: Another process held it for `timeout_s`.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(cache.exclusive(path, timeout_s))
+        except TimeoutError as error:
+            raise ServerError(str(error)) from error
+        yield
 
 
 class ServerProcess(Server):

@@ -18,13 +18,12 @@ from typing import IO, Protocol, cast
 import docker
 from docker.errors import ImageNotFound
 from script.images.recipes import RECIPES, Recipe
+from tests.support.servers.debian import PackageArchive
 
 from onceflow.core.cache import cache_directory
-from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.container import docker_client
-from onceflow.integration.servers.debian import PackageArchive
 from onceflow.integration.servers.kafka_jars import Progress
-from onceflow.integration.servers.process import ServerError
+from onceflow.integration.servers.process import ServerError, exclusive
 
 _BUILD_TIMEOUT_S = 900.0
 _IMPORT_TIMEOUT_S = 180

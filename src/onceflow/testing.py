@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from onceflow.integration.pytest_plugin import (
         DatabaseFactory,
         KafkaFactory,
-        S3Factory,
         TopicFactory,
     )
     from onceflow.integration.servers import (
@@ -42,15 +41,12 @@ if TYPE_CHECKING:
         MySQLServer,
         OwnDatabase,
         OwnKafka,
-        OwnS3,
         PostgresServer,
-        S3Server,
         ServerError,
         make_kafka,
         make_mariadb,
         make_mysql,
         make_postgres,
-        make_s3,
     )
     from onceflow.integration.workload import PAYMENT_SCHEMA, Payments, produce
 else:
@@ -65,12 +61,10 @@ else:
                 "TcpProxy kill_process kill_tree pause_tree process_tree unpause_tree"
             ),
             "onceflow.integration.oracle": "NoVerdict Verdict verify verify_topic",
-            "onceflow.integration.pytest_plugin": (
-                "DatabaseFactory KafkaFactory S3Factory TopicFactory"
-            ),
+            "onceflow.integration.pytest_plugin": ("DatabaseFactory KafkaFactory TopicFactory"),
             "onceflow.integration.servers": (
-                "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka OwnS3 PostgresServer"
-                " S3Server ServerError make_kafka make_mariadb make_mysql make_postgres make_s3"
+                "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka PostgresServer"
+                " ServerError make_kafka make_mariadb make_mysql make_postgres"
             ),
             "onceflow.integration.workload": "PAYMENT_SCHEMA Payments produce",
         },
@@ -90,11 +84,8 @@ __all__ = [
     "NotTestable",
     "OwnDatabase",
     "OwnKafka",
-    "OwnS3",
     "Payments",
     "PostgresServer",
-    "S3Factory",
-    "S3Server",
     "ServerError",
     "SinkConformance",
     "SinkTarget",
@@ -109,7 +100,6 @@ __all__ = [
     "make_mariadb",
     "make_mysql",
     "make_postgres",
-    "make_s3",
     "pause_tree",
     "process_tree",
     "produce",

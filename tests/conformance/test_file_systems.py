@@ -14,6 +14,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from tests.integration.file_sink_kit import S3Server
 from tests.support.clouds import Cloud, cloud_of
+from tests.support.servers.hdfs import EmbeddedHdfs
 
 from onceflow.core.errors import StorageError
 from onceflow.core.storage.filesystems.file_location import FileLocation
@@ -31,7 +32,6 @@ from onceflow.core.storage.filesystems.filesystem import (
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
 from onceflow.core.storage.filesystems.remote import RemoteDirectory
 from onceflow.core.storage.memory_storage import MemoryFiles
-from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 WHOLE = b"whole " * 1000
 SLOW = {"hdfs", "azure", "google"}

@@ -3,63 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from tests.crash.ledger_driver import READY, LedgerSpec, LedgerStatus
+from tests.support.driver_process import DriverProcess
+from typing_extensions import override
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
-from onceflow.integration.faults import children_of, kill_process, kill_session
-from onceflow.integration.faults.processes import Watchdog
 
-_REPOSITORY = Path(__file__).parents[2]
 _LOOK_S = 0.02
 _PATIENCE_S = 150.0
 """Long enough for Spark to start on a machine with much else to do; nothing waits for its end."""
 
 
-class LedgerDriver:
+class LedgerDriver(DriverProcess):
     """At most one driver process at a time; the next one goes on with what the last one left."""
 
     def __init__(self, directory: Path, master: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(directory)
         self._directory = directory
         self._master = master
         self._points = directory / "points"
-        self.log_path = directory / "driver.log"
         for name in ("jobs", "status", "points"):
-            (directory / name).mkdir(parents=True)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._sessions: list[int] = []
+            (directory / name).mkdir()
 
     def start(self) -> None:
         """Run a driver unless one runs."""
-        if self._process is not None and self._process.poll() is None:
+        if self.starts > 0 and self.exit_status is None:
             return
-        self._reap()
         (self._directory / READY).unlink(missing_ok=True)
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.ledger_driver", self._directory, self._master],
-                cwd=_REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": f"{_REPOSITORY / 'src'}{os.pathsep}{_REPOSITORY}",
-                    VARIABLE: str(self._points),
-                },
-            )
-        self._sessions.append(self._process.pid)
-        self._watchdog = Watchdog(self._process.pid)
+        points = {VARIABLE: str(self._points)}
+        self.launch("tests.crash.ledger_driver", [self._directory, self._master], points)
 
     def await_ready(self) -> None:
         """Run a driver, and return once it could begin a job at once."""
@@ -73,25 +52,12 @@ class LedgerDriver:
     @property
     def died(self) -> bool:
         """Whether the driver that was started last is gone."""
-        return self._process is not None and self._process.poll() is not None
+        return self.exit_status is not None
 
-    @property
-    def exit_status(self) -> int | None:
-        """How it ended; None while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    def kill(self) -> None:
-        """SIGKILL the driver and its JVM, as a dying machine would; slots are left on their own."""
-        assert self._process is not None
-        for victim in (self._process.pid, *children_of(self._process.pid)):
-            kill_process(victim)
-        self._reap()
-
+    @override
     def end(self) -> None:
         """Kill everything that this and earlier drivers have left, and forget their jobs."""
-        for session in self._sessions:
-            kill_session(session)
-        self._reap()
+        super().end()
         for path in (*(self._directory / "jobs").iterdir(), *self._points.iterdir()):
             path.unlink(missing_ok=True)
 
@@ -111,17 +77,6 @@ class LedgerDriver:
         fresh.replace(path)
         self.start()
         return LedgerRun(self, spec, self._directory / "status" / f"{spec.job}.json")
-
-    def log_tail(self) -> str:
-        """Return the end of what all drivers have printed."""
-        return self.log_path.read_text(errors="replace")[-3000:]
-
-    def _reap(self) -> None:
-        if self._process is not None:
-            self._process.wait()
-        if self._watchdog is not None:
-            self._watchdog.release()
-            self._watchdog = None
 
 
 class LedgerRun:

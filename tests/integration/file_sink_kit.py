@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
-import pytest
 from tests.integration import sink_kit
 from tests.integration.sink_kit import Job
+from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, start_s3
 
-from onceflow.integration.servers.s3 import ACCESS_KEY, SECRET_KEY
-from onceflow.integration.servers.s3_program import NoGo
 from onceflow.sinks import FileSink
-from onceflow.testing import make_s3
 
 PARTITIONS = 3
 rows = partial(sink_kit.rows, accounts=PARTITIONS)
@@ -69,18 +66,13 @@ def hidden_files(directory: Path, below: str) -> Sequence[str]:
 class S3Server:
     """A bucket on a real S3 server of its own, and what reads it as the sink's readers do.
 
-    Skips the test where the server cannot be had and need not be: see the fixture `onceflow_s3`.
+    Skips the test where the server cannot be had and need not be: see `start_s3`.
     """
 
     BUCKET = "lake"
 
     def __init__(self) -> None:
-        try:
-            self._server = make_s3().start()
-        except NoGo as error:
-            if os.environ.get("ONCEFLOW_REQUIRE_S3"):
-                raise
-            pytest.skip(str(error))
+        self._server = start_s3()
         self._server.create_bucket(self.BUCKET)
         self.endpoint = self._server.endpoint
 

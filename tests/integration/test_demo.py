@@ -19,10 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1000)]
 def _demo(*flags: str) -> tuple[int, dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(_ROOT / "src")}
     run = subprocess.run(
-        [sys.executable, "-m", "onceflow.cli.main", "demo", "--json", *flags],
+        [sys.executable, "-m", "demo", "--json", *flags],
         capture_output=True,
         text=True,
         timeout=950,
+        cwd=_ROOT,
         env=environment,
         check=False,
     )

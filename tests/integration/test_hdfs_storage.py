@@ -14,6 +14,7 @@ from tests.integration.word_proxy import WordProxy
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.servers.hdfs import EmbeddedHdfs
 from tests.unit.storage.storage_samples import decision
 
 from onceflow import HdfsStorage, Job, JobState
@@ -29,7 +30,6 @@ from onceflow.core.storage.filesystems.filesystem import (
 )
 from onceflow.core.storage.filesystems.hdfs import HdfsFiles
 from onceflow.core.storage.filesystems.webhdfs import HdfsSettings
-from onceflow.integration.servers.hdfs import EmbeddedHdfs
 
 pytestmark = pytest.mark.timeout(900)  # a JVM has to start, and the first time to be fetched
 

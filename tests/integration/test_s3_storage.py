@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.word_proxy import WordProxy
 from tests.support.careless_store import CarelessStore
+from tests.support.servers.s3 import EmbeddedS3, S3Factory, environment_of
 from tests.unit.storage.storage_samples import decision
 from typer.testing import CliRunner
 
@@ -27,8 +28,6 @@ from onceflow.core.storage.filesystems.bucket_settings import (
     Patience,
 )
 from onceflow.core.storage.filesystems.filesystem import AlreadyExists, Created, StorageRefused
-from onceflow.integration.servers.s3 import environment_of
-from onceflow.testing import OwnS3, S3Factory, S3Server
 
 WORD = "the-word-that-breaks-the-network"
 IMPATIENT = Patience(request_timeout_s=5, retry_timeout_s=2)
@@ -40,7 +39,7 @@ def _files(url: str, endpoint: str = "", patience: Patience = PATIENT) -> Bucket
     return BucketFiles(BucketSettings(url, options, PART_BYTES_MIN, 4, patience))
 
 
-def _own(server: OwnS3, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+def _own(server: EmbeddedS3, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
     """Return a bucket of `server`; the environment leads there."""
     for name, value in {**server.environment, **variables}.items():
         monkeypatch.setenv(name, value)
@@ -48,7 +47,7 @@ def _own(server: OwnS3, monkeypatch: pytest.MonkeyPatch, **variables: str) -> st
 
 
 @pytest.fixture
-def network(onceflow_s3: S3Server, s3_bucket: str) -> Iterator[WordProxy]:
+def network(onceflow_s3: EmbeddedS3, s3_bucket: str) -> Iterator[WordProxy]:
     """A network before the server that breaks on a word."""
     host, _, port = onceflow_s3.endpoint.removeprefix("http://").partition(":")
     proxy = WordProxy((host, int(port)))
@@ -323,7 +322,7 @@ def test_what_only_people_can_mend_is_told_with_the_remedy(
 
 
 def test_no_secret_is_in_a_description_an_error_or_a_pickle(
-    onceflow_s3: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+    onceflow_s3: EmbeddedS3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"'secret_access_key' holds a secret") as plain:
         ObjectStorage(s3_bucket, options={"secret_access_key": "hunter2-of-the-lake"})

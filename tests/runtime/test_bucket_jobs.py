@@ -11,6 +11,7 @@ import pytest
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
+from tests.support.servers.s3 import S3Factory
 from tests.support.staged_sink import StagedSink
 
 from onceflow import (
@@ -30,7 +31,6 @@ from onceflow.core.state import StateBackend
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.filesystems.bucket import BucketFiles
 from onceflow.core.storage.filesystems.bucket_settings import BucketSettings
-from onceflow.testing import S3Factory
 
 ROCKSDB = RocksDBBackend(incremental=True)
 SMALL = 100

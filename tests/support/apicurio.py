@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from onceflow.core.cache import cache_directory, publish
-from onceflow.integration.servers.cache import exclusive
 from onceflow.integration.servers.kafka_jars import java_command
-from onceflow.integration.servers.process import LOOPBACK, free_port
+from onceflow.integration.servers.process import LOOPBACK, exclusive, free_port
 
 _VERSION = "3.0.9"
 _FETCH_S = 600.0

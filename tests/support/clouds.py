@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pytest
 from tests.support.google_front import TOKEN, GoogleFront
+from tests.support.servers.azurite import ACCOUNT, EmbeddedAzurite, azurite_program
+from tests.support.servers.s3 import EmbeddedS3, start_s3
 from typing_extensions import override
 
-from onceflow.integration.servers.azurite import ACCOUNT, EmbeddedAzurite, azurite_program
-from onceflow.integration.servers.s3_program import NoGo
-from onceflow.testing import OwnS3, ServerError, make_s3
+from onceflow.testing import ServerError
 
 
 class Cloud(ABC):
@@ -33,7 +33,7 @@ class Cloud(ABC):
 
     @property
     @abstractmethod
-    def server(self) -> EmbeddedAzurite | OwnS3:
+    def server(self) -> EmbeddedAzurite | EmbeddedS3:
         """The process, to be killed and paused."""
 
     def close(self) -> None:
@@ -77,18 +77,13 @@ class GoogleCloud(Cloud):
     secret = "GOOGLE_BEARER_TOKEN"
 
     def __init__(self) -> None:
-        try:
-            self._server = make_s3().start()
-        except NoGo as error:
-            if os.environ.get("ONCEFLOW_REQUIRE_S3"):
-                raise
-            pytest.skip(str(error))
+        self._server = start_s3()
         self._front = GoogleFront(self._server)
         self.port = self._front.port
 
     @property
     @override
-    def server(self) -> OwnS3:
+    def server(self) -> EmbeddedS3:
         return self._server
 
     @override

@@ -23,9 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import override
-
-from onceflow.testing import S3Server
 
 # botocore has no types.
 _AUTH: Any = importlib.import_module("botocore.auth")
@@ -42,7 +41,7 @@ _TOLD = ("ETag", "Last-Modified", "Content-Range", "Content-Type")
 class GoogleFront:
     """Answers on a port of the loopback for as long as it is open."""
 
-    def __init__(self, server: S3Server) -> None:
+    def __init__(self, server: EmbeddedS3) -> None:
         front = self
         self.server = server
 

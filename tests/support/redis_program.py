@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 
+from tests.support.servers.debian import PackageArchive, is_debian, own_loader
+
 from onceflow.core.cache import cache_directory, publish
-from onceflow.integration.servers.cache import exclusive
-from onceflow.integration.servers.debian import PackageArchive, is_debian, own_loader
+from onceflow.integration.servers.process import exclusive
 
 _FETCH_TIMEOUT_S = 600.0
 

@@ -125,7 +125,7 @@ def test_source_archive_holds_the_code_once(dist: Path) -> None:
     with tarfile.open(path) as archive:
         members = archive.getmembers()
     names = {member.name.partition("/")[2] for member in members}
-    assert {"core/spi/sink.py", "tests/unit/test_packaging.py", "script/test", "LICENSE"} <= names
+    assert {"core/spi/sink.py", "demo/run.py", "script/test", "LICENSE"} <= names
     assert [name for name in names if name.startswith("src/onceflow/core")] == []
     assert [name for name in names if name.startswith((".git/", ".venv", ".cache"))] == []
 
@@ -150,6 +150,8 @@ def test_every_public_name_imports_in_a_fresh_environment(
 def test_the_command_runs_in_a_fresh_environment(fresh_python: Path, tmp_path: Path) -> None:
     command = fresh_python.with_name("onceflow")
     assert "demo" in run([str(command), "--help"], cwd=tmp_path)
+    demo = subprocess.run([str(command), "demo"], capture_output=True, cwd=tmp_path, check=False)
+    assert (demo.returncode, b"Run script/demo there" in demo.stderr) == (2, True), demo
 
 
 def test_bare_names_of_the_folders_are_not_installed(fresh_python: Path, tmp_path: Path) -> None:

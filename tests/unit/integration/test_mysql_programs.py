@@ -6,9 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.servers import database_packages
 
 from onceflow.integration.servers import ServerError, mysql_programs
-from onceflow.integration.servers.mysql_programs import Flavor, database_program
+from onceflow.integration.servers.mysql_programs import (
+    DatabaseProgram,
+    Flavor,
+    Progress,
+    add_finder,
+    database_program,
+)
 
 _MYSQL = "mysqld  Ver 8.4.3 for Linux on x86_64 (MySQL Community Server - GPL)"
 _MARIADB = "mysqld  Ver 11.8.2-MariaDB for osx10.20 on arm64 (Homebrew)"
@@ -29,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("ONCEFLOW_MYSQLD", raising=False)
     monkeypatch.delenv("ONCEFLOW_MARIADBD", raising=False)
     monkeypatch.setattr(mysql_programs, "_FOLDERS", ())
-    monkeypatch.setattr(mysql_programs, "is_debian", lambda: False)
+    monkeypatch.setattr(mysql_programs, "_finders", [])
     return tmp_path
 
 
@@ -39,7 +46,9 @@ def test_program_on_path_is_told_apart_by_what_it_says(machine: Path) -> None:
     program = database_program(Flavor.MARIADB)
     assert program.command == (str(installed), "--no-defaults")
     assert (program.flavor, program.version) == (Flavor.MARIADB, "11.8.2")
-    with pytest.raises(ServerError, match=r"no MySQL found.*brew install mysql.*ONCEFLOW_MYSQLD"):
+    with pytest.raises(
+        ServerError, match=r"no MySQL found.*brew install mysql.*MYSQLD.*containers"
+    ):
         database_program(Flavor.MYSQL)
     installed.unlink()
     _program(installed, _MYSQL)
@@ -86,9 +95,27 @@ def test_scripts_of_an_installation_are_found_beside_its_program(machine: Path) 
 def test_cache_without_a_working_program_says_what_to_delete(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_programs, "is_debian", lambda: True)
+    monkeypatch.setattr(database_packages, "is_debian", lambda: True)
+    database_packages.offer_packages()
     broken = machine / "cache" / "mysql-packages"
     loader = _program(broken / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "hello")
     assert loader.exists()
     with pytest.raises(ServerError, match=rf"{broken}.*delete it to fetch it again"):
         database_program(Flavor.MYSQL)
+
+
+def test_a_finder_is_asked_only_for_what_is_not_installed(machine: Path) -> None:
+    asked: list[Flavor] = []
+    found = DatabaseProgram(Flavor.MYSQL, "9.9.9", ("mysqld",), machine)
+
+    def find(flavor: Flavor, _: Progress) -> DatabaseProgram | None:
+        asked.append(flavor)
+        return found if flavor is Flavor.MYSQL else None
+
+    add_finder(find)
+    assert database_program(Flavor.MYSQL) is found
+    with pytest.raises(ServerError, match="no MariaDB found"):
+        database_program(Flavor.MARIADB)
+    _program(machine / "bin" / "mysqld", _MYSQL)
+    assert database_program(Flavor.MYSQL).version == "8.4.3"
+    assert asked == [Flavor.MYSQL, Flavor.MARIADB]

@@ -1,6 +1,6 @@
 """The demo's driver process: builds the pipeline, runs it, and writes its status to a file.
 
-    python -m onceflow.cli.demo.job SPEC.json
+    python -m demo.job SPEC.json
 
 It is a program of its own so that it can be killed. Started again with the same spec, it takes the
 job over where the decision log says. Exit status 0 means that the job has ended well.
@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
-from pyspark.sql import SparkSession
-from typing_extensions import assert_never
-
-from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
-from onceflow.cli.demo.driver import (
+from demo.driver import (
     JOB,
     DriverStatus,
     JobSpec,
@@ -28,7 +24,11 @@ from onceflow.cli.demo.driver import (
     SinkTransactions,
     SlotProcess,
 )
-from onceflow.cli.demo.settings import DemoCommitMode, SinkKind
+from demo.settings import DemoCommitMode, SinkKind
+from pyspark.sql import SparkSession
+from typing_extensions import assert_never
+
+from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
 from onceflow.core.decoders import json_decoder
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
@@ -88,7 +88,7 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
         case SinkKind.MYSQL | SinkKind.MARIADB:
             return _table(MySQLSink, spec, delivery)
         case SinkKind.KAFKA:
-            return KafkaSink(spec.address, topic=spec.savepoint, key="account", delivery=delivery)
+            return KafkaSink(spec.address, topic=spec.target, key="account", delivery=delivery)
         case _:
             assert_never(spec.kind)
 
@@ -96,7 +96,7 @@ def _sink(spec: SinkSpec, delivery: _Delivery) -> Sink:
 def _table(kind: type[PostgresSink] | type[MySQLSink], spec: SinkSpec, delivery: _Delivery) -> Sink:
     return kind(
         spec.address,
-        table=spec.savepoint,
+        table=spec.target,
         create=True,
         delivery=delivery,
         commit_mode=_COMMIT_MODES[spec.commit_mode],

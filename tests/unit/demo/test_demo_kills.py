@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-
-from onceflow.cli.demo.driver import DriverStatus, SlotProcess
-from onceflow.cli.demo.kills import Killer, PlannedKill, Progress, Victims, plan_kills
-from onceflow.cli.demo.settings import (
+from demo.driver import DriverStatus, SlotProcess
+from demo.kills import Killer, PlannedKill, Progress, Victims, plan_kills
+from demo.settings import (
     DEFAULT_KILLS,
     DemoCommitMode,
     DemoSettings,
@@ -21,6 +20,7 @@ from onceflow.cli.demo.settings import (
     SinkKind,
     choose_kills,
 )
+
 from onceflow.core.errors import ConfigError
 from onceflow.integration.faults import is_alive, kill_process
 

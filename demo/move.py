@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from onceflow.cli.demo.driver import JOB, DriverProcess, JobSpec
-from onceflow.cli.demo.settings import DemoSettings
+from demo.driver import JOB, DemoDriver, JobSpec
+from demo.settings import DemoSettings
+
 from onceflow.core.errors import OnceflowError
 
 _STOP_TIMEOUT_S = 180.0
@@ -57,7 +58,7 @@ class Mover:
         self,
         settings: DemoSettings,
         spec: JobSpec,
-        driver: DriverProcess,
+        driver: DemoDriver,
         say: Callable[[str], None],
     ) -> None:
         """Take what is to be moved; nothing is released beyond it until that is done."""
@@ -132,7 +133,7 @@ class Mover:
                 f" {asked.stdout}{asked.stderr}; the driver's log ends:\n{self._driver.log_tail()}"
             )
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while self._driver.exit_code is None:
+        while self._driver.exit_status is None:
             if time.monotonic() > deadline:
                 raise MoveFailed(f"the driver that was stopped does not end: {self._driver.pid}")
             time.sleep(_LOOK_INTERVAL_S)

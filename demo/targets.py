@@ -15,10 +15,10 @@ from typing import Protocol, TypeAlias, cast
 
 import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from demo.settings import SinkKind
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import Self, assert_never
 
-from onceflow.cli.demo.settings import SinkKind
 from onceflow.integration.oracle import Verdict, verify, verify_topic
 from onceflow.integration.servers import (
     EmbeddedKafka,

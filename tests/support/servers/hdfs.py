@@ -15,11 +15,33 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from onceflow.integration.servers.kafka_jars import hdfs_jars, java_command
+from onceflow.integration.servers.kafka_jars import jars_of, java_command
 from onceflow.integration.servers.process import LOOPBACK, ServerProcess, free_port
 
 JVM_OPTIONS = ("-Xms64m", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _READY_TIMEOUT_S = 1.0
+HADOOP_VERSION = "3.4.2"
+# All of HDFS in three jars; then what they take for granted: XML binding, which Java 17 does not
+# bring, and a log.
+_HDFS_JARS = (
+    ("org.apache.hadoop", "hadoop-client-minicluster", HADOOP_VERSION),
+    ("org.apache.hadoop", "hadoop-client-runtime", HADOOP_VERSION),
+    ("javax.xml.bind", "jaxb-api", "2.3.1"),
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+)
+
+
+def hdfs_jars() -> Path:
+    """Return a directory with all that an HDFS needs, fetched once.
+
+    Raises:
+        ServerError: Neither client could fetch it; says what each answered.
+    """
+    return jars_of(
+        f"hadoop-{HADOOP_VERSION}",
+        _HDFS_JARS,
+        f"Hadoop {HADOOP_VERSION} (92 MB, once)",
+    )
 
 
 class EmbeddedHdfs(ServerProcess):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from demo.driver import DriverStatus, SlotProcess
+from demo.settings import KILL_OF_DATABASE, KillKind
+from demo.targets import KillableServer
 from typing_extensions import assert_never
 
-from onceflow.cli.demo.driver import DriverStatus, SlotProcess
-from onceflow.cli.demo.settings import KILL_OF_DATABASE, KillKind
-from onceflow.cli.demo.targets import KillableServer
 from onceflow.integration.faults.processes import kill_process, kill_tree, parent_of
 
 _TAIL_FRACTION = 0.1

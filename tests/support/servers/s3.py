@@ -1,27 +1,93 @@
-"""A real S3 server as a process of this machine; its objects are files below its directory."""
+"""A real S3 server as a process of this machine; its objects are files below its directory.
+
+Versity's S3 gateway, built once from its public Go module. It locks a key while it is written, so
+that of any number of conditional creations one wins, and its tests hold it to that. Apache-2.0.
+
+    python -m tests.support.servers.s3    builds it
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn, Protocol
 
+from tests.support.servers.installer import run_installer
 from typing_extensions import override
 
-from onceflow.integration.servers.process import LOOPBACK, ServerProcess
-from onceflow.integration.servers.s3_program import s3_program
+from onceflow.core.cache import cache_directory, publish
+from onceflow.integration.servers.process import LOOPBACK, ServerProcess, exclusive
 from onceflow.integration.servers.server import ServerError
+
+VERSION = "v1.8.0"
+PROGRAM_VARIABLE = "ONCEFLOW_VERSITYGW"
+BUILD_TIMEOUT_S = 1200.0
+"""About three minutes of processor time, on a machine that others may use as well."""
+
+_MODULE = "github.com/versity/versitygw/cmd/versitygw"
 
 REGION = "us-east-1"
 ACCESS_KEY = "onceflow-root"
-SECRET_KEY = "onceflow-root-secret"  # noqa: S105 - of a server on the loopback, for a test
+SECRET_KEY = "onceflow-root-secret"
 
 _COMMAND_TIMEOUT_S = 60.0
 _READY_TIMEOUT_S = 1.0
 _NO_OPTIONS: Mapping[str, str] = {}
+
+
+class NoGo(ServerError):
+    """Raised when the server would have to be built and there is nothing to build it with."""
+
+
+def s3_program(
+    *, progress: Callable[[str], None] | None = None, timeout_s: float = BUILD_TIMEOUT_S
+) -> Path:
+    """Return the program: ONCEFLOW_VERSITYGW, or one on PATH, or built into the cache.
+
+    Processes that ask at the same time wait for the first. A crash leaves nothing half built.
+
+    Raises:
+        NoGo: There is none, and no Go to build it with.
+        ServerError: It could not be built; quotes the end of what Go said.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE) or shutil.which("versitygw")
+    if named:
+        return Path(named)
+    target = cache_directory() / f"versitygw-{VERSION}"
+    program = target / "versitygw"
+    if program.exists():
+        return program
+    go = shutil.which("go")
+    if go is None:
+        raise NoGo(
+            "the S3 server of the tests (versitygw) is built from its Go module, and no `go` is on"
+            f" PATH: install Go 1.25 or newer, or name the program in {PROGRAM_VARIABLE}"
+        )
+    with exclusive(target.with_name(f"{target.name}.lock"), timeout_s):
+        if not program.exists():
+            if progress is not None:
+                progress(f"building versitygw {VERSION} (a few minutes, once) into {target}")
+            with publish(target) as fresh:
+                _build(go, fresh, timeout_s)
+    return program
+
+
+def _build(go: str, into: Path, timeout_s: float) -> None:
+    flags = f"{os.environ.get('GOFLAGS', '')} -buildvcs=false".strip()
+    environment = {**os.environ, "GOBIN": str(into), "CGO_ENABLED": "0", "GOFLAGS": flags}
+    command = [go, "install", "-trimpath", "-ldflags=-s -w", f"{_MODULE}@{VERSION}"]
+    overdue = (
+        f"versitygw {VERSION} was not built in {timeout_s:g} s; try again: what Go has compiled so"
+        " far is kept"
+    )
+    run_installer(command, timeout_s, overdue, env=environment)
+    if not (into / "versitygw").exists():
+        raise ServerError(f"{' '.join(command)} succeeded, and there is no versitygw in {into}")
 
 
 class EmbeddedS3(ServerProcess):
@@ -138,3 +204,34 @@ def _has_attributes(directory: Path) -> bool:
     except (OSError, AttributeError):
         return False
     return True
+
+
+class S3Factory(Protocol):
+    """What the fixture `s3_server` gives."""
+
+    def __call__(self, options: Mapping[str, str] = ..., *, proxied: bool = ...) -> EmbeddedS3:
+        """Return a running server that is this test's own, as `start_s3` does."""
+        ...
+
+
+def start_s3(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> EmbeddedS3:
+    """Return a running server. Skips the test where it cannot be built, unless it is required.
+
+    ONCEFLOW_REQUIRE_S3 says that: then the test fails.
+    """
+    try:
+        return EmbeddedS3(options, proxied=proxied).start()
+    except NoGo as error:
+        _skip(error)
+
+
+def _skip(error: NoGo) -> NoReturn:
+    import pytest  # not there where the demo runs
+
+    if os.environ.get("ONCEFLOW_REQUIRE_S3"):
+        raise error
+    pytest.skip(str(error))
+
+
+if __name__ == "__main__":
+    s3_program(progress=print)

@@ -1,31 +1,14 @@
-"""How servers' programs get into the cache."""
+"""How programs that are built or installed for our tests alone get into the cache."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onceflow.core import cache
-from onceflow.integration.servers.process import ServerError
+from onceflow.integration.servers.server import ServerError
 
 _LAST_LINES = 15
-
-
-@contextmanager
-def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path` for the block, as `core.cache` does.
-
-    Raises:
-        ServerError: Another process held it for `timeout_s`.
-    """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(cache.exclusive(path, timeout_s))
-        except TimeoutError as error:
-            raise ServerError(str(error)) from error
-        yield
 
 
 def run_installer(

@@ -18,11 +18,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import ClassVar
 
+from tests.support.servers.installer import run_installer
 from typing_extensions import override
 
 from onceflow.core.cache import cache_directory, publish
-from onceflow.integration.servers.cache import exclusive, run_installer
-from onceflow.integration.servers.process import LOOPBACK, ServerProcess
+from onceflow.integration.servers.process import LOOPBACK, ServerProcess, exclusive
 from onceflow.integration.servers.server import ServerError
 
 VERSION = "3.35.0"

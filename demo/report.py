@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from demo.driver import DriverStatus, SinkTransactions
+from demo.kills import DoneKill
+from demo.move import DoneMove
+from demo.settings import DemoSettings, SinkKind
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,10 +23,6 @@ from rich.progress import (
 from rich.table import Table
 from typing_extensions import Self
 
-from onceflow.cli.demo.driver import DriverStatus, SinkTransactions
-from onceflow.cli.demo.kills import DoneKill
-from onceflow.cli.demo.move import DoneMove
-from onceflow.cli.demo.settings import DemoSettings, SinkKind
 from onceflow.integration.oracle import Verdict
 
 _LENGTH_MAX = 240

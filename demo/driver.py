@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from demo.settings import DemoCommitMode, SinkKind
+from tests.support.driver_process import DriverProcess
 
-from onceflow.cli.demo.settings import DemoCommitMode, SinkKind
 from onceflow.core.decoders import json_decoder
-from onceflow.integration.faults.processes import (
-    Watchdog,
-    children_of,
-    kill_process,
-    kill_session,
-)
 
-_LOG_TAIL_CHARS = 4000
 JOB = "demo"
 """The job's name, under which its checkpoints and staged rows are."""
 
@@ -32,7 +24,7 @@ class SinkSpec:
     kind: SinkKind
     address: str
     """URL of a database, or bootstrap servers."""
-    savepoint: str
+    target: str
     """Table or topic."""
     commit_mode: DemoCommitMode
 
@@ -96,57 +88,27 @@ class DriverStatus:
     sinks: tuple[SinkTransactions, ...] = ()
 
 
-class DriverProcess:
-    """At most one driver at a time; each leads a session, so that its orphans can be found."""
+class DemoDriver(DriverProcess):
+    """The demo's driver, which is told a `JobSpec` and says how its job stands."""
 
     def __init__(self, spec: JobSpec, directory: Path) -> None:
         """Describe it; `start` runs it. `directory` takes the spec, the status and the log."""
+        super().__init__(directory)
         self._spec = spec
         self._spec_path = directory / "job.json"
         self._status_path = Path(spec.status_path)
-        self.log_path = directory / "driver.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._sessions: list[int] = []
 
     def start(self) -> None:
         """Run a driver. Its status is None until it has written one."""
         self._spec_path.write_bytes(msgspec.json.encode(self._spec))
         self._status_path.unlink(missing_ok=True)
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "onceflow.cli.demo.job", str(self._spec_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Executors run the driver's own interpreter, whatever `python3` is on PATH.
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            )
-        self._sessions.append(self._process.pid)
-        self._watchdog = Watchdog(self._process.pid)
+        # Executors run the driver's own interpreter, whatever `python3` is on PATH.
+        self.launch("demo.job", [self._spec_path], {"PYSPARK_PYTHON": sys.executable})
 
     def start_as(self, spec: JobSpec) -> None:
         """Run a driver of another `spec`, once the one before has ended."""
         self._spec = spec
         self.start()
-
-    @property
-    def pid(self) -> int:
-        """The process that runs or ran last."""
-        if self._process is None:
-            raise RuntimeError("start() first")
-        return self._process.pid
-
-    @property
-    def starts(self) -> int:
-        """How many drivers there have been."""
-        return len(self._sessions)
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return None if self._process is None else self._process.poll()
 
     def status(self) -> DriverStatus | None:
         """Return what the running driver last wrote, None before its first report."""
@@ -157,34 +119,3 @@ class DriverProcess:
     def stop(self) -> None:
         """Tell the driver to stop in good order: a last checkpoint, everything committed."""
         Path(self._spec.stop_path).touch()
-
-    def kill(self) -> tuple[int, ...]:
-        """SIGKILL the driver and its JVM, and nothing else; return their pids.
-
-        Slots are left to find out by themselves, as they must when a machine dies.
-        """
-        # Its only child is the JVM; the Python workers and executors are the JVM's children.
-        victims = (self.pid, *children_of(self.pid))
-        for victim in victims:
-            kill_process(victim)
-        self._reap()
-        return victims
-
-    def end(self) -> None:
-        """Kill everything that this and earlier drivers have left. Idempotent."""
-        for session in self._sessions:
-            kill_session(session)
-        self._reap()
-
-    def log_tail(self) -> str:
-        """Return the end of what the drivers printed."""
-        if not self.log_path.exists():
-            return ""
-        return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-
-    def _reap(self) -> None:
-        if self._process is not None:
-            self._process.wait()
-        if self._watchdog is not None:
-            self._watchdog.release()
-            self._watchdog = None

@@ -15,30 +15,31 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from typing_extensions import Self
-
-from onceflow.cli.demo.driver import JOB, DriverProcess, DriverStatus, JobSpec, SinkSpec
-from onceflow.cli.demo.kills import Killer, Progress, Victims, plan_kills
-from onceflow.cli.demo.move import Mover, records_before
-from onceflow.cli.demo.report import DemoResult, Narrator, StatusWatcher, describe
-from onceflow.cli.demo.settings import (
+from demo.driver import JOB, DemoDriver, DriverStatus, JobSpec, SinkSpec
+from demo.kills import Killer, Progress, Victims, plan_kills
+from demo.move import Mover, records_before
+from demo.report import DemoResult, Narrator, StatusWatcher, describe
+from demo.settings import (
     KILL_OF_DATABASE,
     DemoSettings,
     KillKind,
     SinkKind,
     StorageKind,
 )
-from onceflow.cli.demo.targets import (
+from demo.targets import (
     NAME,
     DemoTarget,
     Observer,
     observe_committed_records,
     start_target,
 )
+from tests.support.servers.s3 import EmbeddedS3
+from typing_extensions import Self
+
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import checkpoint_storage
 from onceflow.integration.oracle import Verdict
-from onceflow.integration.servers import EmbeddedKafka, EmbeddedS3
+from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.workload import Payments, produce
 
 TOPIC = "payments"
@@ -158,7 +159,7 @@ class DemoRun:
         """
         target, kafka = self._start_servers()
         spec = self._job_spec(target, kafka)
-        driver = DriverProcess(spec, self._directory)
+        driver = DemoDriver(spec, self._directory)
         self._stack.callback(driver.end)
         killer = self._killer(self._victims(driver, target, kafka))
         mover = Mover(self._settings, spec, driver, self._narrator.say)
@@ -200,7 +201,7 @@ class DemoRun:
             say=self._narrator.say,
         )
 
-    def _victims(self, driver: DriverProcess, target: DemoTarget, kafka: EmbeddedKafka) -> Victims:
+    def _victims(self, driver: DemoDriver, target: DemoTarget, kafka: EmbeddedKafka) -> Victims:
         kill = KILL_OF_DATABASE.get(self._settings.sink, KillKind.KAFKA)
         return Victims(driver, {KillKind.KAFKA: kafka, kill: target.server})
 
@@ -270,7 +271,7 @@ class DemoRun:
 
     def _watch(
         self,
-        driver: DriverProcess,
+        driver: DemoDriver,
         holders: tuple[Killer, Mover],
         producing: Producing,
         spec: JobSpec,
@@ -289,7 +290,7 @@ class DemoRun:
             ) as committed,
         ):
             # The last status is read after the exit, when no further one can be written.
-            while (exit_code := driver.exit_code) is None:
+            while (exit_status := driver.exit_status) is None:
                 advance(rows.value)
                 producing.check()
                 now_s, status = time.monotonic(), driver.status()
@@ -306,9 +307,9 @@ class DemoRun:
                     )
                 time.sleep(_LOOK_INTERVAL_S)
             status = driver.status()
-        if exit_code != 0 or status is None or status.state != _STOPPED:
+        if exit_status != 0 or status is None or status.state != _STOPPED:
             raise DemoError(
-                f"the driver ended with status {exit_code} in state "
+                f"the driver ended with status {exit_status} in state "
                 f"{status.state if status else 'unknown'}; its log ends:\n{driver.log_tail()}"
             )
         advance(settings.records)

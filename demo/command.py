@@ -10,9 +10,7 @@ from types import FrameType
 from typing import Annotated, NoReturn, TypeAlias
 
 import typer
-from rich.console import Console
-
-from onceflow.cli.demo.report import (
+from demo.report import (
     DemoResult,
     Narrator,
     as_json,
@@ -20,8 +18,8 @@ from onceflow.cli.demo.report import (
     proof_table,
     summary,
 )
-from onceflow.cli.demo.run import DemoRun
-from onceflow.cli.demo.settings import (
+from demo.run import DemoRun
+from demo.settings import (
     Backend,
     DemoCommitMode,
     DemoSettings,
@@ -30,12 +28,16 @@ from onceflow.cli.demo.settings import (
     StorageKind,
     choose_kills,
 )
+from rich.console import Console
+
 from onceflow.core.errors import OnceflowError
 
 EXIT_VIOLATION = 1
 EXIT_NO_VERDICT = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 CommitModeFlag: TypeAlias = Annotated[
     DemoCommitMode,
@@ -57,6 +59,7 @@ MoveFlag: TypeAlias = Annotated[
 ]
 
 
+@app.command()
 def demo(
     sink: Annotated[SinkKind, typer.Option(help="What the job writes to.")] = SinkKind.POSTGRES,
     records: Annotated[int, typer.Option(help="Payments to produce.")] = 1_000_000,

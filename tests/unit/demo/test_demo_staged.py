@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+from demo.driver import JOB
+from demo.run import transactions_with_staged_rows
 
-from onceflow.cli.demo.driver import JOB
-from onceflow.cli.demo.run import transactions_with_staged_rows
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.staging import StagingArea
 from onceflow.core.storage import FileSystemStorage

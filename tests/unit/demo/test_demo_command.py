@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-import onceflow
-from onceflow.cli.demo import command
-from onceflow.cli.demo.kills import DoneKill
-from onceflow.cli.demo.move import records_before
-from onceflow.cli.demo.report import DemoResult
-from onceflow.cli.demo.run import DemoError, DemoRun
-from onceflow.cli.demo.settings import (
+from demo import command
+from demo.kills import DoneKill
+from demo.move import records_before
+from demo.report import DemoResult
+from demo.run import DemoError, DemoRun
+from demo.settings import (
     Backend,
     DemoCommitMode,
     DemoSettings,
@@ -23,6 +22,9 @@ from onceflow.cli.demo.settings import (
     SinkKind,
     StorageKind,
 )
+from typer.testing import CliRunner
+
+import onceflow
 from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
 from onceflow.integration.oracle import Verdict
@@ -66,7 +68,7 @@ def _run(
         return result
 
     monkeypatch.setattr(DemoRun, "execute", execute)
-    outcome = CliRunner().invoke(app, ["demo", *flags])
+    outcome = CliRunner().invoke(command.app, flags)
     return outcome.exit_code, outcome.stdout, outcome.stderr
 
 
@@ -171,7 +173,7 @@ def test_flags_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "--records 5 --accounts 4 --partitions 3 --parallelism 2 --backend rocksdb --kill slot "
         "--kill mariadb --kills 3 --seed 9 --interval 0.5 --sink mariadb --commit-mode ledger"
     )
-    assert CliRunner().invoke(app, ["demo", *flags.split()]).exit_code == 0
+    assert CliRunner().invoke(command.app, flags.split()).exit_code == 0
     assert seen == [
         DemoSettings(
             sink=SinkKind.MARIADB,
@@ -199,7 +201,7 @@ def test_a_moved_job_has_a_slot_more_and_the_other_backend(
 
     monkeypatch.setattr(command, "_run", remember)
     flags = ("--storage", "s3", "--unaligned", "--move", "--records", "1000", "--kills", "0")
-    assert CliRunner().invoke(app, ["demo", *flags]).exit_code == 0
+    assert CliRunner().invoke(command.app, flags).exit_code == 0
     (asked,) = seen
     assert (asked.storage, asked.unaligned, asked.move) == (StorageKind.S3, True, True)
     assert (asked.parallelism, asked.moved.parallelism) == (2, 3)
@@ -219,7 +221,7 @@ def test_at_least_once_reaches_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return RESULT
 
     monkeypatch.setattr(command, "_run", remember)
-    assert CliRunner().invoke(app, ["demo", "--at-least-once"]).exit_code == 0
+    assert CliRunner().invoke(command.app, ["--at-least-once"]).exit_code == 0
     assert seen == [DemoSettings(at_least_once=True)]
 
 
@@ -246,8 +248,8 @@ def test_server_program_that_is_missing_exits_2_and_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ONCEFLOW_MYSQLD", str(tmp_path / "nowhere"))
-    flags = ("demo", "--sink", "mysql", "--records", "10", "--quiet")
-    outcome = CliRunner().invoke(app, flags)
+    flags = ("--sink", "mysql", "--records", "10", "--quiet")
+    outcome = CliRunner().invoke(command.app, flags)
     assert outcome.exit_code == 2
     assert "ONCEFLOW_MYSQLD" in outcome.stderr
     assert outcome.stdout == ""
@@ -257,3 +259,15 @@ def test_version_is_the_package_version() -> None:
     outcome = CliRunner().invoke(app, ["--version"])
     assert outcome.exit_code == 0
     assert outcome.stdout.strip() == onceflow.__version__
+
+
+def test_the_installed_command_passes_every_flag_to_the_demo_of_its_clone() -> None:
+    asked = [sys.executable, "-m", "onceflow.cli.main", "demo"]
+    shown = subprocess.run([*asked, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "Usage: onceflow demo" in shown
+    assert "--at-least-once" in shown
+    refused = subprocess.run(
+        [*asked, "--kill", "mysql", "--quiet"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "--kill mysql needs --sink mysql" in refused.stderr

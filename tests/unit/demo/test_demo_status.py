@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onceflow.cli.demo.driver import DriverStatus, SinkTransactions
-from onceflow.cli.demo.report import StatusWatcher
+from demo.driver import DriverStatus, SinkTransactions
+from demo.report import StatusWatcher
 
 SINK = SinkTransactions(
     uid="ledger", open=2, prepared=1, committed=7, aborted=3, oldest_prepared_s=0.42

@@ -1,0 +1,36 @@
+"""`onceflow demo`, which runs the demo of the repository from which onceflow is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import typer
+
+import onceflow
+
+# The demo stands on the harness of the crash tests, which is not installed.
+_REPOSITORY = Path(onceflow.__file__).parents[2]
+_EXIT_NO_VERDICT = 2
+
+# All flags, --help among them, are the demo's own.
+_ALL_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+demo = typer.Typer(add_completion=False)
+
+
+@demo.command("demo", context_settings=_ALL_FLAGS, add_help_option=False)
+def run_demo(context: typer.Context) -> None:
+    """Run payments from a real Kafka into a real database, under SIGKILL. In a clone only."""
+    if not (_REPOSITORY / "demo" / "__main__.py").exists():
+        print(
+            "onceflow demo: the demo runs in a clone of the repository, since it needs its test"
+            " servers. Run script/demo there: it takes the same flags.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(_EXIT_NO_VERDICT)
+    paths = (str(_REPOSITORY / "src"), str(_REPOSITORY), os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "demo", *context.args]
+    os.execve(sys.executable, command, environment)  # noqa: S606 - signals are the demo's own
