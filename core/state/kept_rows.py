@@ -1,17 +1,20 @@
-"""Rows of a stream that are kept by key until a moment comes, whole batches at a time.
+"""Rows of a stream that are kept by key until a moment, whole batches at a time.
 
-A row is a row of a table of last values: a column for each of its own that is no key, its time, and
-on some sides of a join whether it is alone. Its namespace says at which moment it is let go, in
-steps, and how many rows of its key and moment were before it.
+A moment is a point of event time, rounded up to a step. At it all rows with that moment are
+removed together.
 
-Which keys may have rows of which moment is also in a filter in memory, so that few are looked for
-in vain. It may say yes of a key that has none.
+The rows are in a table of last values. Its columns are those of the row that are no key, the row's
+time, and for outer joins whether the row is alone: without a partner so far. The namespace of a row
+has its moment, and its number among the rows of its key and moment.
+
+A filter in memory has, for each key, which moments it may have rows of, so that few lookups are in
+vain. It may have moments of which a key has no row.
 
 Invariants:
     namespace = moment << NUMBER_BITS | number
-    the rows of one key and moment have the numbers 0 to count - 1, and row 0 has `COUNT`: the rows
-        of a moment are let go together, so there are no gaps
-    a key has a row of a moment  =>  its place in the filter has the moment's bit
+    the rows of one key and moment have the numbers 0 to count - 1, without gaps, as the rows of a
+        moment are removed together; row 0 has the count in the column `COUNT`
+    a key has a row of a moment  =>  the key's word of the filter has the moment's bit
 """
 
 from __future__ import annotations
@@ -36,20 +39,22 @@ from onceflow.core.state.types.serializers import serializer_of
 
 TIME, COUNT, ALONE = "onceflow.time", "onceflow.count", "onceflow.alone"
 NUMBER_BITS = 24
-"""Rows of one key and moment: 16 million."""
+"""Bits of a row's number: 16 million rows of one key and moment."""
 MOMENTS = 1 << (63 - NUMBER_BITS)
-"""So many moments there are, half of them before 1970."""
+"""The number of moments that a namespace can have, half of them before 1970."""
 TIME_MAX = 1 << 60
 ROWS_A_CHUNK = 32_768
-FILTER_PLACES_MIN, FILTER_PLACES_MAX = 1 << 12, 1 << 22
+FILTER_WORDS_MIN, FILTER_WORDS_MAX = 1 << 12, 1 << 22
+"""Words of 8 bytes: 32 KB to 32 MB a stream. Keys of equal last hash bits share a word."""
 _MOMENT_BITS = 64
+"""Bits of a word of the filter: moments that are equal modulo 64 share one."""
 _NONE: Ints = np.zeros(0, np.int64)
 _SIGNS = re.compile(r"[%=,()\[\]]")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptColumn:
-    """How a column of rows is kept as one of a table."""
+    """How a column of the rows is stored as a column of the table."""
 
     name: str
     type: pa.DataType
@@ -58,17 +63,20 @@ class KeptColumn:
     from_table: Callable[[pa.Array], pa.Array]
 
 
-def kept_column(field: pa.Field) -> KeptColumn:
-    """Return how the column of `field` is kept.
+def plan_column(field: pa.Field) -> KeptColumn:
+    """Return how the column of `field` is stored.
 
-    Numbers, booleans, dates, instants, text and bytes are what they are in the table; any other
-    type is in the column's name there. Durations and times of day are kept as numbers, values of
-    all other types as bytes: MessagePack.
+    Numbers, booleans, dates, instants, text and bytes are stored as they are. Durations and times
+    of day are stored as numbers, values of all other types as bytes in MessagePack; for both, the
+    name of the table's column includes the type.
+
+    Raises:
+        ConfigError: Values of the type cannot be stored.
     """
     kind, types = field.type, pa.types
-    name = _escaped(field.name)
+    name = _escape(field.name)
     if types.is_dictionary(kind):
-        inner = kept_column(field.with_type(kind.value_type))
+        inner = plan_column(field.with_type(kind.value_type))
         return KeptColumn(
             field.name,
             kind,
@@ -77,8 +85,8 @@ def kept_column(field: pa.Field) -> KeptColumn:
             lambda array: inner.from_table(array).dictionary_encode().cast(kind),
         )
     if types.is_duration(kind) or types.is_time(kind) or types.is_date64(kind):
-        return _counted_column(field.name, kind)
-    stored = _stored_type(kind)
+        return _plan_number_column(field.name, kind)
+    stored = _find_stored_type(kind)
     if stored is not None:
         column = AccumulatorColumn(name, "last", stored)
         return KeptColumn(
@@ -89,7 +97,7 @@ def kept_column(field: pa.Field) -> KeptColumn:
             lambda array: array if array.type == kind else array.cast(kind),
         )
     serializer = serializer_of(value_type(kind))
-    column = AccumulatorColumn(f"{name}: {_escaped(str(kind))}", "last", pa.binary())
+    column = AccumulatorColumn(f"{name}: {_escape(str(kind))}", "last", pa.binary())
 
     def to_table(array: pa.Array) -> pa.Array:
         values = array.to_pylist()
@@ -108,25 +116,26 @@ def check_rows_can_be_kept(schema: pa.Schema, whose: str) -> None:
     """Raise ConfigError unless rows of `schema` can be kept; `whose` they are is for the error."""
     for field in schema:
         try:
-            kept_column(field)
+            plan_column(field)
         except ConfigError as error:
             raise not_kept(field, whose, error) from error
 
 
-def _counted_column(name: str, kind: pa.DataType) -> KeptColumn:
-    """Return how values that are a count of a unit are kept: as the count."""
-    count = pa.int32() if pa.types.is_time32(kind) else pa.int64()
-    column = AccumulatorColumn(f"{_escaped(name)}: {_escaped(str(kind))}", "last", pa.int64())
+def _plan_number_column(name: str, kind: pa.DataType) -> KeptColumn:
+    """Return how values that Arrow has as whole numbers of a unit are stored: as these."""
+    number = pa.int32() if pa.types.is_time32(kind) else pa.int64()
+    column = AccumulatorColumn(f"{_escape(name)}: {_escape(str(kind))}", "last", pa.int64())
     return KeptColumn(
         name,
         kind,
         column,
-        lambda array: array.view(count).cast(pa.int64()),
-        lambda array: array.cast(count).view(kind),
+        lambda array: array.view(number).cast(pa.int64()),
+        lambda array: array.cast(number).view(kind),
     )
 
 
-def _stored_type(kind: pa.DataType) -> pa.DataType | None:
+def _find_stored_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type of the table that has every value of `kind`; None if there is none."""
     types = pa.types
     if types.is_integer(kind) and kind != pa.uint64():
         return pa.int64()
@@ -140,15 +149,15 @@ def _stored_type(kind: pa.DataType) -> pa.DataType | None:
     return pa.binary() if any(matches(kind) for matches in bytes_types) else None
 
 
-def _escaped(name: str) -> str:
-    """Return a name without the signs that a table's signature is made of."""
+def _escape(name: str) -> str:
+    """Return a name with the signs that have a meaning in a table's signature escaped."""
     return _SIGNS.sub(lambda sign: f"%{ord(sign[0]):02X}", name)
 
 
 class KeptRows:
     """The rows of one stream that are kept. Used by the subtask's thread.
 
-    Slots that it hands out hold until `done` or `let_go`.
+    The entries that its methods return are valid until `finish` or `remove`.
     """
 
     def __init__(
@@ -160,11 +169,11 @@ class KeptRows:
         *,
         outer: bool,
     ) -> None:
-        """`outer`: of each row is kept whether it is alone."""
+        """`outer`: it also keeps for each row whether it is alone."""
         self._schema = schema
         self._key = tuple(key)
         self.outer = outer
-        self._columns = [kept_column(field) for field in schema if field.name not in key]
+        self._columns = [plan_column(field) for field in schema if field.name not in key]
         columns = [AccumulatorColumn(one, "last", pa.int64()) for one in (TIME, COUNT)]
         if outer:
             columns.append(AccumulatorColumn(ALONE, "last", pa.bool_()))
@@ -173,49 +182,52 @@ class KeptRows:
         key_types = [schema.field(one).type for one in key]
         self._table = store.accumulators(name, key_types, columns, namespaced=True)
         self._moments = set(self._table.namespaces(NUMBER_BITS).tolist())
-        # What is restored may have any of the moments.
+        # Any restored key may have rows of any restored moment.
         bits = np.uint64(sum({1 << (one % _MOMENT_BITS) for one in self._moments}))
-        self._filter = np.full(FILTER_PLACES_MIN, bits, np.uint64)
+        self._filter = np.full(FILTER_WORDS_MIN, bits, np.uint64)
 
     @property
     def next_moment(self) -> int | None:
         """The earliest moment of any row."""
         return min(self._moments, default=None)
 
-    def near(
+    def find_near(
         self, keys: tuple[KeyColumn, ...], hashes: Hashes, firsts: Ints, lasts: Ints
     ) -> Iterator[tuple[Ints, Ints]]:
-        """Yield, for rows with these keys, what is kept of their keys from a moment to a moment.
+        """Yield pairs of rows of a batch and kept rows of the same key, chunk by chunk.
 
-        That is, chunk by chunk, rows and the slots of what is kept; a row is in one chunk alone.
-        Those of one row and one time are in the order in which they came.
+        `keys` and `hashes` are the batch's. Row i is paired with the kept rows whose moments are
+        `firsts[i]` to `lasts[i]` (inclusive). A chunk has two arrays: indices of rows of the batch,
+        and entries of kept rows. All pairs of a row are in one chunk. Kept rows with one time are
+        in the order in which they were added.
         """
-        rows, moments, heads = self._heads(keys, hashes, firsts, lasts)
+        rows, moments, heads = self._find_heads(keys, hashes, firsts, lasts)
         counts = self._table.numbers(1, heads)
-        for part in _parts(rows, counts):
+        for part in _split_rows(rows, counts):
             mine, more = rows[part], counts[part] - 1
             if not more.any():
                 yield mine, heads[part]
                 continue
+            # For each head with `more` further rows: the numbers 1 to `more`.
             index = np.repeat(np.arange(len(mine)), more)
             numbers = 1 + np.arange(len(index)) - np.repeat(np.cumsum(more) - more, more)
             others = mine[index]
             namespaces = (moments[part][index] << NUMBER_BITS) | numbers
-            slots = self._table.find(
+            entries = self._table.find(
                 namespaces, tuple(column.take(others) for column in keys), hashes[others]
             )
-            require(bool(slots.all()), "a row before the last one of its key and moment is gone")
-            yield np.concatenate([mine, others]), np.concatenate([heads[part], slots])
+            require(bool(entries.all()), "a kept row is missing below the count of its head")
+            yield np.concatenate([mine, others]), np.concatenate([heads[part], entries])
 
-    def _heads(
+    def _find_heads(
         self, keys: tuple[KeyColumn, ...], hashes: Hashes, firsts: Ints, lasts: Ints
     ) -> tuple[Ints, Ints, Ints]:
-        """Return rows, in order, with each moment between two of which their key has rows.
+        """Return for each row the moments, of `firsts` to `lasts`, of which its key has rows.
 
-        And the slot of the first of these.
+        Returns three arrays of one length, sorted by row: row, moment, and the entry of the head,
+        the kept row that has number 0.
         """
-        places = self._places(hashes)
-        bits = self._filter[places]
+        bits = self._filter[self._filter_words(hashes)]
         earliest, latest = int(firsts.min()), int(lasts.max())
         rows: list[Ints] = [_NONE]
         moments: list[Ints] = [_NONE]
@@ -225,13 +237,15 @@ class KeptRows:
             mine = np.flatnonzero(may & (firsts <= moment) & (lasts >= moment))
             rows.append(mine)
             moments.append(np.full(len(mine), moment))
-        found, at = np.concatenate(rows), np.concatenate(moments)
+        of_rows, of_moments = np.concatenate(rows), np.concatenate(moments)
         heads = self._table.find(
-            at << NUMBER_BITS, tuple(column.take(found) for column in keys), hashes[found]
+            of_moments << NUMBER_BITS,
+            tuple(column.take(of_rows) for column in keys),
+            hashes[of_rows],
         )
-        there = np.flatnonzero(heads)
-        there = there[np.argsort(found[there], kind="stable")]
-        return found[there], at[there], heads[there]
+        present = np.flatnonzero(heads)
+        present = present[np.argsort(of_rows[present], kind="stable")]
+        return of_rows[present], of_moments[present], heads[present]
 
     def add(
         self,
@@ -242,104 +256,122 @@ class KeptRows:
         moments: Ints,
         alone: npt.NDArray[np.bool_],
     ) -> Ints:
-        """Keep rows until their moments; return their slots."""
+        """Keep rows until their moments; return their entries.
+
+        Raises:
+            BadStateValue: One key has too many rows of one moment; names the row.
+        """
         table, namespaces = self._table, moments << NUMBER_BITS
-        places = self._places(hashes)
-        bits = (self._filter[places] >> (moments % _MOMENT_BITS).astype(np.uint64)) & np.uint64(1)
+        self._grow_filter()
+        words = self._filter_words(hashes)
+        bits = (self._filter[words] >> (moments % _MOMENT_BITS).astype(np.uint64)) & np.uint64(1)
+        # The filter saves reads of the database: keys without the bit have no row there.
         known = np.flatnonzero(bits)
-        table.bring(namespaces[known], tuple(column.take(known) for column in keys), hashes[known])
-        slots = table.insert(namespaces, keys, hashes)
-        group = Grouping.of(slots)
-        before = table.numbers(1, group.slots)
-        every = np.arange(len(slots))
+        table.fetch(namespaces[known], tuple(column.take(known) for column in keys), hashes[known])
+        entries = table.insert(namespaces, keys, hashes)
+        # A row's number is the count of its key and moment so far, plus how many rows of the batch
+        # with the same key and moment are before it.
+        group = Grouping.of(entries)
+        before = table.numbers(1, group.entries)
+        every = np.arange(len(entries))
         numbers = group.in_row_order(every + group.spread(before - group.firsts))
         if int(numbers.max()) >= 1 << NUMBER_BITS:
             row = int(numbers.argmax())
             raise BadStateValue(
-                f"a join cannot keep {1 << NUMBER_BITS:,} rows of one key that are let go together;"
-                " one such key is that of this record",
+                f"a join cannot keep more than {1 << NUMBER_BITS:,} rows of one key and time to"
+                " remove them; the key of this record has more",
                 row=row,
             )
-        table.put(1, group.slots, before + group.counts)
+        table.put(1, group.entries, before + group.counts)
         others = np.flatnonzero(numbers)
         if len(others):
             mine = tuple(column.take(others) for column in keys)
-            slots[others] = table.insert(namespaces[others] | numbers[others], mine, hashes[others])
-        table.put(0, slots, times)
+            entries[others] = table.insert(
+                namespaces[others] | numbers[others], mine, hashes[others]
+            )
+        table.put(0, entries, times)
         if self.outer:
-            table.put(2, slots, alone)
-        for place, column in enumerate(self._columns, self._first_column):
-            table.put(place, slots, column.to_table(rows.column(column.name)))
-        self._note(places, moments)
-        return slots
+            table.put(2, entries, alone)
+        for index, column in enumerate(self._columns, self._first_column):
+            table.put(index, entries, column.to_table(rows.column(column.name)))
+        self._add_to_filter(words, moments)
+        return entries
 
-    def times(self, slots: Ints) -> Ints:
+    def times(self, entries: Ints) -> Ints:
         """Return the rows' times."""
-        return self._table.numbers(0, slots)
+        return self._table.numbers(0, entries)
 
-    def numbers(self, slots: Ints) -> Ints:
-        """Return what sorts rows of one key and one time as they came."""
-        return self._table.namespaces_of(slots)
+    def numbers(self, entries: Ints) -> Ints:
+        """Return numbers that sort rows of one key and one time in the order of their addition."""
+        return self._table.namespaces_of(entries)
 
-    def pair(self, slots: Ints) -> None:
-        """Take the rows, which may repeat, as alone no more."""
+    def mark_paired(self, entries: Ints) -> None:
+        """Note that these rows, which may repeat, have a partner and are not alone."""
         if self.outer:
-            alone = np.unique(slots)
+            alone = np.unique(entries)
             alone = alone[self._table.numbers(2, alone) != 0]
             self._table.put(2, alone, np.zeros(len(alone), np.bool_))
 
-    def rows(self, slots: Ints, keys: Sequence[pa.Array] | None = None) -> pa.RecordBatch:
+    def rows(self, entries: Ints, keys: Sequence[pa.Array] | None = None) -> pa.RecordBatch:
         """Return the rows; `keys` are their key columns if known."""
-        by_name = dict(zip(self._key, keys or self._table.keys_of(slots), strict=True))
-        for place, column in enumerate(self._columns, self._first_column):
-            by_name[column.name] = column.from_table(self._table.values(place, slots))
+        by_name = dict(zip(self._key, keys or self._table.keys_of(entries), strict=True))
+        for index, column in enumerate(self._columns, self._first_column):
+            by_name[column.name] = column.from_table(self._table.values(index, entries))
         arrays = [by_name[field.name] for field in self._schema]
         return pa.record_batch(arrays, schema=self._schema)
 
-    def over(self, until: int) -> Ints:
-        """Return the slots of the rows whose moment is `until` or before, by moment."""
+    def find_due(self, until: int) -> Ints:
+        """Return the entries of the rows whose moment is `until` or before, sorted by moment."""
         gone = [one for one in self._moments if one <= until]
         if not gone:
             return _NONE
         return self._table.select(min(gone) << NUMBER_BITS, (max(gone) + 1) << NUMBER_BITS)
 
-    def alone(self, slots: Ints) -> Ints:
-        """Return the slots of those rows that are alone, by time."""
+    def find_alone(self, entries: Ints) -> Ints:
+        """Return the entries of those rows that are alone, sorted by time."""
         if not self.outer:
             return _NONE
-        found = slots[self._table.numbers(2, slots) != 0]
-        ordered: Ints = found[np.argsort(self.times(found), kind="stable")]
+        alone = entries[self._table.numbers(2, entries) != 0]
+        ordered: Ints = alone[np.argsort(self.times(alone), kind="stable")]
         return ordered
 
-    def let_go(self, slots: Ints, until: int) -> None:
-        """Keep no rows any more whose moment is `until` or before: those of `over`."""
-        self._table.remove(slots)
+    def remove(self, entries: Ints, until: int) -> None:
+        """Remove the rows whose moment is `until` or before; `entries` are from `find_due`."""
+        self._table.remove(entries)
         gone = {one for one in self._moments if one <= until}
         self._moments -= gone
-        left = {one % _MOMENT_BITS for one in self._moments}
-        bits = sum({1 << (one % _MOMENT_BITS) for one in gone if one % _MOMENT_BITS not in left})
+        # A bit is cleared only when no moment that shares it is left.
+        used = {one % _MOMENT_BITS for one in self._moments}
+        bits = sum({1 << (one % _MOMENT_BITS) for one in gone if one % _MOMENT_BITS not in used})
         if bits:
             self._filter &= ~np.uint64(bits)
 
-    def done(self, slots: Ints) -> None:
-        """Hear that slots were used, once nobody needs any slot any more."""
-        self._table.release(slots, _NONE)
+    def finish(self, entries: Ints) -> None:
+        """End the use of entries: of these, which were used, and of all others."""
+        self._table.release(entries, _NONE)
 
-    def _places(self, hashes: Hashes) -> Ints:
-        if len(self._table) > len(self._filter) < FILTER_PLACES_MAX:
-            # A key's place is the end of its hash: either half is right for the keys of both.
-            self._filter = np.tile(self._filter, 2)
+    def _filter_words(self, hashes: Hashes) -> Ints:
+        """Return the index of each key's word in the filter: the last bits of its hash."""
         return (hashes & np.uint64(len(self._filter) - 1)).view(np.int64)
 
-    def _note(self, places: Ints, moments: Ints) -> None:
+    def _grow_filter(self) -> None:
+        if len(self._table) > len(self._filter) < FILTER_WORDS_MAX:
+            # The index has one bit more now: the keys of a word are divided among two words, and
+            # its bits are right for both.
+            self._filter = np.tile(self._filter, 2)
+
+    def _add_to_filter(self, words: Ints, moments: Ints) -> None:
         for moment in np.unique(moments).tolist():
             self._moments.add(moment)
-            mine = places[moments == moment]
+            mine = words[moments == moment]
             self._filter[mine] |= np.uint64(1 << (moment % _MOMENT_BITS))
 
 
-def _parts(rows: Ints, counts: Ints) -> Iterator[slice]:
-    """Yield slices of `rows`, sorted, of some ten thousand in all `counts`; no row is in two."""
+def _split_rows(rows: Ints, counts: Ints) -> Iterator[slice]:
+    """Yield slices of sorted `rows` whose `counts` add up to about `ROWS_A_CHUNK`.
+
+    Equal rows are in one slice.
+    """
     if not len(rows):
         return
     total = np.cumsum(counts)
@@ -353,23 +385,19 @@ def _parts(rows: Ints, counts: Ints) -> Iterator[slice]:
 
 
 def moments_of(times: Ints, step_ms: int) -> Ints:
-    """Return the moments, in steps, that are at these times or next after them."""
+    """Return the moment of each time: the time in steps, rounded up."""
     moments: Ints = -(-times // step_ms)
     return moments
 
 
 def check_moments(moments: Ints, times: Ints, column: str) -> None:
-    """Return when rows of these times can be kept until these moments.
-
-    Raises:
-        BadStateValue: One is too far from 1970; says in which row.
-    """
+    """Raise BadStateValue unless rows of these times can be kept until these moments."""
     limit = MOMENTS // 2 - 1
     far = np.flatnonzero((np.abs(moments) >= limit) | (times > TIME_MAX) | (times < -TIME_MAX))
     if len(far):
         row = int(far[0])
         raise BadStateValue(
-            f"{column!r} is {int(times[row])} ms since 1970, thousands of years from now: a join"
-            " cannot keep such a record",
+            f"{column!r} is {int(times[row])} ms since 1970, which is too far from now for a join"
+            " to keep the record",
             row=row,
         )

@@ -179,7 +179,7 @@ class Running:
 
     def kept(self) -> int:
         """Return how many records are kept."""
-        return sum(len(one.over(1 << 62)) for _, join in self.operators for one in join.kept)
+        return sum(len(one.find_due(1 << 62)) for _, join in self.operators for one in join.kept)
 
     def snapshot(self) -> list[StateHandle]:
         handles: list[StateHandle] = []
@@ -252,7 +252,7 @@ def test_interval_joins_equal_the_model_through_snapshots_and_rescaling(
     A batch comes to what its records come to one by one, in their order.
     """
     monkeypatch.setattr("onceflow.core.state.kept_rows.ROWS_A_CHUNK", 16)
-    monkeypatch.setattr("onceflow.core.state.kept_rows.FILTER_PLACES_MIN", 2)
+    monkeypatch.setattr("onceflow.core.state.kept_rows.FILTER_WORDS_MIN", 2)
     rng = random.Random(f"{lower} {upper}")
     join, model = joining(lower, upper, how=how), Model(lower, upper, how)
     running = Running(job, join)

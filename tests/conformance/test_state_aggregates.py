@@ -147,11 +147,11 @@ def test_last_values_of_text_and_bytes_equal_a_dict_through_removals_and_snapsho
         namespaces = np.array([namespace for namespace, _ in rows])
         keys = [pa.array([key for _, key in rows])]
         read, hashes = read_key_columns(keys), hash_keys(keys)
-        table.bring(namespaces, read, hashes)
-        slots = table.insert(namespaces, read, hashes)
+        table.fetch(namespaces, read, hashes)
+        entries = table.insert(namespaces, read, hashes)
         for place, values in enumerate(zip(*rows.values(), strict=True)):
-            table.put(place, slots, pa.array(values, columns[place].type))
-        table.release(slots, np.zeros(0, np.int64))
+            table.put(place, entries, pa.array(values, columns[place].type))
+        table.release(entries, np.zeros(0, np.int64))
         if rng.random() < 0.3:
             first = rng.randrange(-3, 4)
             table.remove(table.select(first, first + 2))

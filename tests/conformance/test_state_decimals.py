@@ -16,7 +16,7 @@ from tests.conformance.state_job import Job
 from onceflow.core.api.functions import Aggregate, avg, max_, min_, sum_
 from onceflow.core.errors import BadStateValue, StateIncompatible
 from onceflow.core.state import AccumulatorTable, KeyedStateStore, hash_keys
-from onceflow.core.state.aggregates.totals import typed_array
+from onceflow.core.state.aggregates.totals import to_typed_array
 
 AGGREGATES = {"total": sum_("v"), "low": min_("v"), "high": max_("v"), "mean": avg("v")}
 
@@ -118,12 +118,12 @@ def test_panes_of_decimals_are_merged_exactly_or_refused_by_key(job: Job) -> Non
         panes, keys, values = zip(*rows, strict=True)
         column = pa.array(values, kind)
         given = {one.name: column for one in table.shape.columns}
-        table.done(table.fold(np.array(panes), [pa.array(keys)], None, given))
+        table.finish(table.fold(np.array(panes), [pa.array(keys)], None, given))
 
     fold(rows)
     table = table_of(job.open(job.snapshot(store)), kind, namespaced=True)
-    slots = table.select(1, 3)
-    leaders, _, totals = table.merged(slots)
+    entries = table.select(1, 3)
+    leaders, _, totals = table.merge_by_key(entries)
     found = zip(
         table.keys_of(leaders)[0].to_pylist(), *(t.to_pylist() for t in totals), strict=True
     )
@@ -134,7 +134,7 @@ def test_panes_of_decimals_are_merged_exactly_or_refused_by_key(job: Job) -> Non
     ]
     fold([(3, "a", cent)])
     with pytest.raises(BadStateValue, match=r"'total'.*38 digits at key 'a'.*windows are merged"):
-        table.merged(table.select(1, 4))
+        table.merge_by_key(table.select(1, 4))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64()])
@@ -177,7 +177,7 @@ def test_first_and_last_of_dates_and_times_keep_their_type(
         given = pa.array(values, kind)
         found = table.update([pa.array(["a", "a"])], None, {"first": given, "last": given})
         for name, one in zip(("first", "last"), expected, strict=True):
-            assert typed_array(found[name], kind).equals(pa.array(one, kind))
+            assert to_typed_array(found[name], kind).equals(pa.array(one, kind))
         table = table_of(job.open(job.snapshot(store)), kind, aggregates)
         store = job.stores[-1]
 

@@ -207,13 +207,13 @@ class JoinOperator(SnapshottedOperator):
         firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
         alone = np.ones(len(times), np.bool_)
         used: list[Ints] = []
-        for found, slots in others.near(keys, hashes, firsts, lasts):
-            distances = others.times(slots) - times[found]
+        for found, entries in others.find_near(keys, hashes, firsts, lasts):
+            distances = others.times(entries) - times[found]
             near = (first <= distances) & (distances <= last)
-            partners, of_rows = slots[near], found[near]
+            partners, of_rows = entries[near], found[near]
             alone[of_rows] = False
-            others.pair(partners)
-            used.append(np.unique(slots))
+            others.mark_paired(partners)
+            used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
         keeps = times + last > now
         if not keeps.all():
@@ -224,8 +224,8 @@ class JoinOperator(SnapshottedOperator):
             keys = tuple(column.take(chosen) for column in keys)
             moments, alone = moments[chosen], alone[chosen]
         if len(times):
-            mine.done(mine.add(keys, hashes, rows, times, moments, alone))
-        others.done(np.concatenate(used) if used else np.zeros(0, np.int64))
+            mine.finish(mine.add(keys, hashes, rows, times, moments, alone))
+        others.finish(np.concatenate(used) if used else np.zeros(0, np.int64))
 
     def _emit_pairs(self, side: int, rows: pa.RecordBatch, of_rows: Ints, partners: Ints) -> None:
         """Emit the pairs, by row; of several partners of one, the earlier one comes first."""
@@ -267,11 +267,11 @@ class JoinOperator(SnapshottedOperator):
         kept, until = self.kept[side], now // self._steps_ms[side]
         if kept.next_moment is None or kept.next_moment > until:
             return
-        slots = kept.over(until)
-        alone = kept.alone(slots)
+        entries = kept.find_due(until)
+        alone = kept.find_alone(entries)
         for start in range(0, len(alone), ROWS_A_CHUNK):
             self._emit_alone(side, kept.rows(alone[start : start + ROWS_A_CHUNK]))
-        kept.let_go(slots, until)
+        kept.remove(entries, until)
 
 
 MakesPairs: TypeAlias = Callable[[Side, Side, int], pa.RecordBatch]

@@ -15,7 +15,7 @@ from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOpe
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
-from onceflow.core.state.aggregates.totals import typed_array
+from onceflow.core.state.aggregates.totals import to_typed_array
 from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
 
 
@@ -112,7 +112,7 @@ class AggregateRunner(KeyedOperator):
             running = self._table.update(keys, batch.hashes, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
-        results = [typed_array(running[name], self._schema.field(name).type) for name in running]
+        results = [to_typed_array(running[name], self._schema.field(name).type) for name in running]
         arrays = [*rows.columns, *results]
         self.emit(pa.record_batch(arrays, schema=self._schema))
         if self._cleaned_a_record:

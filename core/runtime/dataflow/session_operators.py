@@ -120,10 +120,10 @@ class Held:
     """Key columns, a row for each distinct key: its place."""
     hashes: Hashes
     firsts: Ints
-    """The slot of each key's session number 0, which may hold none yet."""
+    """The entry of each key's session number 0, which may hold none yet."""
     places: Ints
     """Of each session its key."""
-    slots: Ints
+    entries: Ints
     starts: Ints
     ends: Ints
 
@@ -207,10 +207,10 @@ class SessionAggregator(WindowOperator):
         )
         self.dropped = store.opened()
         self._wakes = WakeUps(max(BUCKET_MS_MIN, self._gap_ms // 8))
-        slots = self._table.select(0, _INT64_MAX)
-        keys = [plain_keys(one, "key") for one in self._table.keys_of(slots)]
-        self._wake_at(self._table.numbers(self._end, slots), keys)
-        self._table.release(slots, _NONE)
+        entries = self._table.select(0, _INT64_MAX)
+        keys = [plain_keys(one, "key") for one in self._table.keys_of(entries)]
+        self._wake_at(self._table.numbers(self._end, entries), keys)
+        self._table.release(entries, _NONE)
 
     def on_watermark(self, watermark: int) -> None:
         """Emit the sessions that are due, and remove those that are over."""
@@ -244,7 +244,7 @@ class SessionAggregator(WindowOperator):
             np.concatenate([held.ends, ends[chosen]]),
         )
         known, new = np.split(sessions.ids, [len(held.places)])
-        slots = self._slots_at(sessions.numbers, held, sessions.places)
+        entries = self._entries_at(sessions.numbers, held, sessions.places)
         if len(chosen) < len(rows):
             rows = rows.filter(pa.array(~late))
             starts, ends = starts[chosen], ends[chosen]
@@ -254,16 +254,16 @@ class SessionAggregator(WindowOperator):
         }
         values |= {START: starts, END: ends, COUNT: np.zeros(len(starts), np.int64)}
         try:
-            self._table.regroup(held.slots, known, new, keys, values, slots)
+            self._table.regroup(held.entries, known, new, keys, values, entries)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
         again = np.unique(new[behind[chosen]])
-        self._emit(slots[again[sessions.ends[again] - 1 <= now]])
+        self._emit(entries[again[sessions.ends[again] - 1 <= now]])
         # A session that goes on is in the queue already, unless it had come out before.
-        fresh = np.ones(len(slots), np.bool_)
+        fresh = np.ones(len(entries), np.bool_)
         fresh[known[held.ends - 1 > now]] = False
         self._wake_at(sessions.ends[fresh], _taken(held.keys, sessions.places[fresh]), now)
-        self._keep(held, slots, sessions.places)
+        self._keep(held, entries, sessions.places)
 
     def _end_sessions(self, keys: list[pa.Array], watermark: int) -> None:
         """Emit the sessions of these keys that have become due, and remove those that are over.
@@ -277,9 +277,9 @@ class SessionAggregator(WindowOperator):
         self._watermark = now = watermark
         due = (held.ends - 1 <= now) & (held.ends - 1 > before)
         if before < self._restored.most:
-            told = self._restored.told_of(self._table.groups_of(held.slots))
+            told = self._restored.told_of(self._table.groups_of(held.entries))
             due &= told < held.ends - 1
-        self._emit(held.slots[due])
+        self._emit(held.entries[due])
         over = held.ends - 1 + self._lateness_ms <= now
         self._wake_at(held.ends[~over], _taken(held.keys, held.places[~over]), now)
         # Of a key that has lost one, the others are numbered anew.
@@ -288,51 +288,51 @@ class SessionAggregator(WindowOperator):
         left = np.flatnonzero(~over & changed[held.places])
         left = left[np.lexsort((held.starts[left], held.places[left]))]
         places = held.places[left]
-        slots = self._slots_at(_numbers(places), held, places)
+        entries = self._entries_at(_numbers(places), held, places)
         every = np.arange(len(left))
-        self._table.regroup(held.slots[left], every, _NONE, [], {}, slots)
-        kept = held.slots[~changed[held.places]]
-        self._keep(held, slots, places, kept)
+        self._table.regroup(held.entries[left], every, _NONE, [], {}, entries)
+        kept = held.entries[~changed[held.places]]
+        self._keep(held, entries, places, kept)
 
     def _held(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Held, Ints]:
         """Return what is held of the keys of some rows, and each row's key by its place."""
         zeros = pa.array(np.zeros(len(hashes), np.int64))
         group = self._table.group([zeros, *keys], hashes)
-        row_places = group.in_row_order(group.spread(np.arange(len(group.slots))))
+        row_places = group.in_row_order(group.spread(np.arange(len(group.entries))))
         leaders = group.order[group.firsts]
         distinct = _taken(keys, leaders)
-        held = Held(distinct, hashes[leaders], group.slots, _NONE, _NONE, _NONE, _NONE)
-        counts = self._table.numbers(self._count, group.slots)
+        held = Held(distinct, hashes[leaders], group.entries, _NONE, _NONE, _NONE, _NONE)
+        counts = self._table.numbers(self._count, group.entries)
         places = [np.flatnonzero(counts)]
-        slots = [group.slots[places[0]]]
+        entries = [group.entries[places[0]]]
         for number in range(1, int(counts.max(initial=0))):
             mine = np.flatnonzero(counts > number)
             places.append(mine)
-            slots.append(self._slots_at(np.full(len(mine), number), held, mine))
-        found, of_keys = np.concatenate(slots), np.concatenate(places)
+            entries.append(self._entries_at(np.full(len(mine), number), held, mine))
+        found, of_keys = np.concatenate(entries), np.concatenate(places)
         starts, ends = (self._table.numbers(one, found) for one in (self._start, self._end))
-        return Held(distinct, held.hashes, group.slots, of_keys, found, starts, ends), row_places
+        return Held(distinct, held.hashes, group.entries, of_keys, found, starts, ends), row_places
 
-    def _slots_at(self, numbers: Ints, held: Held, places: Ints) -> Ints:
-        """Return the slots of sessions by their numbers and keys."""
-        slots = held.firsts[places]
+    def _entries_at(self, numbers: Ints, held: Held, places: Ints) -> Ints:
+        """Return the entries of sessions by their numbers and keys."""
+        entries = held.firsts[places]
         others = np.flatnonzero(numbers)
         if len(others):
             mine = places[others]
             keys = [pa.array(numbers[others]), *_taken(held.keys, mine)]
             group = self._table.group(keys, held.hashes[mine])
-            slots[others] = group.in_row_order(group.spread(group.slots))
-        return slots
+            entries[others] = group.in_row_order(group.spread(group.entries))
+        return entries
 
-    def _keep(self, held: Held, slots: Ints, places: Ints, others: Ints = _NONE) -> None:
+    def _keep(self, held: Held, entries: Ints, places: Ints, others: Ints = _NONE) -> None:
         """Write down how many sessions keys have now, and remove all but these and `others`."""
         counts = np.bincount(places, minlength=len(held.firsts))
         used = np.flatnonzero(counts)
         self._table.put(self._count, held.firsts[used], counts[used])
-        every = np.concatenate([held.firsts, held.slots, slots])
+        every = np.concatenate([held.firsts, held.entries, entries])
         gone = np.zeros(int(every.max(initial=0)) + 1, np.bool_)
         gone[every] = True
-        gone[slots] = gone[others] = False
+        gone[entries] = gone[others] = False
         self._table.release(every, np.flatnonzero(gone))
 
     def _late_rows(self, held: Held, places: Ints, starts: Ints, now: int) -> npt.NDArray[np.bool_]:
@@ -385,13 +385,13 @@ class SessionAggregator(WindowOperator):
         passed = moments <= (self._watermark if now is None else now)
         self._wakes.add(np.where(passed, moments + self._lateness_ms, moments), keys)
 
-    def _emit(self, slots: Ints) -> None:
-        if not len(slots):
+    def _emit(self, entries: Ints) -> None:
+        if not len(entries):
             return
         table = self._table
-        bounds = [table.values(column, slots) for column in (self._start, self._end)]
-        totals = [table.values(column, slots) for column in range(self._start)]
-        self._emit_windows([*table.keys_of(slots), *bounds, *totals])
+        bounds = [table.values(column, entries) for column in (self._start, self._end)]
+        totals = [table.values(column, entries) for column in range(self._start)]
+        self._emit_windows([*table.keys_of(entries), *bounds, *totals])
 
 
 def _taken(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:

@@ -183,13 +183,13 @@ class WindowAggregator(WindowOperator):
         keys = [rows.column(name) for name in self._key]
         values = {name: rows.column(one) for name, one in self._columns.items() if one is not None}
         try:
-            slots = self._table.fold(starts, keys, hashes, values)
+            entries = self._table.fold(starts, keys, hashes, values)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
         touched = _distinct(panes)
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
-            self._fire_again(np.unique(slots), touched, now)
-        self._table.done(slots)
+            self._fire_again(np.unique(entries), touched, now)
+        self._table.finish(entries)
         self._panes.update(touched)
         next_ms = self._windows.next_ms(touched, self._watermark)
         if next_ms is not None and (self._next_ms is None or next_ms < self._next_ms):
@@ -256,7 +256,7 @@ class WindowAggregator(WindowOperator):
         self._next_ms = self._windows.next_ms(self._panes, now)
 
     def _select(self, first: int, stop: int) -> Ints:
-        """Return the slots of panes `first` to before `stop`."""
+        """Return the entries of panes `first` to before `stop`."""
         start_of = self._windows.start_of
         limits = (max(start_of(first), _INT64.min), min(start_of(stop), _INT64.max))
         return self._table.select(*limits)
@@ -267,53 +267,53 @@ class WindowAggregator(WindowOperator):
         due = windows.due(self._panes, before, now)
         if windows.overlap:
             for end in due:
-                slots = self._slots_of(end)
-                self._emit(self._not_fired(slots, np.full(len(slots), end), before), end)
+                entries = self._entries_of(end)
+                self._emit(self._not_fired(entries, np.full(len(entries), end), before), end)
         elif due:
             # Each pane is a window, and those in between are due, too: all in one go.
-            slots = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
-            ends = self._table.namespaces_of(slots) + windows.size_ms
-            self._emit(self._not_fired(slots, ends, before))
+            entries = self._select(windows.panes_of(due[0]).start, windows.panes_of(due[-1]).stop)
+            ends = self._table.namespaces_of(entries) + windows.size_ms
+            self._emit(self._not_fired(entries, ends, before))
 
-    def _not_fired(self, slots: Ints, ends: Ints, before: int) -> Ints:
-        """Return the slots whose windows have not fired before a restore."""
+    def _not_fired(self, entries: Ints, ends: Ints, before: int) -> Ints:
+        """Return the entries whose windows have not fired before a restore."""
         if before >= self._restored.most:
-            return slots
-        return slots[self._restored.told_of(self._table.groups_of(slots)) < ends - 1]
+            return entries
+        return entries[self._restored.told_of(self._table.groups_of(entries)) < ends - 1]
 
     def _fire_again(self, changed: Ints, panes: Sequence[int], now: int) -> None:
-        """Emit the windows of changed slots in these panes that have fired and are not over."""
+        """Emit the windows of changed entries in these panes that have fired and are not over."""
         windows = self._windows
         for end in windows.due(panes, now - windows.lateness_ms, now):
-            slots = self._slots_of(end)
-            mine = np.isin(slots, changed)
+            entries = self._entries_of(end)
+            mine = np.isin(entries, changed)
             if windows.overlap and mine.any():
-                self._emit(slots, end, mine)
+                self._emit(entries, end, mine)
             else:
-                self._emit(slots[mine])
+                self._emit(entries[mine])
 
-    def _slots_of(self, end: int) -> Ints:
+    def _entries_of(self, end: int) -> Ints:
         panes = self._windows.panes_of(end)
         return self._select(panes.start, panes.stop)
 
     def _emit(
-        self, slots: Ints, end: int | None = None, of_keys: npt.NDArray[np.bool_] | None = None
+        self, entries: Ints, end: int | None = None, of_keys: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Emit the window that ends at `end`, or each slot's own; of all keys or some."""
-        if not len(slots):
+        """Emit the window that ends at `end`, or each entry's own; of all keys or some."""
+        if not len(entries):
             return
         table, size_ms = self._table, self._windows.size_ms
         if end is None:
-            starts = table.namespaces_of(slots)
-            totals = [table.values(place, slots) for place in range(len(self._columns))]
+            starts = table.namespaces_of(entries)
+            totals = [table.values(place, entries) for place in range(len(self._columns))]
         else:
-            slots, places, totals = table.merged(slots)
+            entries, places, totals = table.merge_by_key(entries)
             if of_keys is not None:
                 chosen = np.unique(places[of_keys])
-                slots, totals = slots[chosen], [one.take(pa.array(chosen)) for one in totals]
-            starts = np.full(len(slots), end - size_ms)
+                entries, totals = entries[chosen], [one.take(pa.array(chosen)) for one in totals]
+            starts = np.full(len(entries), end - size_ms)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
-        self._emit_windows([*table.keys_of(slots), *moments, *totals])
+        self._emit_windows([*table.keys_of(entries), *moments, *totals])
 
 
 def _distinct(panes: Ints) -> list[int]:

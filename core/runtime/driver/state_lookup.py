@@ -23,7 +23,7 @@ from onceflow.core.errors import BadStateValue, CheckpointCorrupt, ConfigError
 from onceflow.core.state.keys.key_codec import encode_key, prefixed
 from onceflow.core.state.keys.key_columns import read_key_columns
 from onceflow.core.state.keys.key_groups import hash_keys, key_group_of, key_groups
-from onceflow.core.state.keys.slot_index import encode_keys
+from onceflow.core.state.keys.key_index import encode_keys
 from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
 from onceflow.core.state.snapshots.state_columns import columns_of, shape_of_meta
 from onceflow.core.state.snapshots.stored import StatePiece, metas_by_name, pieces_of

@@ -1,4 +1,4 @@
-"""What a table of running aggregates holds, as snapshots name and encode it."""
+"""The key columns and aggregates of a table, and how snapshots name and encode them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ NAMESPACE = "namespace"
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorShape:
-    """What a table holds: its key columns and its aggregates. Checked when it is made.
+    """The key columns and aggregates of a table. Checked when it is made.
 
-    With a namespace, which comes before the key columns, it holds them for each value of that.
+    `namespaced`: an int64 namespace comes before the key columns, and each namespace has totals of
+    its own.
     """
 
     name: str
@@ -73,35 +74,36 @@ class AccumulatorShape:
 
     @property
     def of_bytes(self) -> tuple[int, ...]:
-        """The places of the columns of text or bytes."""
-        return tuple(place for place, one in enumerate(self.columns) if is_of_bytes(one))
+        """The indices of the columns of text or bytes."""
+        return tuple(index for index, one in enumerate(self.columns) if is_of_bytes(one))
 
     @property
     def totals_type(self) -> np.dtype[Any]:
         """The layout of a key's encoded totals, without text and bytes."""
         return _layout([(dtype_of(one).str, one.words_of_total) for one in self.columns])
 
-    def carried(self, found: StateMeta, values: pa.Array) -> pa.Array:
-        """Return encoded totals for this shape from `values`, which are those of `found`.
+    def convert_totals(self, stored: StateMeta, values: pa.Array) -> pa.Array:
+        """Return encoded totals for this shape from `values`, which are encoded as `stored` says.
 
-        An aggregate that `found` has is taken over; one that it has not is as before any record.
-        Where keys begin to expire, they are as used just now.
+        An aggregate that `stored` lacks has seen no value. If keys begin to expire with this shape,
+        the time of their last use is now.
         """
-        said = list(aggregates_of(found)[1].items())
-        layout = _layout([("<i8", _words_of(what)) for _, what in said])
-        of_bytes = [i for i, (_, what) in enumerate(said) if what in _SAID_OF_BYTES]
+        old = list(aggregates_of(stored)[1].items())
+        layout = _layout([("<i8", _words_of(what)) for _, what in old])
+        of_bytes = [i for i, (_, what) in enumerate(old) if what in _BYTES_AGGREGATES]
         before, texts = decode_totals(values, layout, of_bytes)
         after = np.zeros(len(before), self.totals_type)
         texts_after: list[pa.Array] = []
-        mine = aggregates_of(self.meta)[1].items()
-        for index, (column, one) in enumerate(zip(self.columns, mine, strict=True)):
+        new = aggregates_of(self.meta)[1].items()
+        for index, (column, one) in enumerate(zip(self.columns, new, strict=True)):
             total = after[f"t{index}"]
-            if one in said:
-                place = said.index(one)
-                total[:] = np.ascontiguousarray(before[f"t{place}"]).view(total.dtype)
-                after[f"s{index}"] = before[f"s{place}"]
+            if one in old:
+                old_index = old.index(one)
+                # The layout has integers for all words; the bits of floats stay as they are.
+                total[:] = np.ascontiguousarray(before[f"t{old_index}"]).view(total.dtype)
+                after[f"s{index}"] = before[f"s{old_index}"]
                 if is_of_bytes(column):
-                    texts_after.append(texts[of_bytes.index(place)])
+                    texts_after.append(texts[of_bytes.index(old_index)])
             elif column == USED:
                 total[:] = StateClock().now_ms()
                 after[f"s{index}"] = 1
@@ -119,8 +121,8 @@ class AccumulatorShape:
         """Return the key columns without the namespace."""
         return columns[1:] if self.namespaced else columns
 
-    def slot_hashes(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
-        """Return by what slots are found; `hashes` are those of the key, if known already."""
+    def hash_entries(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
+        """Return the hash of each row's namespace and key; `hashes` are the keys' if known."""
         known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
         if not self.namespaced:
             return known
@@ -132,12 +134,12 @@ class AccumulatorShape:
 
 
 def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:
-    """Return that of a key's totals; each is so many words of a type."""
+    """Return the layout of a key's totals, each given by the type of its words and their number."""
     fields: list[Any] = []
-    for place, (kind, words) in enumerate(totals):
+    for index, (kind, words) in enumerate(totals):
         word = np.dtype(kind).newbyteorder("<")
-        fields.append((f"t{place}", word) if words == 1 else (f"t{place}", word, (words,)))
-    return np.dtype([*fields, *((f"s{place}", np.uint8) for place in range(len(totals)))])
+        fields.append((f"t{index}", word) if words == 1 else (f"t{index}", word, (words,)))
+    return np.dtype([*fields, *((f"s{index}", np.uint8) for index in range(len(totals)))])
 
 
 def _words_of(what: str) -> int:
@@ -160,13 +162,14 @@ def _check_column(column: AccumulatorColumn, table: str) -> None:
     if column.op not in get_args(AggregateOp) or not fine:
         raise ConfigError(
             f"aggregate {column.name!r} of {table!r} cannot be {column.op}({kind}): sum and avg"
-            " take int64, float64 and decimal128, count gives int64, min and max also take"
-            " timestamps, dates and times, last these, booleans, text and bytes, and no decimals"
+            " take int64, float64 and decimal128; count gives int64; min and max take the types of"
+            " sum, timestamps, dates and times; last takes int64, float64, timestamps, dates,"
+            " times, booleans, text and bytes"
         )
 
 
-_SAID_OF_BYTES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
-"""As `aggregates_of` returns it."""
+_BYTES_AGGREGATES = frozenset(f"last({kind}" for kind in BYTES_TYPES)
+"""The aggregates of text and bytes, as `aggregates_of` returns them."""
 
 
 def key_kind(key_type: pa.DataType) -> str:

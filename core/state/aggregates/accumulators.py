@@ -1,13 +1,14 @@
 """Running aggregates of many keys, updated a whole batch at a time.
 
 Nulls among the values are skipped. A sum starts at 0; a minimum or maximum is null until the first
-value that is not. Of floating point numbers NaN is the largest, as in Spark and Postgres: it
-becomes the maximum, and the minimum only while there is nothing else. The *last* value is what was
-written last, null when nothing was: a value state that is read and written a batch at a time. It
-alone may be text or bytes.
+value that is not. NaN is the largest of floating point numbers, as in Spark and Postgres: it
+becomes the maximum, and the minimum only if there is nothing else. The *last* value is what was
+written last, or null: a value state that is read and written a batch at a time. It alone may be
+text or bytes.
 
-A key that was removed keeps its slot, as one that has seen nothing, until the table is packed; a
-snapshot does not hold it. How a key's totals are encoded says `encoded_totals`.
+Each key, or namespace and key, has an entry (see `key_index`). A key that was removed keeps its
+entry, without any value, until the table is packed. A snapshot does not hold it. `encoded_totals`
+has the form in which snapshots hold a key's totals.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from onceflow.core.state.aggregates.expiring_totals import Expiry
 from onceflow.core.state.aggregates.running import Grouping, SumOverflow
 from onceflow.core.state.aggregates.totals import Results, Totals
 from onceflow.core.state.api.descriptors import DIGITS_MAX, StateTtlConfig
-from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_columns import (
     BytesKeys,
     FixedKeys,
@@ -43,12 +44,13 @@ from onceflow.core.state.keys.key_groups import (
     hash_key_columns,
     key_groups,
 )
-from onceflow.core.state.keys.slot_index import SlotIndex, decode_keys, encode_keys, grown
+from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys, enlarge
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
-CHUNK_SLOTS = 65_536
+CHUNK_ENTRIES = 65_536
+"""Keys that a view encodes at a time; bounds the memory that a snapshot needs."""
 REMOVED_MIN = 4096
-"""So many slots of removed keys, and half of all, are packed away."""
+"""A table is packed when more entries than this, and more than half of all, are of removed keys."""
 
 
 class AccumulatorTable:
@@ -61,11 +63,11 @@ class AccumulatorTable:
         max_parallelism: int,
         ttl: StateTtlConfig | None = None,
     ) -> None:
-        """With `ttl`, `USED` is the last column of `shape`."""
+        """`ttl`: keys expire, and `USED` is the last column of `shape`."""
         self.shape = shape
         self._label = label
         self._max_parallelism = max_parallelism
-        self._index = SlotIndex(shape.empty_keys())
+        self._index = KeyIndex(shape.empty_keys())
         self._kinds = tuple(type(column) for column in shape.empty_keys())
         self._columns = tuple(totals_of(column) for column in shape.columns)
         self._aggregates = self._columns
@@ -78,10 +80,10 @@ class AccumulatorTable:
         self._removed = np.zeros(1024, np.bool_)
         self._removed_count = 0
         self._forgets = all(column.op == "last" for column in shape.columns)
-        """Whether a key without any value is as good as removed."""
+        """Whether a key without any value is to be removed."""
 
     def __len__(self) -> int:
-        """The number of keys in memory, with removed ones that still have a slot."""
+        """The number of keys in memory, including removed ones that still have an entry."""
         return len(self._index)
 
     def update(
@@ -90,10 +92,10 @@ class AccumulatorTable:
         hashes: Hashes | None,
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
     ) -> dict[str, Results]:
-        """Return, by aggregate, the running value after each row, and keep the new totals.
+        """Add a batch to the totals; return each aggregate's running value after each row.
 
-        `keys` are the key columns, `hashes` what `hash_keys` gives for them if known already, and
-        `values` one column for each aggregate, by its name; a count without one counts rows.
+        `keys` are the key columns, and `hashes` what `hash_keys` returns for them, if known.
+        `values` has a column for each aggregate, by its name; a count without one counts rows.
         Results are in row order; a minimum or maximum that has seen no value yet is masked.
 
         Raises:
@@ -101,13 +103,14 @@ class AccumulatorTable:
                 is null, or values cannot be cast to the aggregate's type. No total has changed.
         """
         columns = self._read(keys)
-        hashes = self.shape.slot_hashes(columns, hashes)
+        hashes = self.shape.hash_entries(columns, hashes)
         if not len(hashes):
             return {column.column.name: column.no_results() for column in self._aggregates}
-        slots = self._resolve(columns, hashes)
-        group = Grouping.of(slots)
+        entries = self._resolve(columns, hashes)
+        group = Grouping.of(entries)
         if self.expiry is not None:
-            self._begin_anew(group.slots, self.expiry)
+            self._reset_expired(group.entries, self.expiry)
+        # Computes all columns before it stores any: an error in one must change none.
         results: dict[str, Results] = {}
         changes: list[tuple[Totals, npt.NDArray[Any], npt.NDArray[Any]]] = []
         for column in self._aggregates:
@@ -123,18 +126,18 @@ class AccumulatorTable:
                 raise self._overflow(column, keys, overflow.row) from overflow
             changes.append((column, totals, seen))
         for column, totals, seen in changes:
-            column.totals[group.slots] = totals
-            column.seen[group.slots] = seen
+            column.totals[group.entries] = totals
+            column.seen[group.entries] = seen
         if self.expiry is not None:
-            self.expiry.use(group.slots)
-        self._mark(group.slots)
-        self._touch(group.slots)
+            self.expiry.mark_used(group.entries)
+        self._mark_changed(group.entries)
+        self._mark_used(group.entries)
         return results
 
     def group(self, keys: Sequence[pa.Array], hashes: Hashes | None) -> Grouping:
-        """Return the rows of a batch by key; its slots hold until `done` or `remove`."""
+        """Return the rows of a batch by key. Its entries are valid until `finish` or `remove`."""
         columns = self._read(keys)
-        return Grouping.of(self._resolve(columns, self.shape.slot_hashes(columns, hashes)))
+        return Grouping.of(self._resolve(columns, self.shape.hash_entries(columns, hashes)))
 
     def fold(
         self,
@@ -143,24 +146,24 @@ class AccumulatorTable:
         hashes: Hashes | None,
         values: Mapping[str, pa.Array],
     ) -> Ints:
-        """Add each row to the totals of its namespace and key; return the rows' slots.
+        """Add each row to the totals of its namespace and key; return the rows' entries.
 
-        As `update`, without what the totals were at each row. The slots hold until `done` or
-        `remove`, one of which must follow.
+        `update` without the running values. The entries are valid until `finish` or `remove`, one
+        of which must follow.
 
         Raises:
             BadStateValue: A sum left 64 bits (names table, aggregate and key), a key is null, or
                 values cannot be cast to the aggregate's type.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *read_key_columns(keys))
-        slots = self._resolve(columns, self.shape.slot_hashes(columns, hashes))
+        entries = self._resolve(columns, self.shape.hash_entries(columns, hashes))
         for column in self._columns:
             try:
-                column.fold(slots, values.get(column.column.name))
+                column.fold(entries, values.get(column.column.name))
             except SumOverflow as overflow:
                 raise self._overflow(column, keys, overflow.row) from overflow
-        self._mark(slots)
-        return slots
+        self._mark_changed(entries)
+        return entries
 
     def regroup(
         self,
@@ -171,225 +174,227 @@ class AccumulatorTable:
         values: Mapping[str, pa.Array | npt.NDArray[Any]],
         new: Ints,
     ) -> None:
-        """Make the totals of `new`, distinct slots, what slots `old` and a batch's rows come to.
+        """Merge the totals of `old` entries and a batch's rows into the entries `new`.
 
-        `old_into` and `rows_into` say to which of `new` each adds; of a sum of floats first the old
-        totals, then the rows in their order. Old ones that are not among `new` stay as they are.
-        `release` must follow.
+        `old_into` and `rows_into` are indices into `new`, whose entries are distinct. What `new`
+        held before is replaced. Floats are added in order: the old totals first, then the rows.
+        Entries of `old` that are not in `new` keep their totals. `release` must follow.
 
         Raises:
             BadStateValue: As `fold`; nothing has changed.
         """
-        made: list[Totals] = []
+        merged_columns: list[Totals] = []
         for column in self._columns:
             name = column.column.name
             try:
-                one = column.merged(old, old_into + 1, len(new))
+                merged = column.merge(old, old_into + 1, len(new))
             except SumOverflow as overflow:
                 raise self._merge_overflow(column, old, overflow.row) from overflow
             try:
                 if len(rows_into):
-                    one.fold(rows_into + 1, values.get(name))
+                    merged.fold(rows_into + 1, values.get(name))
             except SumOverflow as overflow:
                 raise self._overflow(column, keys, overflow.row) from overflow
-            made.append(one)
-        for column, one in zip(self._columns, made, strict=True):
-            column.totals[new] = one.totals[1 : len(new) + 1]
-            column.seen[new] = one.seen[1 : len(new) + 1]
-        self._mark(new)
+            merged_columns.append(merged)
+        for column, merged in zip(self._columns, merged_columns, strict=True):
+            column.totals[new] = merged.totals[1 : len(new) + 1]
+            column.seen[new] = merged.seen[1 : len(new) + 1]
+        self._mark_changed(new)
 
     def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        """Return each row's slot, 0 where its namespace and key are not there; changes nothing.
+        """Return each row's entry, 0 if the table lacks its namespace and key; changes nothing.
 
-        `hashes` are those of the keys. The slots hold until `done` or `remove`.
+        `hashes` are those of the keys. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
-        mixed = self.shape.slot_hashes(columns, hashes)
-        slots = self._index.find(columns, mixed)
+        mixed = self.shape.hash_entries(columns, hashes)
+        entries = self._index.find(columns, mixed)
         if self._removed_count:
-            slots[self._removed[slots]] = 0
-        return slots
+            entries[self._removed[entries]] = 0
+        return entries
 
-    def bring(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
-        """Have the rows of these namespaces and keys in memory, as far as there are any."""
+    def fetch(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> None:
+        """Read the totals of these namespaces and keys into memory, where they are not yet."""
 
     def insert(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        """Return each row's slot; what has none in memory is not there either, and gets one.
+        """Return each row's entry, a new one for each namespace and key that is not in memory.
 
-        `hashes` are those of the keys. The slots hold until `done` or `remove`.
+        The caller knows that what is not in memory is nowhere, or has called `fetch`. `hashes` are
+        those of the keys. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
-        return AccumulatorTable._resolve(self, columns, self.shape.slot_hashes(columns, hashes))
+        return AccumulatorTable._resolve(self, columns, self.shape.hash_entries(columns, hashes))
 
     def namespaces(self, bits: int = 0) -> Ints:
-        """Return the namespaces that any key has totals in, in order, without the last `bits`."""
+        """Return the sorted distinct namespaces, shifted right by `bits`."""
         return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]] >> bits)
 
     def select(self, first: int, stop: int) -> Ints:
-        """Return the slots of namespaces `first` to before `stop`, by namespace."""
-        found = self._namespaces()
-        inside = (found >= first) & (found < stop) & ~self._removed[: self._index.end]
+        """Return the entries of namespaces `first` (inclusive) to `stop` (exclusive), sorted."""
+        namespaces = self._namespaces()
+        inside = (namespaces >= first) & (namespaces < stop) & ~self._removed[: self._index.end]
         inside[0] = False
-        slots = np.flatnonzero(inside)
-        return slots[np.argsort(found[slots], kind="stable")]
+        entries = np.flatnonzero(inside)
+        return entries[np.argsort(namespaces[entries], kind="stable")]
 
-    def namespaces_of(self, slots: Ints) -> Ints:
-        """Return the namespace of each slot."""
-        return self._namespaces()[slots]
+    def namespaces_of(self, entries: Ints) -> Ints:
+        """Return the namespace of each entry."""
+        return self._namespaces()[entries]
 
-    def keys_of(self, slots: Ints) -> list[pa.Array]:
-        """Return the key columns of slots."""
-        columns = self.shape.keys_alone(self._index.slot_keys())
+    def keys_of(self, entries: Ints) -> list[pa.Array]:
+        """Return the key columns of these entries, as Arrow arrays."""
+        columns = self.shape.keys_alone(self._index.view_keys())
         return [
-            key_array(_part(column, slots), kind)
+            to_key_array(_part(column, entries), kind)
             for column, kind in zip(columns, self.shape.key_types, strict=True)
         ]
 
-    def groups_of(self, slots: Ints) -> Groups:
-        """Return the key group of each slot."""
-        columns = tuple(_part(column, slots) for column in self._index.slot_keys())
+    def groups_of(self, entries: Ints) -> Groups:
+        """Return the key group of each entry."""
+        columns = tuple(_part(column, entries) for column in self._index.view_keys())
         return self.group_of_hashes(hash_key_columns(self.shape.keys_alone(columns)))
 
     def group_of_hashes(self, hashes: Hashes) -> Groups:
-        """Return the key group of each key, by what `hash_keys` gives for it."""
+        """Return the key group of each key, given its hash by `hash_keys`."""
         return key_groups(hashes, self._max_parallelism)
 
-    def merged(self, slots: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
-        """Return the totals of `slots` by key, whatever the namespace; changes nothing.
+    def merge_by_key(self, entries: Ints) -> tuple[Ints, Ints, list[pa.Array]]:
+        """Return the totals of `entries`, merged over the namespaces of each key.
 
-        That is: one slot of each key, for each of `slots` the place of its key among those, and the
-        columns of totals.
+        Returns one entry of each key; for each of `entries` the index of its key among these; and
+        the columns of merged totals. Changes nothing.
 
         Raises:
             BadStateValue: A sum left 64 bits.
         """
-        keys = self.shape.keys_alone(self._index.slot_keys())
-        columns = tuple(_part(column, slots) for column in keys)
-        places, leaders = SlotIndex(columns).resolve(columns, hash_key_columns(columns))
+        keys = self.shape.keys_alone(self._index.view_keys())
+        columns = tuple(_part(column, entries) for column in keys)
+        numbers, leaders = KeyIndex(columns).resolve(columns, hash_key_columns(columns))
         every = np.arange(1, len(leaders) + 1)
-        made: list[Totals] = []
+        merged: list[Totals] = []
         for column in self._columns:
             try:
-                made.append(column.merged(slots, places, len(leaders)))
+                merged.append(column.merge(entries, numbers, len(leaders)))
             except SumOverflow as overflow:
-                raise self._merge_overflow(column, slots, overflow.row) from overflow
-        return slots[leaders], places - 1, [one.values(every) for one in made]
+                raise self._merge_overflow(column, entries, overflow.row) from overflow
+        return entries[leaders], numbers - 1, [one.values(every) for one in merged]
 
     def _namespaces(self) -> Ints:
-        (namespace, *_) = self._index.slot_keys()
+        (namespace, *_) = self._index.view_keys()
         assert isinstance(namespace, FixedKeys)
         return namespace.words[0].view(np.int64)
 
-    def values(self, column: int, slots: Ints) -> pa.Array:
+    def values(self, column: int, entries: Ints) -> pa.Array:
         """Return the totals of one column; null where there is none."""
-        return self._columns[column].values(slots)
+        return self._columns[column].values(entries)
 
-    def numbers(self, column: int, slots: Ints) -> Ints:
+    def numbers(self, column: int, entries: Ints) -> Ints:
         """Return the totals of one column of whole numbers; 0 where there is none."""
         one = self._columns[column]
-        return np.where(one.seen[slots] == 0, 0, one.totals[slots])
+        return np.where(one.seen[entries] == 0, 0, one.totals[entries])
 
-    def put(self, column: int, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` the totals of one column in distinct `slots`; `done` must follow.
+    def put(self, column: int, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
+        """Make `values` the totals of one column in distinct `entries`; `finish` must follow.
 
         Raises:
             BadStateValue: They cannot be cast to the column's type; nothing has changed.
         """
-        self._columns[column].put(slots, values)
-        self._mark(slots)
+        self._columns[column].put(entries, values)
+        self._mark_changed(entries)
 
-    def done(self, slots: Ints) -> None:
-        """Hear that a batch of these keys is done; a key that has no value then is removed."""
+    def finish(self, entries: Ints) -> None:
+        """End the use of these entries; remove those whose last values are all null."""
         if self._forgets:
-            empty = np.ones(len(slots), np.bool_)
+            empty = np.ones(len(entries), np.bool_)
             for column in self._columns:
-                empty &= column.seen[slots] == 0
+                empty &= column.seen[entries] == 0
             if empty.any():
-                self._forget(slots[empty])
-        self._touch(slots)
-        self._pack_some()
+                self._forget(entries[empty])
+        self._mark_used(entries)
+        self._pack_if_sparse()
 
-    def remove(self, slots: Ints) -> None:
-        """Remove the keys of these distinct slots: as if they had never been."""
-        self.release(slots, slots)
+    def remove(self, entries: Ints) -> None:
+        """Remove the keys of these distinct entries, as if they had never been."""
+        self.release(entries, entries)
 
-    def release(self, slots: Ints, gone: Ints) -> None:
-        """Hear that a batch of these keys is done, and remove those of `gone`, distinct slots."""
+    def release(self, entries: Ints, gone: Ints) -> None:
+        """End the use of these entries, and remove the distinct entries `gone`."""
         self._forget(gone)
-        self._touch(slots)
-        self._pack_some()
+        self._mark_used(entries)
+        self._pack_if_sparse()
 
     def clean(self, count: int) -> None:
-        """Look at `count` further keys in memory; remove those that have expired."""
+        """Check the next `count` keys in memory, in turn; remove the expired ones."""
         if self.expiry is None:
             return
         first = self._clean_at if self._clean_at < self._index.end else 1
         self._clean_at = stop = min(first + count, self._index.end)
-        expired = self.expiry.expired(slice(first, stop))
+        expired = self.expiry.have_expired(slice(first, stop))
         if expired.any():
             gone = first + np.flatnonzero(expired & ~self._removed[first:stop])
             if len(gone):
                 self.remove(gone)
 
-    def alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
-        """Return what a full snapshot holds of these rows of the table. Any thread."""
-        return rows if self.expiry is None else self.expiry.alive(rows)
+    def filter_alive(self, rows: Iterable[StateRows]) -> Iterable[StateRows]:
+        """Return the rows of the table that belong into a full snapshot. Any thread."""
+        return rows if self.expiry is None else self.expiry.filter_alive(rows)
 
-    def _begin_anew(self, slots: Ints, expiry: Expiry) -> None:
-        """Take the keys of these slots that have expired as never seen."""
-        expired = expiry.expired(slots)
+    def _reset_expired(self, entries: Ints, expiry: Expiry) -> None:
+        """Clear the totals of these entries' keys that have expired."""
+        expired = expiry.have_expired(entries)
         if expired.any():
             for column in self._aggregates:
-                column.clear(slots[expired])
+                column.clear(entries[expired])
 
-    def _forget(self, slots: Ints) -> None:
+    def _forget(self, entries: Ints) -> None:
         for column in self._columns:
-            column.clear(slots)
-        self._removed_count += len(slots) - int(np.count_nonzero(self._removed[slots]))
-        self._removed[slots] = True
-        self._mark(slots)
+            column.clear(entries)
+        self._removed_count += len(entries) - int(np.count_nonzero(self._removed[entries]))
+        self._removed[entries] = True
+        self._mark_changed(entries)
 
-    def _pack_some(self) -> None:
+    def _pack_if_sparse(self) -> None:
         if self._removed_count > max(REMOVED_MIN, len(self) // 2):
             self._pack()
 
     def _pack(self) -> None:
-        """Let go of the slots of removed keys; others are renumbered."""
-        self._keep(1 + np.flatnonzero(~self._removed[1 : self._index.end]))
+        """Drop the entries of removed keys; the others are renumbered."""
+        self._keep_only(1 + np.flatnonzero(~self._removed[1 : self._index.end]))
 
-    def _keep(self, slots: Ints) -> None:
-        """Keep these slots alone, renumbered from 1 in the order given."""
-        self._index = self._index.kept(slots)
+    def _keep_only(self, entries: Ints) -> None:
+        """Drop all entries but these, which are renumbered from 1 in the order given."""
+        self._index = self._index.copy_some(entries)
         for column in self._columns:
-            column.keep(slots)
-        removed = self._removed[slots]
-        self._removed[1 : len(slots) + 1] = removed
+            column.keep(entries)
+        removed = self._removed[entries]
+        self._removed[1 : len(entries) + 1] = removed
         self._removed_count = int(np.count_nonzero(removed))
 
     def view(self) -> AccumulatorView:
-        """Return the table as of now: copies the totals, shares the keys, which never change."""
+        """Return a view of the table as of now: a copy of the totals, and the keys themselves."""
+        # An arena of keys is only appended to, so the view may share it.
         end = self._index.end
         if self._removed_count:
             return self.view_of(1 + np.flatnonzero(~self._removed[1:end]))
         return self.view_of(slice(1, end))
 
-    def view_of(self, slots: slice | Ints) -> AccumulatorView:
-        """Return some of the slots as of now."""
+    def view_of(self, entries: slice | Ints) -> AccumulatorView:
+        """Return a view of some of the entries as of now."""
         return AccumulatorView(
             self.shape,
             self._max_parallelism,
-            tuple(_part(column, slots) for column in self._index.slot_keys()),
-            self._index.slot_hashes()[slots],
-            tuple(column.totals[slots].copy() for column in self._columns),
-            tuple(column.seen[slots].copy() for column in self._columns),
+            tuple(_part(column, entries) for column in self._index.view_keys()),
+            self._index.view_hashes()[entries],
+            tuple(column.totals[entries].copy() for column in self._columns),
+            tuple(column.seen[entries].copy() for column in self._columns),
             tuple(c.bytes_at() for c in self._columns if isinstance(c, BytesTotals)),
         )
 
     def load(self, rows: StateRows) -> None:
-        """Take rows of a snapshot; their keys are not in the table yet."""
+        """Add rows of a snapshot, whose keys must not be in the table yet."""
         columns = decode_keys(rows.keys, self.shape.empty_keys())
-        slots = self._resolve(columns, self.shape.slot_hashes(columns, None))
-        self._put(slots, rows.values.cast(pa.large_binary()))
+        entries = self._resolve(columns, self.shape.hash_entries(columns, None))
+        self._put_encoded(entries, rows.values.cast(pa.large_binary()))
 
     def _read(self, keys: Sequence[pa.Array]) -> tuple[KeyColumn, ...]:
         columns = read_key_columns(keys)
@@ -400,44 +405,45 @@ class AccumulatorTable:
         return columns
 
     def _resolve(self, columns: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
-        """Return each row's slot; new ones have totals before this returns."""
+        """Return each row's entry, a new one for a new key."""
         used = self._index.end
-        slots, _ = self._index.resolve(columns, hashes)
+        entries, _ = self._index.resolve(columns, hashes)
         if self._index.end > used:
             self._reserve(used, self._index.end)
         if self._removed_count:
-            back = np.unique(slots[self._removed[slots]])
+            # A removed key that is back has its old entry, whose totals were cleared.
+            back = np.unique(entries[self._removed[entries]])
             self._removed[back] = False
             self._removed_count -= len(back)
-        return slots
+        return entries
 
     def _reserve(self, used: int, end: int) -> None:
-        """Make room for the slots from `used` to before `end`, new ones."""
+        """Make room for the new entries `used` to `end` - 1."""
         for column in self._columns:
             column.reserve(used, end)
-        self._removed = grown(self._removed, used, end)
+        self._removed = enlarge(self._removed, used, end)
         self._removed[used:end] = False
 
-    def _put(self, slots: Ints, values: pa.Array) -> None:
-        """Set the totals of `slots` to encoded ones."""
+    def _put_encoded(self, entries: Ints, values: pa.Array) -> None:
+        """Set the totals of `entries` to `values`, encoded by `encode_totals`."""
         decoded, texts = decode_totals(values, self.shape.totals_type, self.shape.of_bytes)
-        left = iter(texts)
+        next_text = iter(texts)
         for index, column in enumerate(self._columns):
-            column.seen[slots] = decoded[f"s{index}"]
+            column.seen[entries] = decoded[f"s{index}"]
             if isinstance(column, BytesTotals):
-                column.put_bytes(slots, next(left))
+                column.put_bytes(entries, next(next_text))
             else:
-                column.totals[slots] = decoded[f"t{index}"]
+                column.totals[entries] = decoded[f"t{index}"]
 
-    def _mark(self, slots: Ints) -> None:
-        """Hear which slots have new totals."""
+    def _mark_changed(self, entries: Ints) -> None:
+        """Note that these entries have new totals; a backend on disk must write them."""
 
-    def _touch(self, slots: Ints) -> None:
-        """Hear which slots were used, once nobody needs their numbers."""
+    def _mark_used(self, entries: Ints) -> None:
+        """Note that these entries were used; called once nobody needs their numbers any more."""
 
-    def _merge_overflow(self, column: Totals, slots: Ints, row: int) -> BadStateValue:
-        keys = self.keys_of(slots[row : row + 1])
-        return BadStateValue(f"{self._overflow_text(column, keys, 0)}, where windows are merged")
+    def _merge_overflow(self, column: Totals, entries: Ints, row: int) -> BadStateValue:
+        keys = self.keys_of(entries[row : row + 1])
+        return BadStateValue(f"{self._overflow_text(column, keys, 0)}, as windows are merged")
 
     def _overflow(self, column: Totals, keys: Sequence[pa.Array], row: int) -> BadStateValue:
         return BadStateValue(self._overflow_text(column, keys, row), row=row)
@@ -465,32 +471,32 @@ class AccumulatorView:
     totals: tuple[npt.NDArray[Any], ...]
     seen: tuple[npt.NDArray[Any], ...]
     bytes_at: tuple[pa.Array, ...]
-    """Where the totals of each column of text or bytes are places in."""
+    """The values of each column of text or bytes; its totals are indices of these."""
 
     def rows(self) -> Iterator[StateRows]:
-        """Yield every key with its encoded totals, some ten thousand at a time."""
-        for start in range(0, len(self.hashes), CHUNK_SLOTS):
-            yield self.rows_of(slice(start, start + CHUNK_SLOTS))
+        """Yield all keys with their encoded totals, `CHUNK_ENTRIES` at a time."""
+        for start in range(0, len(self.hashes), CHUNK_ENTRIES):
+            yield self.rows_of(slice(start, start + CHUNK_ENTRIES))
 
-    def rows_of(self, slots: slice) -> StateRows:
-        """Return the rows of some of the keys, by their place in this view."""
-        chosen = tuple(_part(column, slots) for column in self.keys)
-        hashes = self.hashes[slots]
+    def rows_of(self, entries: slice) -> StateRows:
+        """Return the rows of some of the keys, by their indices in this view."""
+        chosen = tuple(_part(column, entries) for column in self.keys)
+        hashes = self.hashes[entries]
         if self.shape.namespaced:
             hashes = hash_key_columns(self.shape.keys_alone(chosen))
         records = np.zeros(len(hashes), self.shape.totals_type)
         for index, (totals, seen) in enumerate(zip(self.totals, self.seen, strict=True)):
-            records[f"t{index}"] = totals[slots]
-            records[f"s{index}"] = seen[slots]
+            records[f"t{index}"] = totals[entries]
+            records[f"s{index}"] = seen[entries]
         texts: list[pa.Array] = []
-        for place, values in zip(self.shape.of_bytes, self.bytes_at, strict=True):
-            texts.append(values.take(pa.array(self.totals[place][slots])))
-            records[f"t{place}"] = pc.binary_length(texts[-1]).to_numpy()
+        for index, values in zip(self.shape.of_bytes, self.bytes_at, strict=True):
+            texts.append(values.take(pa.array(self.totals[index][entries])))
+            records[f"t{index}"] = pc.binary_length(texts[-1]).to_numpy()
         groups = key_groups(hashes, self.max_parallelism)
         return StateRows(groups, encode_keys(chosen), encode_totals(records, texts))
 
 
-def _part(column: KeyColumn, slots: slice | Ints) -> KeyColumn:
+def _part(column: KeyColumn, entries: slice | Ints) -> KeyColumn:
     if isinstance(column, FixedKeys):
-        return FixedKeys(tuple(plane[slots] for plane in column.words), column.hash_factor)
-    return BytesKeys(column.data, column.starts[slots], column.lengths[slots])
+        return FixedKeys(tuple(plane[entries] for plane in column.words), column.hash_factor)
+    return BytesKeys(column.data, column.starts[entries], column.lengths[entries])

@@ -1,11 +1,12 @@
-"""Text and bytes as totals of a table: the last value of each slot.
+"""Text and bytes as totals of a table: the last value of each entry.
 
-A slot's total is where its value is in an arena, which is only ever added to: a snapshot shares it.
-What no slot has any more is left behind when the arena is made anew.
+The values are in an arena, and an entry's total is the index of its value there. Values are only
+appended, so a snapshot shares the arena. Those that no entry has any more are dropped when the
+arena is copied into a new one.
 
 Invariants:
-    value 0 of an arena is empty: that of a slot without any
-    values <= 2 * slots + SPARE_VALUES, after each `put`
+    value 0 of an arena is empty: that of an entry without any
+    values <= 2 * entries + SPARE_VALUES, after each `put`
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from onceflow.core.state.aggregates.totals import Totals
 from onceflow.core.state.aggregates.wide_totals import wide_totals_of
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints
-from onceflow.core.state.keys.slot_index import grown
+from onceflow.core.state.keys.key_index import enlarge
 
 BYTES_TYPES = (pa.string(), pa.binary())
 SPARE_VALUES = 4096
@@ -33,7 +34,7 @@ def is_of_bytes(column: AccumulatorColumn) -> bool:
 
 
 def totals_of(column: AccumulatorColumn) -> Totals:
-    """Return the totals of a column, without a slot."""
+    """Return the totals of a column, without an entry."""
     if is_of_bytes(column):
         return BytesTotals(column)
     return wide_totals_of(column) or Totals(column)
@@ -57,17 +58,17 @@ class ValueArena:
         offsets = every[values.offset : values.offset + rows + 1]
         start, stop = int(offsets[0]), int(offsets[-1])
         used = int(self._offsets[first])
-        self._data = grown(self._data, used, used + stop - start)
+        self._data = enlarge(self._data, used, used + stop - start)
         if stop > start:
             data = np.frombuffer(cast("Any", data_buffer), np.uint8)[start:stop]
             self._data[used : used + stop - start] = data
-        self._offsets = grown(self._offsets, first + 1, first + rows + 1)
+        self._offsets = enlarge(self._offsets, first + 1, first + rows + 1)
         self._offsets[first + 1 : first + rows + 1] = offsets[1:] + (used - start)
         self.count = first + rows
         return first
 
     def view(self) -> pa.Array:
-        """Return every value as of now and for ever, as a large_binary array."""
+        """Return every value, as a large_binary array that later changes do not reach."""
         used = int(self._offsets[self.count])
         offsets = pa.py_buffer(self._offsets[: self.count + 1])
         buffers = [None, offsets, pa.py_buffer(self._data[:used])]
@@ -75,7 +76,7 @@ class ValueArena:
 
 
 class BytesTotals(Totals):
-    """The last value of a column of text or bytes in every slot."""
+    """The last value of a column of text or bytes in every entry."""
 
     def __init__(self, column: AccumulatorColumn) -> None:
         super().__init__(column)
@@ -83,24 +84,24 @@ class BytesTotals(Totals):
         self._end = 1
 
     def reserve(self, used: int, needed: int) -> None:
-        """Make room for `needed` slots, those from `used` on being without any value."""
+        """Make room for `needed` entries, those from `used` on being without any value."""
         super().reserve(used, needed)
         self._end = needed
 
-    def keep(self, slots: Ints) -> None:
-        """Keep these slots alone, renumbered from 1 in the order given."""
-        super().keep(slots)
-        self._end = len(slots) + 1
+    def keep(self, entries: Ints) -> None:
+        """Keep these entries alone, renumbered from 1 in the order given."""
+        super().keep(entries)
+        self._end = len(entries) + 1
         self._pack()
 
-    def values(self, slots: Ints) -> pa.Array:
-        """Return the value of each slot; null where there is none."""
-        places, seen = self.totals[slots], self.seen[slots]
+    def values(self, entries: Ints) -> pa.Array:
+        """Return the value of each entry; null where there is none."""
+        positions, seen = self.totals[entries], self.seen[entries]
         mask = None if seen.all() else seen == 0
-        return self._arena.view().take(pa.array(places, mask=mask)).cast(self.column.type)
+        return self._arena.view().take(pa.array(positions, mask=mask)).cast(self.column.type)
 
-    def put(self, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` those of distinct slots; a null is no value.
+    def put(self, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
+        """Make `values` those of distinct entries; a null is no value.
 
         Raises:
             BadStateValue: They cannot be cast to the column's type.
@@ -112,25 +113,25 @@ class BytesTotals(Totals):
             raise BadStateValue(
                 f"column {self.column.name!r} cannot take its values as {self.column.type}: {error}"
             ) from error
-        self.seen[slots] = 1
+        self.seen[entries] = 1
         if data.null_count:
-            self.seen[slots] = data.is_valid().to_numpy(zero_copy_only=False)
+            self.seen[entries] = data.is_valid().to_numpy(zero_copy_only=False)
             data = data.fill_null(b"")
-        self.put_bytes(slots, data)
+        self.put_bytes(entries, data)
 
-    def put_bytes(self, slots: Ints, data: pa.Array) -> None:
-        """Make `data`, a large_binary array without nulls, the values of distinct slots."""
+    def put_bytes(self, entries: Ints, data: pa.Array) -> None:
+        """Make `data`, a large_binary array without nulls, the values of distinct entries."""
         first = self._arena.append(data)
-        self.totals[slots] = np.arange(first, first + len(data))
+        self.totals[entries] = np.arange(first, first + len(data))
         if self._arena.count > 2 * self._end + SPARE_VALUES:
             self._pack()
 
     def bytes_at(self) -> pa.Array:
-        """Return what the totals are places in, as of now and for ever."""
+        """Return the values that the totals are indices of; later changes do not reach it."""
         return self._arena.view()
 
     def _pack(self) -> None:
-        """Leave behind what no slot has any more."""
+        """Drop the values that no entry has any more."""
         kept = ValueArena()
         kept.append(self._arena.view().take(pa.array(self.totals[1 : self._end])))
         self.totals[1 : self._end] = np.arange(1, self._end)

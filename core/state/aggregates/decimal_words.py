@@ -1,10 +1,12 @@
 """Arithmetic of decimals as pairs of 64-bit words: as Arrow has them, in little-endian order.
 
 Words are arrays of shape (n, 2): the low word, whose bits are unsigned, and the high word, which is
-signed. Together they are the unscaled value, in two's complement.
+signed. Together they are the unscaled value, in two's complement. numpy has no 128-bit integers, so
+what does not fit 64 bits is computed in limbs: four int64 columns that hold 32 bits of it each, so
+that sums and products of limbs fit 64 bits.
 
 Invariant:
-    -10**38 < every sum < 10**38: one that is not is refused, where it comes first
+    -10**38 < every sum < 10**38; `SumOverflow` names the first row where it is not
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _WORD = (1 << 64) - 1
 _HALF = (1 << 32) - 1
 _INT64 = np.iinfo(np.int64)
 _COUNT_END = 1 << 31
-"""Below this a remainder and 32 further bits are in 63."""
+"""Counts below this are divided by limb by limb: a remainder, below the count, and a further limb
+of 32 bits make a dividend of at most 63 bits."""
 
 
 def decimal_words(array: pa.Array) -> Words:
@@ -68,10 +71,10 @@ def words_of_ints(numbers: Ints) -> Words:
 
 
 def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
-    """Return the sum at each place; `values` are in row order, as in `running_sum`.
+    """Return the sum at each position; `values` are in row order, as in `running_sum`.
 
     Raises:
-        SumOverflow: It has more than 38 digits at some place.
+        SumOverflow: It has more than 38 digits at some position.
     """
     lows, starts = values[:, 0], totals[:, 0]
     if _is_narrow(values).all() and _is_narrow(totals).all() and surely_fits(lows, starts):
@@ -80,15 +83,16 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
     limbs: list[Ints] = []
     carry: Ints = np.zeros(1, np.int64)
     for start, limb in zip(_limbs(totals), _limbs(ordered), strict=True):
-        # 2**31 rows of 32 bits are in 63: no limb's sum wraps.
+        # Fewer than 2**31 rows of 32 bits fit 63 bits: no limb's sum wraps.
         sums = np.cumsum(limb)
         sums += group.spread(start - (sums[firsts] - limb[firsts]))
         sums += carry
         carry = sums >> 32
         limbs.append(sums & _HALF)
     high = (carry << 32) + limbs[3]
-    # What is left of the highest limb is its sign, unless the sum is beyond 128 bits.
-    words = _joined(limbs)
+    # With its carry, the highest limb must still be the upper half of the high word. Otherwise the
+    # sum is beyond 128 bits.
+    words = _join_limbs(limbs)
     bad = np.flatnonzero((high != words[:, 1] >> 32) | ~_fits(words))
     if len(bad):
         raise SumOverflow(int(group.order[bad].min()))
@@ -96,15 +100,16 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
 
 
 def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: np.ufunc) -> Words:
-    """Return the extreme at each place: `ufunc` is np.minimum or np.maximum.
+    """Return the extreme at each position: `ufunc` is np.minimum or np.maximum.
 
-    What has no value is `least_start` or `greatest_start`, among totals and values.
+    Totals and values that are absent are `least_start` or `greatest_start`.
     """
     edge = _INT64.max if ufunc is np.minimum else _INT64.min
     narrow = _narrow(totals, edge), _narrow(values, edge)
     if narrow[0] is not None and narrow[1] is not None:
-        found: Ints = accumulate(ufunc, group, narrow[0], narrow[1])
-        return np.column_stack([found, np.where(found == edge, edge, found >> 63)])
+        extremes: Ints = accumulate(ufunc, group, narrow[0], narrow[1])
+        return np.column_stack([extremes, np.where(extremes == edge, edge, extremes >> 63)])
+    # Pairs of words cannot be compared by one ufunc: their ranks among all of them can.
     every = np.concatenate([totals, values])
     order = np.lexsort((np.ascontiguousarray(every[:, 0]).view(np.uint64), every[:, 1]))
     ranks = np.empty_like(order)
@@ -114,7 +119,10 @@ def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: n
 
 
 def word_averages(sums: Words, counts: Ints, digits: int) -> Words:
-    """Return sums by counts times 10**digits, at most 10**4; a half is rounded away from zero."""
+    """Return sums / counts * 10**digits; a half is rounded away from zero.
+
+    `digits` are at most 4; a count of 0 is taken as 1.
+    """
     factor = 10**digits
     counts = np.maximum(counts, 1)
     magnitudes, negative = _magnitudes(sums)
@@ -123,20 +131,21 @@ def word_averages(sums: Words, counts: Ints, digits: int) -> Words:
     if not len(sums):
         return sums
     if narrow and 2 * factor * int(lows.max()) + int(counts.max()) < 1 << 63:
-        found = words_of_ints((2 * factor * lows + counts) // (2 * counts))
+        # round(x / y) of whole numbers, with halves up, is (2 * x + y) // (2 * y).
+        averages = words_of_ints((2 * factor * lows + counts) // (2 * counts))
     elif int(counts.max()) < _COUNT_END:
-        found = _divided(magnitudes, counts, factor)
+        averages = _divide(magnitudes, counts, factor)
     else:
-        found = _divided_by_python(magnitudes, counts, factor)
-    return np.where(negative[:, None], _negated(found), found)
+        averages = _divide_by_python(magnitudes, counts, factor)
+    return np.where(negative[:, None], _negate(averages), averages)
 
 
 def float_averages(sums: Words, counts: Ints) -> npt.NDArray[np.float64]:
-    """Return sums of whole numbers by counts."""
+    """Return sums / counts of whole numbers; a count of 0 is taken as 1."""
     magnitudes, negative = _magnitudes(sums)
     lows = np.ascontiguousarray(magnitudes[:, 0]).view(np.uint64).astype(np.float64)
-    found = (magnitudes[:, 1].astype(np.float64) * 2.0**64 + lows) / np.maximum(counts, 1)
-    return np.where(negative, -found, found)
+    averages = (magnitudes[:, 1].astype(np.float64) * 2.0**64 + lows) / np.maximum(counts, 1)
+    return np.where(negative, -averages, averages)
 
 
 def _is_narrow(words: Words) -> Mask:
@@ -159,14 +168,15 @@ def _limbs(words: Words) -> list[Ints]:
     return [low & _HALF, (low >> 32) & _HALF, high & _HALF, high >> 32]
 
 
-def _joined(limbs: list[Ints]) -> Words:
-    """Return the words of four limbs without a sign of their own."""
+def _join_limbs(limbs: list[Ints]) -> Words:
+    """Return the words of four limbs, none of which is negative."""
     return np.column_stack([limbs[0] | (limbs[1] << 32), limbs[2] | (limbs[3] << 32)])
 
 
 def _fits(words: Words) -> Mask:
     """Tell which numbers have at most 38 digits."""
     low, high = np.ascontiguousarray(words[:, 0]).view(np.uint64), words[:, 1]
+    # Compares the high words, which are signed, and where they are equal the low ones.
     end, least = _LIMIT, 1 - _LIMIT
     below = (high < end >> 64) | ((high == end >> 64) & (low < np.uint64(end & _WORD)))
     above = (high > least >> 64) | ((high == least >> 64) & (low >= np.uint64(least & _WORD)))
@@ -174,8 +184,9 @@ def _fits(words: Words) -> Mask:
     return fits
 
 
-def _negated(words: Words) -> Words:
+def _negate(words: Words) -> Words:
     low, high = words[:, 0], words[:, 1]
+    # Two's complement: all bits inverted, plus 1, which carries into the high word if low is 0.
     return np.column_stack([-low, ~high + (low == 0)])
 
 
@@ -184,34 +195,37 @@ def _magnitudes(words: Words) -> tuple[Words, Mask]:
     negative = words[:, 1] < 0
     if not negative.any():
         return words, negative
-    return np.where(negative[:, None], _negated(words), words), negative
+    return np.where(negative[:, None], _negate(words), words), negative
 
 
-def _divided(magnitudes: Words, counts: Ints, factor: int) -> Words:
-    """Divide by counts below 2**31: limb by limb, as on paper."""
-    rest: Ints = np.zeros(len(counts), np.int64)
+def _divide(magnitudes: Words, counts: Ints, factor: int) -> Words:
+    """Return magnitudes / counts * factor, rounded; counts are below 2**31."""
+    # Long division, a limb a digit, from the highest.
+    remainder: Ints = np.zeros(len(counts), np.int64)
     quotients: list[Ints] = []
     for limb in reversed(_limbs(magnitudes)):
-        dividend = (rest << 32) | limb
+        dividend = (remainder << 32) | limb
         quotient = dividend // counts
-        rest = dividend - quotient * counts
+        remainder = dividend - quotient * counts
         quotients.append(quotient)
-    carry = (2 * factor * rest + counts) // (2 * counts)
+    # Multiplied after the division, so that no limb overflows. The remainder, times the factor and
+    # rounded, is what the multiplication begins with.
+    carry = (2 * factor * remainder + counts) // (2 * counts)
     limbs: list[Ints] = []
     for quotient in reversed(quotients):
         product = quotient * factor + carry
         carry = product >> 32
         limbs.append(product & _HALF)
-    return _joined(limbs)
+    return _join_limbs(limbs)
 
 
-def _divided_by_python(magnitudes: Words, counts: Ints, factor: int) -> Words:
-    """Divide one by one: there are only so many keys with 2**31 records."""
-    found = np.empty_like(magnitudes)
+def _divide_by_python(magnitudes: Words, counts: Ints, factor: int) -> Words:
+    """Return what `_divide` does, one by one: few keys have 2**31 records."""
+    averages = np.empty_like(magnitudes)
     pairs = zip(magnitudes.tolist(), counts.tolist(), strict=True)
     for row, ((low, high), count) in enumerate(pairs):
         number = (high << 64) | (low & _WORD)
         average = (2 * factor * number + count) // (2 * count)
         words = average.to_bytes(16, "little")
-        found[row] = np.frombuffer(words, np.int64)
-    return found
+        averages[row] = np.frombuffer(words, np.int64)
+    return averages

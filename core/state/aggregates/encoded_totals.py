@@ -1,9 +1,11 @@
 """The totals of a key as the bytes of one row, as snapshots and databases hold them.
 
-8 bytes little-endian a column, in order: its total, or the size of its text or bytes; of a decimal
-    16, of an average 16 or 24, in words as `wide_totals` says;
-a byte a column: 1 when it has seen a value;
-the text or bytes of such columns, in order
+The parts of a row, one behind the other:
+
+    for each column its total, little-endian: 8 bytes; a decimal has 16, an average 16 or 24, in
+        words as `wide_totals` says; a column of text or bytes has the size of its value
+    for each column a byte: 1 if it has seen a value
+    for each column of text or bytes its value
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.errors import StateCorrupt
 from onceflow.core.state.keys.key_columns import PADDING_BYTES, BytesKeys, read_key_columns
-from onceflow.core.state.keys.slot_index import binary_of, fixed_binary
+from onceflow.core.state.keys.key_index import to_binary, to_fixed_binary
 
 Records = npt.NDArray[Any]
 """The part of a fixed size: fields t0, t1, … and s0, s1, …."""
@@ -30,14 +32,14 @@ def encode_totals(records: Records, texts: Sequence[pa.Array]) -> pa.Array:
         kind = pa.binary(records.dtype.itemsize)
         return pa.Array.from_buffers(kind, len(records), [None, pa.py_buffer(records.tobytes())])
     nothing = pa.scalar(b"", pa.large_binary())
-    joined: pa.Array = pc.binary_join_element_wise(fixed_binary(records), *texts, nothing)
+    joined: pa.Array = pc.binary_join_element_wise(to_fixed_binary(records), *texts, nothing)
     return joined
 
 
 def decode_totals(
     values: pa.Array, layout: np.dtype[Any], of_bytes: Sequence[int]
 ) -> tuple[Records, list[pa.Array]]:
-    """Return the parts that `encode_totals` was given; `of_bytes` are the places of `texts`.
+    """Return the parts that `encode_totals` was given; `of_bytes` are the columns of `texts`.
 
     Raises:
         StateCorrupt: The bytes are no such rows.
@@ -50,17 +52,19 @@ def decode_totals(
     if not len(whole):
         return np.zeros(0, layout), [pa.array([], pa.large_binary()) for _ in of_bytes]
     if int(whole.lengths.min()) < size:
-        raise StateCorrupt(f"a row of totals has {int(whole.lengths.min())} bytes, and {size} must")
+        shortest = int(whole.lengths.min())
+        raise StateCorrupt(f"a row of totals has {shortest} bytes instead of at least {size}")
+    # A view with a record at every byte, aligned or not: one gather loads one of each row.
     data = np.append(whole.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
     loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
     records = loads[whole.starts]
     texts: list[pa.Array] = []
     position, ends = whole.starts + size, whole.starts + whole.lengths
-    for place in of_bytes:
-        lengths = records[f"t{place}"].astype(np.int64)
+    for column in of_bytes:
+        lengths = records[f"t{column}"].astype(np.int64)
         if int(lengths.min()) < 0 or bool((position + lengths > ends).any()):
             raise StateCorrupt("a text among totals is longer than its row")
-        texts.append(binary_of(BytesKeys(whole.data, position, lengths)))
+        texts.append(to_binary(BytesKeys(whole.data, position, lengths)))
         position = position + lengths
     if not np.array_equal(position, ends):
         raise StateCorrupt("rows of totals do not have the columns that the snapshot names")

@@ -1,7 +1,8 @@
-"""Time to live of running aggregates: when each key was last used is one more of its totals.
+"""Time to live of running aggregates: the time of a key's last use is one more of its totals.
 
 Invariants:
-    expired  <=>  time of last use + ttl <= now;  a key that has expired is as one never seen
+    expired  <=>  time of last use + ttl <= now
+    a key that has expired counts as never seen
     now never goes back in one process, whatever the machine's clock does
 """
 
@@ -25,38 +26,38 @@ class Expiry:
     """Which keys of a table have expired; `used` is its column of last uses."""
 
     def __init__(
-        self, ttl: StateTtlConfig, used: Totals, layout: np.dtype[Any], place: int
+        self, ttl: StateTtlConfig, used: Totals, layout: np.dtype[Any], index: int
     ) -> None:
-        """`layout` is that of a key's encoded totals, of which `used` is the one at `place`."""
+        """`layout` is that of a key's encoded totals; `used` is the column at `index` of it."""
         self.clock = StateClock()
         self._ttl = ttl
         self._used = used
         self._layout = layout
-        self._place = f"t{place}"
+        self._field = f"t{index}"
 
-    def expired(self, slots: slice | Ints) -> npt.NDArray[np.bool_]:
-        """Tell for each slot whether its key has expired; one that is new has."""
-        return self._long_ago(self._used.totals[slots])
+    def have_expired(self, entries: slice | Ints) -> npt.NDArray[np.bool_]:
+        """Tell for each entry whether its key has expired; a new one has."""
+        return self._is_long_ago(self._used.totals[entries])
 
-    def use(self, slots: Ints) -> None:
-        """Take these slots as used just now."""
-        self._used.totals[slots] = self.clock.now_ms()
-        self._used.seen[slots] = 1
+    def mark_used(self, entries: Ints) -> None:
+        """Set the time of these entries' last use to now."""
+        self._used.totals[entries] = self.clock.now_ms()
+        self._used.seen[entries] = 1
 
-    def expired_rows(self, values: pa.Array) -> npt.NDArray[np.bool_]:
+    def are_rows_expired(self, values: pa.Array) -> npt.NDArray[np.bool_]:
         """Tell for each of a snapshot's values whether its key has expired."""
         rows = np.frombuffer(b"".join(values.to_pylist()), self._layout)
-        return self._long_ago(rows[self._place])
+        return self._is_long_ago(rows[self._field])
 
-    def alive(self, chunks: Iterable[StateRows]) -> Iterable[StateRows]:
-        """Return what a full snapshot holds of these rows; any thread may iterate over it."""
-        return self._alive(chunks) if self._ttl.cleanup_full_snapshot else chunks
+    def filter_alive(self, chunks: Iterable[StateRows]) -> Iterable[StateRows]:
+        """Return the rows that belong into a full snapshot; any thread may iterate over them."""
+        return self._filter_alive(chunks) if self._ttl.cleanup_full_snapshot else chunks
 
-    def _alive(self, chunks: Iterable[StateRows]) -> Iterator[StateRows]:
+    def _filter_alive(self, chunks: Iterable[StateRows]) -> Iterator[StateRows]:
         for rows in chunks:
-            alive = ~self.expired_rows(rows.values)
+            alive = ~self.are_rows_expired(rows.values)
             mask = pa.array(alive)
             yield StateRows(rows.groups[alive], rows.keys.filter(mask), rows.values.filter(mask))
 
-    def _long_ago(self, used_ms: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    def _is_long_ago(self, used_ms: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         return used_ms <= self.clock.now_ms() - self._ttl.ttl_ms

@@ -1,8 +1,9 @@
 """Running aggregates within a batch: the value of each key's aggregate after each of its rows.
 
-Rows are sorted by slot once; every aggregate is then computed over the sorted rows, in row order
-within a slot, starting from the slot's total. Results are those of adding one row after another:
-floating point sums do not depend on how rows were cut into batches, so a replay gives equal bits.
+Rows are sorted by entry once. Every aggregate is then computed over the sorted rows, in row order
+within an entry, starting from the entry's total. Results are those of adding one row after another.
+So a floating point sum does not depend on how rows were cut into batches, and a replay gives equal
+bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from onceflow.core.state.keys.key_columns import Ints
 
 SEGMENT_ROUNDS_MAX = 64
-"""Longer segments are accumulated one by one: at most rows / 64 calls of some 3 µs in a batch."""
+"""Rows of a segment that all segments are accumulated over together, one row a round. Longer
+segments are accumulated one by one: at most rows / 64 calls of some 3 µs in a batch."""
 _LIMIT = 1 << 63
 
 
@@ -30,51 +32,52 @@ class SumOverflow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The rows of a batch, sorted by slot and then by row.
+    """The rows of a batch, sorted by entry and then by row.
 
-    `order[i]` is the row at sorted place i; segment s, of `slots[s]`, holds the places `firsts[s]`
-    to `firsts[s] + counts[s] - 1`.
+    `order[i]` is the row at sorted position i. Segment s has the rows of `entries[s]`: the
+    positions `firsts[s]` to `firsts[s] + counts[s] - 1`.
     """
 
     order: Ints
-    slots: Ints
+    entries: Ints
     firsts: Ints
     counts: Ints
 
     @classmethod
-    def of(cls, slots: Ints) -> Grouping:
-        """Return the grouping of rows whose slots these are."""
-        rows = len(slots)
+    def of(cls, entries: Ints) -> Grouping:
+        """Return the grouping of rows whose entries these are."""
+        rows = len(entries)
         bits = max(rows - 1, 1).bit_length()
-        # Slot and row in one integer: any sort of distinct numbers is a stable sort of the slots.
-        packed = (slots << bits) | np.arange(rows)
+        # Entry above and row below in one integer. Sorting these distinct integers sorts rows by
+        # entry, keeps their order within one, and is faster than a stable argsort.
+        packed = (entries << bits) | np.arange(rows)
         packed.sort()
         order = packed & ((1 << bits) - 1)
         packed >>= bits
-        new = np.ones(rows, np.bool_)
-        new[1:] = packed[1:] != packed[:-1]
-        firsts = np.flatnonzero(new)
+        is_first = np.ones(rows, np.bool_)
+        is_first[1:] = packed[1:] != packed[:-1]
+        firsts = np.flatnonzero(is_first)
         counts = np.diff(np.append(firsts, rows))
         return cls(order, packed[firsts], firsts, counts)
 
     def spread(self, per_segment: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return each place's value of its segment."""
+        """Return each position's value of its segment."""
         return np.repeat(per_segment, self.counts)
 
-    def lasts(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return each segment's value at its last place."""
-        chosen: npt.NDArray[Any] = per_place[self.firsts + self.counts - 1]
+    def lasts(self, per_position: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return each segment's value at its last position."""
+        chosen: npt.NDArray[Any] = per_position[self.firsts + self.counts - 1]
         return chosen
 
-    def in_row_order(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def in_row_order(self, per_position: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values at the rows that they belong to."""
-        rows = np.empty_like(per_place)
-        rows[self.order] = per_place
+        rows = np.empty_like(per_position)
+        rows[self.order] = per_position
         return rows
 
 
 def running_count(group: Grouping, totals: Ints, valid: npt.NDArray[np.bool_] | None) -> Ints:
-    """Return the count at each place, `totals` being each segment's so far."""
+    """Return the count at each position, `totals` being each segment's so far."""
     if valid is not None:
         return running_sum(group, totals, valid.astype(np.int64))
     counts: Ints = group.spread(totals - group.firsts)
@@ -83,15 +86,16 @@ def running_count(group: Grouping, totals: Ints, valid: npt.NDArray[np.bool_] | 
 
 
 def running_sum(group: Grouping, totals: Ints, values: Ints) -> Ints:
-    """Return the integer sum at each place; `values` are in row order.
+    """Return the integer sum at each position; `values` are in row order.
 
     Raises:
-        SumOverflow: It does not fit 64 bits at some place.
+        SumOverflow: It does not fit 64 bits at some position.
     """
     ordered = values[group.order]
     if not surely_fits(ordered, totals):
         _check_fits(group, totals, ordered)
-    # Wraps modulo 2**64 along the batch, and wraps back: each place's own result fits.
+    # One sum over all segments, from which what came before each segment is taken off. The sum may
+    # wrap modulo 2**64, and the subtraction wraps it back: each position's own result fits.
     sums = np.cumsum(ordered)
     before = sums[group.firsts] - ordered[group.firsts]
     sums += group.spread(totals - before)
@@ -108,7 +112,10 @@ def surely_fits(values: Ints, totals: Ints) -> bool:
 
 
 def _check_fits(group: Grouping, totals: Ints, ordered: Ints) -> None:
-    """Add up high and low halves apart; neither can overflow in fewer than 2**31 rows."""
+    """Raise SumOverflow unless the sum at each position fits 64 bits.
+
+    Adds up high and low halves of 32 bits apart: neither overflows in fewer than 2**31 rows.
+    """
     low_total, high_total = totals & 0xFFFFFFFF, totals >> 32
     low, high = np.cumsum(ordered & 0xFFFFFFFF), np.cumsum(ordered >> 32)
     firsts = group.firsts
@@ -123,17 +130,19 @@ def _check_fits(group: Grouping, totals: Ints, ordered: Ints) -> None:
 def accumulate(
     ufunc: np.ufunc, group: Grouping, totals: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return `ufunc` folded over each segment, from left to right, at each place."""
+    """Return `ufunc` folded over each segment, from left to right, at each position."""
     out: npt.NDArray[Any] = values[group.order]
     firsts, counts = group.firsts, group.counts
     out[firsts] = ufunc(totals, out[firsts])
+    # Round n adds the value at position n of all short segments at once: as many rounds as the
+    # longest of them has rows, and in each segment strictly from left to right.
     short = np.flatnonzero((counts > 1) & (counts <= SEGMENT_ROUNDS_MAX))
-    places, left = firsts[short], counts[short] - 1
-    while len(places):
-        out[places + 1] = ufunc(out[places], out[places + 1])
-        left = left - 1
-        go_on = left > 0
-        places, left = places[go_on] + 1, left[go_on]
+    positions, remaining = firsts[short], counts[short] - 1
+    while len(positions):
+        out[positions + 1] = ufunc(out[positions], out[positions + 1])
+        remaining = remaining - 1
+        unfinished = remaining > 0
+        positions, remaining = positions[unfinished] + 1, remaining[unfinished]
     for segment in np.flatnonzero(counts > SEGMENT_ROUNDS_MAX).tolist():
         part = out[int(firsts[segment]) : int(firsts[segment] + counts[segment])]
         part[:] = ufunc.accumulate(part)

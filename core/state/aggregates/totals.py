@@ -1,4 +1,4 @@
-"""One running aggregate of many keys: its total in every slot of a table."""
+"""One running aggregate of many keys: its total in every entry of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onceflow.core.state.aggregates.running import (
 )
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints
-from onceflow.core.state.keys.slot_index import grown
+from onceflow.core.state.keys.key_index import enlarge
 
 Results: TypeAlias = Any
 """What an aggregate comes to after each row: a numpy array; of decimals and averages Arrow's."""
@@ -50,7 +50,7 @@ def start_of(column: AccumulatorColumn) -> float | int | npt.NDArray[Any]:
 
 
 class Totals:
-    """One aggregate's total in every slot, and whether it has seen a value."""
+    """One aggregate's total in every entry, and whether it has seen a value."""
 
     def __init__(self, column: AccumulatorColumn) -> None:
         self.column = column
@@ -62,22 +62,22 @@ class Totals:
         self.seen = np.zeros(1024, np.uint8)
 
     def reserve(self, used: int, needed: int) -> None:
-        """Make room for `needed` slots, those from `used` on being without any value."""
+        """Make room for `needed` entries, those from `used` on being without any value."""
         if needed > len(self.totals):
-            self.totals = grown(self.totals, used, needed)
-            self.seen = grown(self.seen, used, needed)
+            self.totals = enlarge(self.totals, used, needed)
+            self.seen = enlarge(self.seen, used, needed)
         self.totals[used:needed] = self._start
         self.seen[used:needed] = 0
 
-    def clear(self, slots: Ints) -> None:
-        """Forget what these slots have seen."""
-        self.totals[slots] = self._start
-        self.seen[slots] = 0
+    def clear(self, entries: Ints) -> None:
+        """Forget what these entries have seen."""
+        self.totals[entries] = self._start
+        self.seen[entries] = 0
 
-    def keep(self, slots: Ints) -> None:
-        """Keep these slots alone, renumbered from 1 in the order given."""
-        self.totals[1 : len(slots) + 1] = self.totals[slots]
-        self.seen[1 : len(slots) + 1] = self.seen[slots]
+    def keep(self, entries: Ints) -> None:
+        """Keep these entries alone, renumbered from 1 in the order given."""
+        self.totals[1 : len(entries) + 1] = self.totals[entries]
+        self.seen[1 : len(entries) + 1] = self.seen[entries]
 
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
@@ -87,88 +87,90 @@ class Totals:
         Raises:
             SumOverflow: A sum does not fit.
         """
-        totals, seen = self.totals[group.slots], self.seen[group.slots]
+        totals, seen = self.totals[group.entries], self.seen[group.entries]
         if values is None:
-            places = running_count(group, totals, None)
-            return group.in_row_order(places), group.lasts(places), np.ones_like(seen)
-        data, valid = self._physical(values)
+            running = running_count(group, totals, None)
+            return group.in_row_order(running), group.lasts(running), np.ones_like(seen)
+        data, valid = self._to_numbers(values)
         if self.column.op == "count":
-            places = running_count(group, totals, valid)
+            running = running_count(group, totals, valid)
         elif self.column.op == "sum" and not self._floating:
-            places = running_sum(group, totals, data)
+            running = running_sum(group, totals, data)
         else:
-            places = accumulate(self._ufunc(), group, totals, data)
-        out = self._logical(group.in_row_order(places))
+            running = accumulate(self._ufunc(), group, totals, data)
+        out = self._from_numbers(group.in_row_order(running))
         if valid is None:
-            return out, group.lasts(places), np.ones_like(seen)
+            return out, group.lasts(running), np.ones_like(seen)
         so_far = accumulate(np.maximum, group, seen, valid.astype(np.uint8))
         if self.column.op in ("min", "max") and not so_far.all():
             out = np.ma.MaskedArray(out, mask=group.in_row_order(so_far) == 0)
-        return out, group.lasts(places), group.lasts(so_far)
+        return out, group.lasts(running), group.lasts(so_far)
 
-    def values(self, slots: Ints) -> pa.Array:
-        """Return the total of each slot; null where it has seen none, 0 if it is a sum."""
-        kind, numbers = self.column.type, self.totals[slots]
-        seen = self.seen[slots]
+    def values(self, entries: Ints) -> pa.Array:
+        """Return the total of each entry; null where it has seen none, 0 if it is a sum."""
+        kind, numbers = self.column.type, self.totals[entries]
+        seen = self.seen[entries]
         never_null = self.column.op in ("sum", "count") or seen.all()
         array = pa.array(numbers, mask=None if never_null else seen == 0)
-        return array if array.type == kind else typed_array(array, kind)
+        return array if array.type == kind else to_typed_array(array, kind)
 
-    def put(self, slots: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
-        """Make `values` the totals of distinct slots; a null is no value.
+    def put(self, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
+        """Make `values` the totals of distinct entries; a null is no value.
 
         Raises:
             BadStateValue: They cannot be cast to the column's type.
         """
-        data, valid = self._physical(values)
-        self.totals[slots] = data
-        self.seen[slots] = 1 if valid is None else valid
+        data, valid = self._to_numbers(values)
+        self.totals[entries] = data
+        self.seen[entries] = 1 if valid is None else valid
 
-    def fold(self, slots: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
-        """Take in a value for each of `slots`, which may repeat, in row order.
+    def fold(self, entries: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
+        """Take in a value for each of `entries`, which may repeat, in row order.
 
         Raises:
             SumOverflow: A sum does not fit.
         """
         if values is None:
-            np.add.at(self.totals, slots, 1)
-            self.seen[slots] = 1
+            np.add.at(self.totals, entries, 1)
+            self.seen[entries] = 1
             return
-        data, valid = self._physical(values)
+        data, valid = self._to_numbers(values)
         if self.column.op == "count":
-            data = np.ones(len(slots), np.int64) if valid is None else valid.astype(np.int64)
-        self._fold(slots, data)
-        self.seen[slots if valid is None else slots[valid]] = 1
+            data = np.ones(len(entries), np.int64) if valid is None else valid.astype(np.int64)
+        self._fold(entries, data)
+        self.seen[entries if valid is None else entries[valid]] = 1
 
-    def merged(self, slots: Ints, into: Ints, count: int) -> Totals:
-        """Return new totals of slots 1 to `count`: at `into`, what is at `slots`.
+    def merge(self, entries: Ints, into: Ints, count: int) -> Totals:
+        """Return new totals of entries 1 to `count`: each of `entries` is added to that of `into`.
 
         Raises:
             SumOverflow: A sum does not fit.
         """
-        made = type(self)(self.column)
-        made.reserve(1, count + 1)
-        made._fold(into, self.totals[slots])
-        np.maximum.at(made.seen, into, self.seen[slots])
-        return made
+        merged = type(self)(self.column)
+        merged.reserve(1, count + 1)
+        merged._fold(into, self.totals[entries])
+        np.maximum.at(merged.seen, into, self.seen[entries])
+        return merged
 
-    def _fold(self, slots: Ints, data: npt.NDArray[Any]) -> None:
+    def _fold(self, entries: Ints, data: npt.NDArray[Any]) -> None:
         if self.column.op in ("sum", "count"):
-            if not self._floating and not surely_fits(data, self.totals[slots]):
-                group = Grouping.of(slots)
-                running_sum(group, self.totals[group.slots], data)
-            np.add.at(self.totals, slots, data)
+            if not self._floating and not surely_fits(data, self.totals[entries]):
+                # Raises where a running sum overflows; `np.add.at` would wrap without a word.
+                group = Grouping.of(entries)
+                running_sum(group, self.totals[group.entries], data)
+            np.add.at(self.totals, entries, data)
         else:
-            self._ufunc().at(self.totals, slots, data)
+            self._ufunc().at(self.totals, entries, data)
 
     def _ufunc(self) -> np.ufunc:
         if self.column.op == "sum":
             return np.add
         if self.column.op == "max":
             return np.maximum
+        # NaN is the largest of floats: np.maximum returns it, and np.fmin the other one.
         return np.fmin if self._floating else np.minimum
 
-    def _physical(
+    def _to_numbers(
         self, values: pa.Array | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
         """Return the values as this column's numbers, with a neutral one for each null."""
@@ -185,6 +187,7 @@ class Totals:
         elif not self._floating:
             array = array.view(pa.int64())
         if valid is not None:
+            # -0.0 and not 0.0: a sum that is -0.0 so far must stay -0.0.
             neutral = -0.0 if self._floating and self.column.op == "sum" else self._start
             array = array.fill_null(pa.scalar(neutral, array.type))
         return array.to_numpy(zero_copy_only=False), valid
@@ -206,9 +209,10 @@ class Totals:
 
     def no_results(self) -> Results:
         """Return the results of a batch without rows."""
-        return self._logical(self.totals[:0].copy())
+        return self._from_numbers(self.totals[:0].copy())
 
-    def _logical(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _from_numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers as numpy's values of the column's type."""
         if pa.types.is_timestamp(self.column.type):
             return numbers.view(f"datetime64[{self.column.type.unit}]")
         if pa.types.is_date32(self.column.type):
@@ -216,9 +220,9 @@ class Totals:
         return numbers
 
 
-def typed_array(found: Results, kind: pa.DataType) -> pa.Array:
+def to_typed_array(results: Results, kind: pa.DataType) -> pa.Array:
     """Return results of an aggregate as an array of its type."""
-    array = found if isinstance(found, pa.Array) else pa.array(found)
+    array = results if isinstance(results, pa.Array) else pa.array(results)
     if array.type == kind:
         return array
     if pa.types.is_timestamp(array.type):

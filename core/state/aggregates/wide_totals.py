@@ -1,6 +1,6 @@
-"""Running aggregates whose totals are several words a slot: of decimals, and averages.
+"""Running aggregates whose totals are several words an entry: of decimals, and averages.
 
-A slot's words:
+An entry's words:
 
     sum, min, max of decimals               the two words of a decimal (see `decimal_words`)
     average of decimals and whole numbers   the two words of the sum, and how many values
@@ -35,7 +35,7 @@ Planes = npt.NDArray[Any]
 
 
 class WideTotals(Totals):
-    """One aggregate's words in every slot, and whether it has seen a value."""
+    """One aggregate's words in every entry, and whether it has seen a value."""
 
     def run(
         self, group: Grouping, values: pa.Array | npt.NDArray[Any] | None
@@ -45,45 +45,45 @@ class WideTotals(Totals):
         Raises:
             SumOverflow: A sum does not fit.
         """
-        totals, seen = self.totals[group.slots], self.seen[group.slots]
-        data, valid = self._physical(values)
-        places = self._places(group, totals, data)
-        rows = group.in_row_order(places)
+        totals, seen = self.totals[group.entries], self.seen[group.entries]
+        data, valid = self._to_numbers(values)
+        running = self._run_totals(group, totals, data)
+        rows = group.in_row_order(running)
         if valid is None:
-            return self._results(rows, None), group.lasts(places), np.ones_like(seen)
+            return self._results(rows, None), group.lasts(running), np.ones_like(seen)
         so_far = accumulate(np.maximum, group, seen, valid.astype(np.uint8))
         unseen = group.in_row_order(so_far) == 0
-        return self._results(rows, self._nulls(unseen)), group.lasts(places), group.lasts(so_far)
+        return self._results(rows, self._nulls(unseen)), group.lasts(running), group.lasts(so_far)
 
-    def values(self, slots: Ints) -> pa.Array:
-        """Return the result of each slot; null where it has seen no value, 0 if it is a sum."""
-        return self._results(self.totals[slots], self._nulls(self.seen[slots] == 0))
+    def values(self, entries: Ints) -> pa.Array:
+        """Return the result of each entry; null where it has seen no value, 0 if it is a sum."""
+        return self._results(self.totals[entries], self._nulls(self.seen[entries] == 0))
 
-    def fold(self, slots: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
-        """Take in a value for each of `slots`, which may repeat, in row order.
+    def fold(self, entries: Ints, values: pa.Array | npt.NDArray[Any] | None) -> None:
+        """Take in a value for each of `entries`, which may repeat, in row order.
 
         Raises:
             SumOverflow: A sum does not fit.
         """
-        data, valid = self._physical(values)
-        self._fold(slots, data)
-        self.seen[slots if valid is None else slots[valid]] = 1
+        data, valid = self._to_numbers(values)
+        self._fold(entries, data)
+        self.seen[entries if valid is None else entries[valid]] = 1
 
     def no_results(self) -> Results:
         """Return the results of a batch without rows."""
         return self._results(self.totals[:0], None)
 
-    def _fold(self, slots: Ints, data: Planes) -> None:
-        if len(slots):
-            group = Grouping.of(slots)
-            places = self._places(group, self.totals[group.slots], data)
-            self.totals[group.slots] = group.lasts(places)
+    def _fold(self, entries: Ints, data: Planes) -> None:
+        if len(entries):
+            group = Grouping.of(entries)
+            running = self._run_totals(group, self.totals[group.entries], data)
+            self.totals[group.entries] = group.lasts(running)
 
     def _nulls(self, unseen: Mask) -> Mask | None:
         """Return which results are null, None for none of them."""
         return None if self.column.op == "sum" or not unseen.any() else unseen
 
-    def _physical(
+    def _to_numbers(
         self, values: pa.Array | npt.NDArray[Any] | None
     ) -> tuple[Planes, npt.NDArray[np.bool_] | None]:
         """Return the words of values, neutral ones for nulls."""
@@ -103,8 +103,8 @@ class WideTotals(Totals):
     def _words(self, array: pa.Array) -> Planes:
         return decimal_words(array)
 
-    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
-        """Return the total at each place."""
+    def _run_totals(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+        """Return the total at each position of `group`."""
         if self.column.op == "sum":
             return running_word_sum(group, totals, data)
         ufunc = np.minimum if self.column.op == "min" else np.maximum
@@ -126,7 +126,7 @@ class ExactAverages(WideTotals):
             words = words_of_ints(array.fill_null(0).to_numpy(zero_copy_only=False))
         return np.column_stack([words, np.ones(len(words), np.int64)])
 
-    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+    def _run_totals(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
         sums = running_word_sum(group, totals[:, :2], data[:, :2])
         return np.column_stack([sums, running_sum(group, totals[:, 2], data[:, 2])])
 
@@ -150,7 +150,7 @@ class FloatAverages(WideTotals):
         numbers = array.to_numpy(zero_copy_only=False)
         return np.column_stack([numbers, np.ones(len(numbers))])
 
-    def _places(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
+    def _run_totals(self, group: Grouping, totals: Planes, data: Planes) -> Planes:
         planes = [accumulate(np.add, group, totals[:, n], data[:, n]) for n in range(2)]
         return np.column_stack(planes)
 
@@ -159,7 +159,7 @@ class FloatAverages(WideTotals):
 
 
 def wide_totals_of(column: AccumulatorColumn) -> Totals | None:
-    """Return the totals of a column, without a slot; None if a total is one word."""
+    """Return the totals of a column, without an entry; None if a total is one word."""
     if column.op == "avg":
         return FloatAverages(column) if pa.types.is_floating(column.type) else ExactAverages(column)
     return WideTotals(column) if pa.types.is_decimal(column.type) else None

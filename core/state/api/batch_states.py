@@ -26,8 +26,8 @@ from onceflow.core.state.api.keyed_states import KeyedStates
 from onceflow.core.state.api.stores import KeyedStateStore, ValueState
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.keys.key_index import KeyIndex
 from onceflow.core.state.keys.python_keys import python_row_keys
-from onceflow.core.state.keys.slot_index import SlotIndex
 
 COLUMNS_STATE = "onceflow.values"
 """The name under which snapshots hold the states that are columns."""
@@ -124,7 +124,7 @@ class KeyedBatchStates:
         self._columns: list[AccumulatorColumn] = []
         self._open = True
         self.table: AccumulatorTable | None = None
-        self.slots: Ints = np.zeros(0, np.int64)
+        self.entries: Ints = np.zeros(0, np.int64)
         """Of the keys of the batch at hand."""
         self._has_rows_of_keys = False
         self._batch: KeyedBatch | None = None
@@ -176,8 +176,8 @@ class KeyedBatchStates:
         else:
             columns = read_key_columns(arrays, self._key)
             known = hash_key_columns(columns) if hashes is None else hashes
-            group = Grouping.of(SlotIndex(columns).resolve(columns, known)[0])
-        self.slots = group.slots
+            group = Grouping.of(KeyIndex(columns).resolve(columns, known)[0])
+        self.entries = group.entries
         self._batch = KeyedBatch(rows, self._key, group)
         if self._has_rows_of_keys:
             self._store.prefetch(self.python_keys())
@@ -186,7 +186,7 @@ class KeyedBatchStates:
     def end(self) -> None:
         """Take what was put as new."""
         if self.table is not None:
-            self.table.done(self.slots)
+            self.table.finish(self.entries)
         self._batch = None
 
     def batch(self) -> KeyedBatch:
@@ -248,7 +248,7 @@ class _ColumnValues(BatchValueState):
         """Return the keys' values."""
         self._states.batch()
         assert self._states.table is not None
-        values = self._states.table.values(self._place, self._states.slots)
+        values = self._states.table.values(self._place, self._states.entries)
         if values.type != self._kind:
             values = values.cast(self._kind)
         if self._default is not None and values.null_count:
@@ -259,7 +259,7 @@ class _ColumnValues(BatchValueState):
         """Make `values` the keys' values."""
         checked = self._states.checked(values, self._kind, self._name)
         assert self._states.table is not None
-        self._states.table.put(self._place, self._states.slots, checked)
+        self._states.table.put(self._place, self._states.entries, checked)
 
 
 class _ValuesByKey(BatchValueState):

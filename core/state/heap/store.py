@@ -377,7 +377,7 @@ class HeapStore(KeyedStateStore):
             table = AccumulatorTable(shape, str(self._context), groups, ttl)
             found, chunks = self._claim(shape.meta)
             if found is not None and found != shape.meta:
-                chunks = [replace(c, values=shape.carried(found, c.values)) for c in chunks]
+                chunks = [replace(c, values=shape.convert_totals(found, c.values)) for c in chunks]
             for rows in chunks:
                 table.load(rows)
             self._tables[shape.meta] = table
@@ -413,7 +413,9 @@ class HeapStore(KeyedStateStore):
             (meta, rows_of_snapshot(table.freeze(groups), meta.kind, table.cells.serializer))
             for meta, table in self._entries.items()
         ]
-        states += [(meta, table.alive(table.view().rows())) for meta, table in self._tables.items()]
+        states += [
+            (meta, table.filter_alive(table.view().rows())) for meta, table in self._tables.items()
+        ]
         left = self._restored.left()
         states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
         pending = HeapSnapshot(self._context, states)

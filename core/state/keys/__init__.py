@@ -1,1 +1,1 @@
-"""Keys of a batch: their columns, their hashes and groups, and where each has its slot."""
+"""Keys of a batch: their columns, their hashes and groups, and where each has its entry."""

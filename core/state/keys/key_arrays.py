@@ -1,4 +1,4 @@
-"""Key columns as Arrow arrays again, of the types that they were read from."""
+"""Key columns turned back into Arrow arrays of the types that they were read from."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.state.keys.key_columns import BytesKeys, FixedKeys, KeyColumn
-from onceflow.core.state.keys.slot_index import binary_of
+from onceflow.core.state.keys.key_index import to_binary
 
 _MS_A_DAY = 86_400_000
 
 
-def key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
-    """Return the keys as an array of type `kind`, that of the columns that they were read from."""
+def to_key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
+    """Return the keys as an array of `kind`, the type of the column that they were read from."""
     if pa.types.is_dictionary(kind):
-        return key_array(column, kind.value_type).dictionary_encode().cast(kind)
+        return to_key_array(column, kind.value_type).dictionary_encode().cast(kind)
     if isinstance(column, BytesKeys):
-        return binary_of(column).cast(kind)
-    return _fixed_array(column, kind)
+        return to_binary(column).cast(kind)
+    return _to_fixed_array(column, kind)
 
 
-def _fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
+def _to_fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind):
+        # The two words of a key are Arrow's own bytes of a decimal128.
         words = np.stack(column.words, axis=1).astype("<u8")
         return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(words.tobytes())])
     if kind == pa.uint64():

@@ -40,7 +40,7 @@ from onceflow.core.state.keys.key_groups import (
     nanoseconds_of,
     unscaled_of,
 )
-from onceflow.core.state.keys.slot_index import fixed_binary
+from onceflow.core.state.keys.key_index import to_fixed_binary
 
 _SIGN = 1 << 63
 _EPOCH = datetime(1970, 1, 1)
@@ -289,7 +289,7 @@ def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
             return pa.array(list(map(encode_key, keys)), pa.large_binary())
         records = np.zeros(len(keys), np.dtype([("tag", "S1"), ("number", ">u8")]))
         records["tag"], records["number"] = b"i", numbers
-        return fixed_binary(records)
+        return to_fixed_binary(records)
     return pa.array(list(map(encode_key, keys)), pa.large_binary())
 
 

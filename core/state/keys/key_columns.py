@@ -1,8 +1,8 @@
 """Key columns of a batch as 8-byte words, read from their Arrow buffers and not row by row.
 
-A key column becomes one of two things. `FixedKeys`: one or two words a row (integers, dates as
-days, instants in the column's unit, decimals). `BytesKeys`: a run of bytes a row (strings, binary),
-of which word w is bytes 8w..8w+7, little-endian, the last one padded with zero bytes.
+`FixedKeys` have one or two words a row: integers, dates as days, instants in the column's unit,
+decimals. `BytesKeys` have a run of bytes a row: strings and binary. Word w of a run is its bytes
+8w to 8w + 7, little-endian, and the last word is padded with zero bytes.
 
 Invariants:
     two keys of one column are equal  <=>  all their words (and, for bytes, their lengths) are equal
@@ -36,8 +36,9 @@ class FixedKeys:
 
     words: tuple[Words, ...]
     hash_factor: int = 1
-    """What a word is multiplied by, modulo 2**64, before it is hashed: it is hashed as nanoseconds,
-    and kept in the column's own unit, of which every instant has a word of its own."""
+    """A word is multiplied by this, modulo 2**64, before it is hashed. Instants are hashed as
+    nanoseconds, so that one instant has one hash in any unit, and compared in the column's unit,
+    where no instant overflows 64 bits."""
 
     def __len__(self) -> int:
         return len(self.words[0])
@@ -69,10 +70,11 @@ class BytesKeys:
             starts, lengths = starts[rows], lengths[rows]
         # One 8-byte load at any byte: numpy handles the unaligned view, at about 4 ns a row.
         loads = np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
-        rest = lengths - 8 * index
         words: Words = loads[starts + 8 * index]
-        if len(rest) and int(rest.min()) < 8:
-            words &= _MASKS[np.minimum(rest, 8)]
+        remaining = lengths - 8 * index
+        if len(remaining) and int(remaining.min()) < 8:
+            # Clears the bytes of a key's last word that belong to what lies behind the key.
+            words &= _MASKS[np.minimum(remaining, 8)]
         return words
 
     def bytes_of(self, row: int) -> bytes:
@@ -100,9 +102,9 @@ def read_key_columns(
 
 
 def check_key_type(key_type: pa.DataType, label: str) -> None:
-    """Raise ConfigError unless a column of `key_type` can be (part of) a key.
+    """Raise ConfigError unless a column of `key_type` can be a key or part of one.
 
-    Floats cannot, for one: they have two zeros, and a NaN that equals nothing.
+    Floats cannot: they have two zeros, and a NaN that equals nothing.
     """
     try:
         _read(pa.nulls(0, key_type), label)
@@ -111,9 +113,9 @@ def check_key_type(key_type: pa.DataType, label: str) -> None:
 
 
 def check_rows_can_be_divided(schema: pa.Schema) -> None:
-    """Raise ConfigError unless Arrow can choose rows of every column, as an exchange by key does.
+    """Raise ConfigError unless Arrow can take rows of every column, as an exchange by key does.
 
-    It cannot with views of strings, for one.
+    It cannot for views of strings, for example.
     """
     none = pa.array([], pa.int64())
     for field in schema:
@@ -121,9 +123,9 @@ def check_rows_can_be_divided(schema: pa.Schema) -> None:
             pa.nulls(0, field.type).take(none)
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
-                f"column {field.name!r} has type {field.type}, of which Arrow cannot choose rows,"
-                f" and key_by() sends each row to the subtask of its key: cast the column before"
-                f" ({error})"
+                f"column {field.name!r} has type {field.type}, and Arrow cannot take single rows of"
+                " it, as key_by() must to send each row to the subtask of its key: cast the column"
+                f" before key_by() ({error})"
             ) from error
 
 

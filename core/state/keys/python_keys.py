@@ -1,11 +1,12 @@
-"""Key columns of a batch as Python values: what functions by record are given as keys.
+"""Key columns of a batch as the Python values that functions by record receive as keys.
 
-All operators make their keys here, so that a key is the same one whichever operator, backend or
-restore it comes from. Every value is what `decode_key(encode_key(value))` is:
+All operators make their keys here, so a key is the same value whichever operator, backend or
+restore it comes from. Each value equals `decode_key(encode_key(value))`:
 
-    timestamps with a zone    datetimes in UTC: in its zone, both of a repeated hour are equal
-    timestamps without one    datetimes
-    anything else             what `to_pylist` makes of it
+    timestamps with a zone       datetimes in UTC: in a zone of its own, the two instants that a
+                                 clock shows twice in autumn would be equal
+    timestamps without a zone    datetimes
+    other types                  what `to_pylist` returns
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LAST_US = _microseconds_since_1970(datetime.max)
 
 
 def has_own_python_keys(kind: pa.DataType) -> bool:
-    """Tell whether keys of a column of `kind` are other Python values than the column's own."""
+    """Tell whether keys of a column of `kind` differ from what `to_pylist` returns for it."""
     if pa.types.is_dictionary(kind):
         return has_own_python_keys(kind.value_type)
     return pa.types.is_timestamp(kind)
@@ -45,7 +46,7 @@ def python_keys(column: pa.Array, name: str) -> list[Any]:
     """Return the key of each row of one key column, which has no nulls.
 
     Raises:
-        BadStateValue: A timestamp has nanoseconds, or is none of the years 1 to 9999; names the
+        BadStateValue: A timestamp has nanoseconds, or is outside of the years 1 to 9999; names the
             row.
     """
     if pa.types.is_dictionary(column.type):
@@ -69,6 +70,7 @@ def _as_microseconds(
         _check_rows(ticks == microseconds * 1000, ticks, kind, name, "has nanoseconds")
     else:
         factor = _MICROSECONDS // ticks_a_second
+        # Compared before they are multiplied, which could overflow. -(-a // b) rounds up.
         within = (ticks >= -(-_FIRST_US // factor)) & (ticks <= _LAST_US // factor)
         _check_rows(within, ticks, kind, name, "is outside of the years 1 to 9999")
         microseconds = ticks * factor
@@ -88,8 +90,8 @@ def _check_rows(
     row = int(np.flatnonzero(~fine)[0])
     raise BadStateValue(
         f"key column {name!r} holds {int(ticks[row])} {kind.unit} since 1970 ({kind}), which"
-        f" {reason}: a function by record has no Python datetime for such a key; cast the column to"
-        " another type, or leave such records out, before key_by()",
+        f" {reason}: Python has no datetime for it, which a function by record needs as its key;"
+        " cast the column to another type, or filter such records, before key_by()",
         row=row,
     )
 

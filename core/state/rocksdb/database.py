@@ -50,7 +50,7 @@ from rocksdict import (
 )
 
 from onceflow.core.errors import StateError
-from onceflow.core.state.keys.slot_index import fixed_binary
+from onceflow.core.state.keys.key_index import to_fixed_binary
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
 Pair: TypeAlias = tuple[bytes, "bytes | None"]
@@ -96,7 +96,7 @@ def sorted_pairs(
         return []
     kind = pa.large_binary()
     row_keys = pc.binary_join_element_wise(
-        fixed_binary(groups.astype(">u2")),
+        to_fixed_binary(groups.astype(">u2")),
         pa.scalar(state_prefix(name), kind),
         keys.cast(kind),
         pa.scalar(b"", kind),

@@ -315,7 +315,7 @@ class RocksDBStore(KeyedStateStore):
         """Write the totals anew, in the layout of `shape`."""
 
         def carried(values: list[bytes]) -> list[bytes]:
-            packed = shape.carried(found, pa.array(values, pa.large_binary()))
+            packed = shape.convert_totals(found, pa.array(values, pa.large_binary()))
             return packed.to_pylist()
 
         self._rewrite(shape.name, carried)
@@ -386,7 +386,7 @@ class RocksDBStore(KeyedStateStore):
     def _upload_canonical(self) -> Upload:
         context, metas = self._context, list(self._metas.values())
         serializers = {name: table.cells.serializer for name, table in self._tables.items()}
-        alive = {name: table.alive for name, table in self._aggregates.items()}
+        alive = {name: table.filter_alive for name, table in self._aggregates.items()}
 
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
             contents: list[StateContent] = []

@@ -35,8 +35,8 @@ from onceflow.core.state.keys.key_codec import (
 )
 from onceflow.core.state.keys.key_columns import check_key_type, read_key_columns
 from onceflow.core.state.keys.key_groups import check_max_parallelism, hash_keys, key_groups
+from onceflow.core.state.keys.key_index import encode_keys
 from onceflow.core.state.keys.python_keys import python_row_keys
-from onceflow.core.state.keys.slot_index import encode_keys
 from onceflow.core.state.operator_state import Mode, Saved
 from onceflow.core.state.snapshots.canonical import StateKind, StateMeta, StateRows
 from onceflow.core.state.types.serializers import Serializer, serializer_of

@@ -35,9 +35,9 @@ from onceflow.core.state.aggregates.encoded_totals import decode_totals
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.api.ttl import STAMP_BYTES
 from onceflow.core.state.heap.entries import split_map_row_key
-from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import decode_key
-from onceflow.core.state.keys.slot_index import decode_keys
+from onceflow.core.state.keys.key_index import decode_keys
 from onceflow.core.state.snapshots.canonical import StateMeta, StateRows, aggregates_of
 from onceflow.core.state.types.serializers import TTL_PREFIX, serializer_of
 from onceflow.core.state.types.type_names import DECIMAL, PYTHON_FORMAT, StateType, state_type
@@ -275,7 +275,7 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
 
     def keys(rows: StateRows) -> pa.Array:
         read = decode_keys(rows.keys.cast(pa.large_binary()), shape.empty_keys())
-        exact = [key_array(*one) for one in zip(read, shape.all_key_types, strict=True)]
+        exact = [to_key_array(*one) for one in zip(read, shape.all_key_types, strict=True)]
         arrays = [
             array if array.type == kind else array.cast(kind, safe=array.type.unit != "ns")
             for array, kind in zip(exact, kinds, strict=True)

@@ -29,7 +29,7 @@ from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.api.ttl import TimedSerializer
 from onceflow.core.state.heap import entries
 from onceflow.core.state.heap import store as heap
-from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import encode_key
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
 from onceflow.core.state.snapshots.canonical import StateMeta
@@ -125,13 +125,13 @@ def keep_instants_in_nanoseconds() -> AbstractContextManager[Any]:
     units = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
     def cut(column: Any, kind: pa.DataType) -> pa.Array:
-        array = key_array(column, kind)
+        array = to_key_array(column, kind)
         if not pa.types.is_timestamp(kind):
             return array
         wrapped = array.view(pa.int64()).to_numpy() * units[kind.unit] // units[kind.unit]
         return pa.array(wrapped).view(kind)
 
-    return patch.object(accumulators, "key_array", cut)
+    return patch.object(accumulators, "to_key_array", cut)
 
 
 def take_results_at_the_end() -> AbstractContextManager[Any]:
@@ -192,13 +192,13 @@ def forget_idle_splits() -> AbstractContextManager[Any]:
     return patch.object(SplitWatermarks, "next", never)
 
 
-def carry_aggregates_by_place() -> AbstractContextManager[Any]:
+def carry_aggregates_by_order() -> AbstractContextManager[Any]:
     """Restore aggregates in the order in which they were, whatever their names."""
 
     def as_they_were(self: AccumulatorShape, found: StateMeta, values: pa.Array) -> pa.Array:
         return values
 
-    return patch.object(AccumulatorShape, "carried", as_they_were)
+    return patch.object(AccumulatorShape, "convert_totals", as_they_were)
 
 
 def keep_what_has_expired() -> AbstractContextManager[Any]:
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(wait_for_the_slowest_idle_input, 13),
     Mutant(end_event_time_with_one_input, 36),
     Mutant(forget_idle_splits, 13),
-    Mutant(carry_aggregates_by_place, 21),
+    Mutant(carry_aggregates_by_order, 21),
     Mutant(keep_what_has_expired, 14),
     Mutant(forget_new_columns, 9, raises=UserFunctionError),
     Mutant(never_wake_for_the_clock, 6),

@@ -22,7 +22,7 @@ from onceflow import HeapBackend, MapStateDescriptor, RocksDBBackend, ValueState
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import AccumulatorColumn, KeyedStateStore, StateBackend, StateContext
-from onceflow.core.state.keys.key_arrays import key_array
+from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import (
     decode_key,
     encode_key,
@@ -38,8 +38,8 @@ from onceflow.core.state.keys.key_columns import (
     read_key_columns,
 )
 from onceflow.core.state.keys.key_groups import hash_key, hash_keys
+from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys
 from onceflow.core.state.keys.python_keys import python_row_keys
-from onceflow.core.state.keys.slot_index import SlotIndex, decode_keys, encode_keys
 
 NEW_YORK = "America/New_York"
 REPEATED_HOUR_S = int(datetime(2024, 11, 3, 5, 30, tzinfo=timezone.utc).timestamp())
@@ -151,18 +151,18 @@ def test_key_columns_come_back_as_they_were_and_equal_keys_alone_are_equal(
     columns = read_key_columns([array])
     encoded = encode_keys(columns)
     (read,) = decode_keys(encoded, read_key_columns([array[:0]]))
-    again = key_array(read, array.type)
+    again = to_key_array(read, array.type)
     assert again.type == array.type
     assert of_column(again) == of_column(array)
     hashes = hash_keys([array])
-    index = SlotIndex(columns)
-    slots, _ = index.resolve(columns, hashes)
+    index = KeyIndex(columns)
+    entries, _ = index.resolve(columns, hashes)
     values = list(map(repr, of_column(array)))
-    for ways in (encoded.to_pylist(), slots.tolist()):
+    for ways in (encoded.to_pylist(), entries.tolist()):
         assert len(set(ways)) == len(set(values)) == len(set(zip(values, ways, strict=True)))
     assert len(set(zip(values, hashes.tolist(), strict=True))) == len(set(values))
-    kept = index.slot_keys()[0].take(slots)
-    assert of_column(key_array(kept, array.type)) == of_column(array), "as a table has them"
+    kept = index.view_keys()[0].take(entries)
+    assert of_column(to_key_array(kept, array.type)) == of_column(array), "as a table has them"
     assert hash_keys([again]).tolist() == hashes.tolist()
 
 

@@ -54,15 +54,15 @@ def random_numbers(rng: random.Random, count: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(80))
 def test_decimal_sums_are_exact_or_refused_at_the_first_row_of_39_digits(seed: int) -> None:
     rng = random.Random(seed)
-    slots = rng.choices(range(1, 6), k=rng.choice([1, 3, 40, 300]))
-    values, totals = random_numbers(rng, len(slots)), random_numbers(rng, 6)
-    group = Grouping.of(np.array(slots))
-    in_order: list[int] = group.slots.tolist()
-    start = words_of([totals[slot] for slot in in_order])
+    entries = rng.choices(range(1, 6), k=rng.choice([1, 3, 40, 300]))
+    values, totals = random_numbers(rng, len(entries)), random_numbers(rng, 6)
+    group = Grouping.of(np.array(entries))
+    in_order: list[int] = group.entries.tolist()
+    start = words_of([totals[entry] for entry in in_order])
     expected: list[int] = []
-    for slot, value in zip(slots, values, strict=True):
-        totals[slot] += value
-        expected.append(totals[slot])
+    for entry, value in zip(entries, values, strict=True):
+        totals[entry] += value
+        expected.append(totals[entry])
     bad = [row for row, total in enumerate(expected) if abs(total) >= LIMIT]
     if bad:
         with pytest.raises(SumOverflow) as caught:
@@ -83,17 +83,19 @@ def test_decimal_extremes_equal_those_of_one_row_after_another(
     seed: int, ufunc: np.ufunc, fold: Callable[[int, int], int], none: Words
 ) -> None:
     rng = random.Random(seed)
-    slots = rng.choices(range(1, 6), k=rng.choice([1, 40, 300]))
+    entries = rng.choices(range(1, 6), k=rng.choice([1, 40, 300]))
     no_value = numbers_of(none.reshape(1, 2))[0]
-    values = [rng.choice([number, number, no_value]) for number in random_numbers(rng, len(slots))]
+    values = [
+        rng.choice([number, number, no_value]) for number in random_numbers(rng, len(entries))
+    ]
     totals = [rng.choice([number, no_value]) for number in random_numbers(rng, 6)]
-    group = Grouping.of(np.array(slots))
-    in_order: list[int] = group.slots.tolist()
-    start = words_of([totals[slot] for slot in in_order])
+    group = Grouping.of(np.array(entries))
+    in_order: list[int] = group.entries.tolist()
+    start = words_of([totals[entry] for entry in in_order])
     expected: list[int] = []
-    for slot, value in zip(slots, values, strict=True):
-        totals[slot] = fold(totals[slot], value)
-        expected.append(totals[slot])
+    for entry, value in zip(entries, values, strict=True):
+        totals[entry] = fold(totals[entry], value)
+        expected.append(totals[entry])
     found = group.in_row_order(running_word_extreme(group, start, words_of(values), ufunc))
     assert numbers_of(found) == expected
 

@@ -1,22 +1,25 @@
-"""From keys to slots, a batch at a time, and the keys themselves, one a slot.
+"""A hash table of keys, vectorised: it numbers the keys of a whole batch in a few numpy calls.
 
-Keys are appended and never changed, so a snapshot may go on reading them. Slot 0 is nobody's: an
-index can use 0 for "no slot" and still look there.
+Each distinct key has one entry, and an entry is a number: 1, 2, 3, … in the order of insertion.
+Whoever keeps something for each key keeps it in arrays that are indexed by entry. Entry 0 stands
+for "no entry". Arrays have an item for it, so they may be indexed with 0 as well.
+
+An arena holds the keys themselves, by entry. Keys are appended and never changed, so a snapshot may
+read them while further ones are appended.
+
+The table is an array of buckets for open addressing with linear probing. A bucket holds an entry, 0
+if it is free. The search for a key starts at the bucket that the top bits of its hash name and goes
+on by one bucket. Two keys with one hash are two entries of one probe sequence.
 
 Invariants:
     what lies before `count` in any array never changes; growing makes a larger array and copies
     BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is an Arrow buffer as it is
+    entries have no gaps: 1 to `end` - 1
+    2 * `end` <= number of buckets, so every probe sequence reaches a free bucket
 
-Encoded form of a key (checkpoint format): one column of bytes alone: the bytes. Otherwise the
-columns in order, a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte
+Encoded form of a key (checkpoint format). A single column of bytes: the bytes. Otherwise the
+columns in order: a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte
 big-endian length and the bytes.
-
-The table holds slot numbers, 0 where it is free. A key's probe sequence starts at the top bits of
-its hash and goes on by one. Two keys of one hash are two slots of one probe sequence.
-
-Invariants:
-    slots are numbered from 1, in the order of insertion, without gaps
-    2 * (slots used) <= table size
 """
 
 from __future__ import annotations
@@ -43,11 +46,17 @@ from onceflow.core.state.keys.key_groups import Hashes
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 WORDS_COMPARED_MAX = 16
-"""Keys longer than this many words (128 bytes) are compared one by one."""
+"""Words of a key that are compared for all rows at once; bytes after these 128 row by row."""
+
+ENTRIES_MAX = (1 << 31) - 2
+"""Buckets are 32-bit integers, to keep the table small in the processor's caches."""
 
 
-def grown(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
-    """Return an array that holds `needed` items and begins with the first `used` of `array`."""
+def enlarge(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
+    """Return `array`, or a larger copy of its first `used` items, with room for `needed` items.
+
+    A copy has at least twice the room, so that appending costs constant time on average.
+    """
     if needed <= len(array):
         return array
     larger = np.zeros((max(needed, 2 * len(array)), *array.shape[1:]), array.dtype)
@@ -56,7 +65,7 @@ def grown(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
 
 
 class FixedArena:
-    """Slots of a column of one or two words."""
+    """Entries of a column of one or two words."""
 
     def __init__(self, width: int, hash_factor: int = 1) -> None:
         self._planes = [np.zeros(1024, np.uint64) for _ in range(width)]
@@ -64,28 +73,28 @@ class FixedArena:
         self.count = 1
 
     def append(self, keys: FixedKeys) -> None:
-        """Put `keys` into the next slots."""
+        """Put `keys` into the next entries."""
         end = self.count + len(keys)
         for index, plane in enumerate(self._planes):
-            larger = grown(plane, self.count, end)
+            larger = enlarge(plane, self.count, end)
             larger[self.count : end] = keys.words[index]
             self._planes[index] = larger
         self.count = end
 
-    def equal(self, slots: Ints, keys: FixedKeys) -> Mask:
-        """Tell for each row whether its key is the one in its slot."""
-        same: Mask = self._planes[0][slots] == keys.words[0]
+    def equal(self, entries: Ints, keys: FixedKeys) -> Mask:
+        """Tell for each row whether its key is the one in its entry."""
+        same: Mask = self._planes[0][entries] == keys.words[0]
         for plane, words in zip(self._planes[1:], keys.words[1:], strict=True):
-            same &= plane[slots] == words
+            same &= plane[entries] == words
         return same
 
     def view(self) -> FixedKeys:
-        """Return every slot's key, slot 0's included, as of now and for ever."""
+        """Return every entry's key, entry 0's included, as of now and for ever."""
         return FixedKeys(tuple(plane[: self.count] for plane in self._planes), self._hash_factor)
 
 
 class BytesArena:
-    """Slots of a column of bytes."""
+    """Entries of a column of bytes."""
 
     def __init__(self) -> None:
         self._data = np.zeros(1 << 14, np.uint8)
@@ -95,28 +104,32 @@ class BytesArena:
         self.count = 1
 
     def append(self, keys: BytesKeys) -> None:
-        """Put `keys` into the next slots."""
+        """Put `keys` into the next entries."""
         lengths = keys.lengths
         ends = self._used + np.cumsum(lengths)
         used = int(ends[-1]) if len(ends) else self._used
         end = self.count + len(keys)
-        self._data = grown(self._data, self._used, used + PADDING_BYTES)
-        self._starts = grown(self._starts, self.count, end)
-        self._lengths = grown(self._lengths, self.count, end)
+        self._data = enlarge(self._data, self._used, used + PADDING_BYTES)
+        self._starts = enlarge(self._starts, self.count, end)
+        self._lengths = enlarge(self._lengths, self.count, end)
         starts = ends - lengths
-        from_bytes = np.repeat(keys.starts - starts, lengths) + np.arange(self._used, used)
-        self._data[self._used : used] = keys.data[from_bytes]
+        # Copies all keys in one gather. Byte t of the arena is byte t + (source - target) of
+        # `keys.data`, and that difference is the same for all bytes of a key.
+        sources = np.repeat(keys.starts - starts, lengths) + np.arange(self._used, used)
+        self._data[self._used : used] = keys.data[sources]
         self._starts[self.count : end] = starts
         self._lengths[self.count : end] = lengths
         self._used, self.count = used, end
 
-    def equal(self, slots: Ints, keys: BytesKeys) -> Mask:
-        """Tell for each row whether its key is the one in its slot."""
-        stored = BytesKeys(self._data, self._starts[slots], keys.lengths)
-        same: Mask = self._lengths[slots] == keys.lengths
+    def equal(self, entries: Ints, keys: BytesKeys) -> Mask:
+        """Tell for each row whether its key is the one in its entry."""
+        stored = BytesKeys(self._data, self._starts[entries], keys.lengths)
+        same: Mask = self._lengths[entries] == keys.lengths
         if not len(same):
             return same
         shortest, longest = int(keys.lengths.min()), int(keys.lengths.max())
+        # With equal lengths everywhere, whole columns of words are compared. Otherwise rows are
+        # chosen for each word: one whose length differs would read past the end of its entry's key.
         everywhere = bool(same.all())
         for index in range(min((longest + 7) // 8, WORDS_COMPARED_MAX)):
             if everywhere and 8 * index < shortest:
@@ -129,7 +142,7 @@ class BytesArena:
         return same
 
     def view(self) -> BytesKeys:
-        """Return every slot's key, slot 0's included, as of now and for ever."""
+        """Return every entry's key, entry 0's included, as of now and for ever."""
         return BytesKeys(
             self._data[: self._used + PADDING_BYTES],
             self._starts[: self.count],
@@ -150,13 +163,13 @@ def arena_for(column: KeyColumn) -> KeyArena:
 def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
     """Return the encoded form of each row's key, as a large_binary array."""
     if len(columns) == 1 and isinstance(columns[0], BytesKeys):
-        return binary_of(columns[0])
+        return to_binary(columns[0])
     parts: list[pa.Array] = []
     for column in columns:
         if isinstance(column, BytesKeys):
-            parts += [fixed_binary(column.lengths.astype(">u4")), binary_of(column)]
+            parts += [to_fixed_binary(column.lengths.astype(">u4")), to_binary(column)]
         else:
-            parts += [fixed_binary(plane.astype(">u8")) for plane in column.words]
+            parts += [to_fixed_binary(plane.astype(">u8")) for plane in column.words]
     if len(parts) == 1:
         return parts[0]
     joined: pa.Array = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
@@ -169,7 +182,7 @@ def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColum
     Raises:
         StateCorrupt: The bytes are no such keys.
     """
-    whole = _bytes_keys_of(encoded)
+    whole = _to_bytes_keys(encoded)
     if len(shape) == 1 and isinstance(shape[0], BytesKeys):
         return (whole,)
     position, ends = whole.starts.copy(), whole.starts + whole.lengths
@@ -190,37 +203,41 @@ def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColum
     return tuple(columns)
 
 
-def _load(data: npt.NDArray[np.uint8], dtype: str, at: Ints, ends: Ints) -> npt.NDArray[Any]:
+def _load(data: npt.NDArray[np.uint8], dtype: str, positions: Ints, ends: Ints) -> npt.NDArray[Any]:
+    """Return the number of type `dtype` at each position; it must end before `ends`."""
     size = np.dtype(dtype).itemsize
-    if bool((at + size > ends).any()):
+    if bool((positions + size > ends).any()):
         raise StateCorrupt("a key of a snapshot is shorter than its columns")
+    # A view with a number at every byte, aligned or not: one gather loads them all.
     loads: npt.NDArray[Any] = np.ndarray((len(data) - size + 1,), dtype, data, strides=(1,))
-    return loads[at]
+    return loads[positions]
 
 
-def fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
+def to_fixed_binary(values: npt.NDArray[Any]) -> pa.Array:
     """Return the bytes of each item as a large_binary array."""
     fixed = pa.binary(values.dtype.itemsize)
     array = pa.Array.from_buffers(fixed, len(values), [None, pa.py_buffer(values.tobytes())])
     return array.cast(pa.large_binary())
 
 
-def binary_of(column: BytesKeys) -> pa.Array:
+def to_binary(column: BytesKeys) -> pa.Array:
     """Return the bytes of each row as a large_binary array."""
     rows = len(column)
     offsets: Ints = np.zeros(rows + 1, np.int64)
     np.cumsum(column.lengths, out=offsets[1:])
     if rows and np.array_equal(column.starts, offsets[:-1] + column.starts[0]):
+        # The rows lie one behind the other, as Arrow wants them: nothing is copied.
         first = int(column.starts[0])
         data = column.data[first : first + int(offsets[-1])]
     else:
+        # One gather, as in `BytesArena.append`.
         chosen: Ints = np.repeat(column.starts - offsets[:-1], column.lengths)
         data = column.data[chosen + np.arange(offsets[-1])]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), rows, buffers)
 
 
-def _bytes_keys_of(array: pa.Array) -> BytesKeys:
+def _to_bytes_keys(array: pa.Array) -> BytesKeys:
     from onceflow.core.state.keys.key_columns import read_key_columns
 
     (column,) = read_key_columns([array.cast(pa.large_binary())], ["key"])
@@ -229,15 +246,13 @@ def _bytes_keys_of(array: pa.Array) -> BytesKeys:
     return column
 
 
-SLOTS_MAX = (1 << 31) - 2
+def _sort_by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
+    """Return `rows` sorted by hash, and for each whether it is the first of its hash.
 
-
-def _by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
-    """Return `rows` with those of one hash together, and which of them is the first of its hash.
-
-    Hashes are told apart by their upper bits: below these is a row's place, so that the sort is one
-    of plain integers. Two that differ further down are taken for one.
+    Hashes that differ in their lowest bits alone may be taken for one.
     """
+    # Hash above, index into `rows` below, in one integer: sorting plain integers is faster
+    # than an argsort. The index takes the lowest bits of the hash.
     bits = np.uint64(max(len(rows) - 1, 1).bit_length())
     packed = ((hashes[rows] >> bits) << bits) | np.arange(len(rows), dtype=np.uint64)
     packed.sort()
@@ -248,134 +263,144 @@ def _by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
     return order, first
 
 
-class SlotIndex:
-    """Gives every key that it is shown a slot of its own."""
+class KeyIndex:
+    """Numbers distinct keys: each has an entry of its own."""
 
     def __init__(self, shape: Sequence[KeyColumn], bits: int = 12) -> None:
+        """`shape` are columns of the keys' types; the table begins with 2**bits buckets."""
         self._shape = tuple(shape)
         self._arenas: tuple[KeyArena, ...] = tuple(arena_for(column) for column in shape)
         self._hashes: Hashes = np.zeros(1 << (bits - 1), np.uint64)
         self._bits = bits
         self._table: npt.NDArray[np.int32] = np.zeros(1 << bits, np.int32)
         self.end = 1
-        """The next free slot; slots 1 to end - 1 are taken."""
+        """The entry of the next new key."""
 
     def __len__(self) -> int:
         return self.end - 1
 
     def resolve(self, columns: Sequence[KeyColumn], hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return each row's slot, and one row for each slot made by this call, in slot order.
+        """Return each row's entry, and one row for each entry made by this call, in entry order.
 
         Raises:
-            StateError: There would be more than 2**31 - 2 slots.
+            StateError: There would be more than 2**31 - 2 entries.
         """
-        slots = self.find(columns, hashes)
-        missing = np.flatnonzero(slots == 0)
+        entries = self.find(columns, hashes)
+        missing = np.flatnonzero(entries == 0)
         leaders: list[Ints] = []
         while len(missing):
-            # One row for each distinct hash; another key of that hash gets its turn next time.
-            order, first = _by_hash(missing, hashes)
-            chosen = order[first]
+            # Inserts one row for each distinct hash among those that are missing. Other rows of
+            # that hash nearly always have the same key, and get its entry. Those with another key
+            # are still missing, and are inserted in the next round.
+            order, is_first = _sort_by_hash(missing, hashes)
+            chosen = order[is_first]
             made = self._insert(tuple(column.take(chosen) for column in columns), hashes[chosen])
-            slots[chosen] = made
+            entries[chosen] = made
             leaders.append(chosen)
-            rest = order[~first]
-            guess = made[np.cumsum(first)[~first] - 1]
-            guess[~self._equal(guess, tuple(column.take(rest) for column in columns))] = 0
-            slots[rest] = guess
-            missing = rest[guess == 0]
+            others = order[~is_first]
+            guess = made[np.cumsum(is_first)[~is_first] - 1]
+            guess[~self._equal(guess, tuple(column.take(others) for column in columns))] = 0
+            entries[others] = guess
+            missing = others[guess == 0]
         none = np.zeros(0, np.int64)
-        return slots, np.concatenate(leaders) if leaders else none
+        return entries, np.concatenate(leaders) if leaders else none
 
-    def slot_keys(self) -> tuple[KeyColumn, ...]:
-        """Return the key of every slot, slot 0 included, as of now and for ever."""
+    def view_keys(self) -> tuple[KeyColumn, ...]:
+        """Return the key of every entry, entry 0 included, as of now and for ever."""
         return tuple(arena.view() for arena in self._arenas)
 
-    def slot_hashes(self) -> Hashes:
-        """Return the hash of every slot, slot 0 included, as of now and for ever."""
+    def view_hashes(self) -> Hashes:
+        """Return the hash of every entry, entry 0 included, as of now and for ever."""
         return self._hashes[: self.end]
 
-    def kept(self, slots: Ints) -> SlotIndex:
-        """Return an index of these slots' keys alone, renumbered from 1 in the order given."""
-        # As many keys as there were may come again: a table that grows places all of them anew.
-        index = SlotIndex(self._shape, max(12, int(2 * self.end).bit_length()))
-        if len(slots):
+    def copy_some(self, entries: Ints) -> KeyIndex:
+        """Return a new index of these entries' keys alone, numbered from 1 in the order given."""
+        # As large as this table: as many keys may come again, and growing inserts all of them anew.
+        index = KeyIndex(self._shape, max(12, int(2 * self.end).bit_length()))
+        if len(entries):
             index._insert(
-                tuple(column.take(slots) for column in self.slot_keys()), self._hashes[slots]
+                tuple(column.take(entries) for column in self.view_keys()), self._hashes[entries]
             )
         return index
 
     def find(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
-        """Return each row's slot, 0 where its key is not there."""
+        """Return each row's entry, 0 if the index does not have its key."""
         if not len(hashes):
             return np.zeros(0, np.int64)
-        positions = self._home(hashes)
-        slots: Ints = self._table[positions].astype(np.int64)
-        if slots.all():
-            active = np.flatnonzero(~self._equal(slots, columns))
+        # All rows look into the first bucket of their key together. Those that see another key
+        # there go on to the next bucket together, until each has found its key or a free bucket.
+        buckets = self._first_buckets(hashes)
+        entries: Ints = self._table[buckets].astype(np.int64)
+        if entries.all():
+            # Most batches hold known keys alone: comparing keys at once saves comparing hashes.
+            active = np.flatnonzero(~self._equal(entries, columns))
         else:
-            active = np.flatnonzero(self._others(slots, columns, hashes))
+            active = np.flatnonzero(self._are_other_keys(entries, columns, hashes))
         while len(active):
-            positions[active] = (positions[active] + 1) & (len(self._table) - 1)
-            candidates = self._table[positions[active]].astype(np.int64)
-            slots[active] = candidates
-            active = active[self._others(candidates, columns, hashes[active], active)]
-        return slots
+            buckets[active] = (buckets[active] + 1) & (len(self._table) - 1)
+            candidates = self._table[buckets[active]].astype(np.int64)
+            entries[active] = candidates
+            active = active[self._are_other_keys(candidates, columns, hashes[active], active)]
+        return entries
 
-    def _others(
+    def _are_other_keys(
         self,
-        slots: Ints,
+        entries: Ints,
         columns: Sequence[KeyColumn],
         hashes: Hashes,
         rows: Ints | None = None,
     ) -> Mask:
-        """Tell for which slots there is another key than that of the row; `hashes` are of `rows`.
+        """Tell for each entry whether it has another key than its row; `hashes` are of `rows`.
 
-        Another key has another hash, all but always: few keys are compared.
+        No entry (0) is no other key.
         """
-        others: Mask = slots != 0
-        alike = np.flatnonzero(others & (self._hashes[slots] == hashes))
+        others: Mask = entries != 0
+        # Keys are compared only where hashes are equal: other keys nearly always have others.
+        alike = np.flatnonzero(others & (self._hashes[entries] == hashes))
         if len(alike):
             mine = alike if rows is None else rows[alike]
-            equal = self._equal(slots[alike], tuple(column.take(mine) for column in columns))
+            equal = self._equal(entries[alike], tuple(column.take(mine) for column in columns))
             others[alike[equal]] = False
         return others
 
-    def _equal(self, slots: Ints, columns: Sequence[KeyColumn]) -> Mask:
+    def _equal(self, entries: Ints, columns: Sequence[KeyColumn]) -> Mask:
         same: Mask | None = None
         for arena, column in zip(self._arenas, columns, strict=True):
-            equal = arena.equal(slots, column)  # type: ignore[arg-type]
+            equal = arena.equal(entries, column)  # type: ignore[arg-type]
             same = equal if same is None else same & equal
         assert same is not None
         return same
 
     def _insert(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
-        """Give each row a new slot; the keys are distinct and not there."""
+        """Return a new entry for each row; the keys must be distinct and new."""
         end = self.end + len(hashes)
-        if end > SLOTS_MAX:
+        if end > ENTRIES_MAX:
             raise StateError(f"one subtask cannot hold {end} keys: raise the parallelism")
         for arena, column in zip(self._arenas, columns, strict=True):
             arena.append(column)  # type: ignore[arg-type]
-        self._hashes = grown(self._hashes, self.end, end)
+        self._hashes = enlarge(self._hashes, self.end, end)
         self._hashes[self.end : end] = hashes
-        slots = np.arange(self.end, end)
+        entries = np.arange(self.end, end)
         self.end = end
         if 2 * end > len(self._table):
             while 2 * end > 1 << self._bits:
                 self._bits += 1
             self._table = np.zeros(1 << self._bits, np.int32)
-            self._place(np.arange(1, end), self._hashes[1:end])
+            self._fill_buckets(np.arange(1, end), self._hashes[1:end])
         else:
-            self._place(slots, hashes)
-        return slots
+            self._fill_buckets(entries, hashes)
+        return entries
 
-    def _place(self, slots: Ints, hashes: Hashes) -> None:
-        positions = self._home(hashes)
-        while len(slots):
-            free = self._table[positions] == 0
-            self._table[positions[free]] = slots[free]
-            lost = self._table[positions] != slots
-            slots, positions = slots[lost], (positions[lost] + 1) & (len(self._table) - 1)
+    def _fill_buckets(self, entries: Ints, hashes: Hashes) -> None:
+        buckets = self._first_buckets(hashes)
+        while len(entries):
+            # Several entries may write into one free bucket, and numpy keeps the last one. Reading
+            # it back shows which entries lost, or found it taken: these go on to the next bucket.
+            free = self._table[buckets] == 0
+            self._table[buckets[free]] = entries[free]
+            lost = self._table[buckets] != entries
+            entries, buckets = entries[lost], (buckets[lost] + 1) & (len(self._table) - 1)
 
-    def _home(self, hashes: Hashes) -> Ints:
+    def _first_buckets(self, hashes: Hashes) -> Ints:
+        # The top bits: the lowest ones name the key group, and are alike in a subtask with few.
         return (hashes >> np.uint64(64 - self._bits)).view(np.int64)

@@ -1,4 +1,4 @@
-"""Keys to slots: exact for any hash, however bad."""
+"""Keys to entries: exact for any hash, however bad."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from onceflow.core.errors import StateCorrupt
 from onceflow.core.state.keys.key_columns import read_key_columns
 from onceflow.core.state.keys.key_groups import hash_key_columns
-from onceflow.core.state.keys.slot_index import SlotIndex, decode_keys, encode_keys
+from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys
 
 LONG = "long key " * 16
 
@@ -25,11 +25,11 @@ def random_key(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("spread", ["good hashes", "four hashes", "one hash", "top bits only"])
-def test_equal_keys_share_a_slot_and_different_keys_never_do(seed: int, spread: str) -> None:
+def test_equal_keys_share_a_entry_and_different_keys_never_do(seed: int, spread: str) -> None:
     rng = random.Random(seed)
-    slots: dict[tuple[str, int], int] = {}
+    entries: dict[tuple[str, int], int] = {}
     empty = read_key_columns([pa.array([], pa.string()), pa.array([], pa.int64())])
-    index = SlotIndex(empty)
+    index = KeyIndex(empty)
     for size in (5, 0, 60, 1, 40):
         rows = [(random_key(rng), rng.randrange(3)) for _ in range(size)]
         columns = read_key_columns(
@@ -48,18 +48,18 @@ def test_equal_keys_share_a_slot_and_different_keys_never_do(seed: int, spread: 
                 hashes &= np.uint64(0xF000000000000000)
             case _:
                 pass
-        known = set(slots)
+        known = set(entries)
         found, leaders = index.resolve(columns, hashes)
-        for row, slot in zip(rows, found.tolist(), strict=True):
-            assert slots.setdefault(row, slot) == slot
-        assert len(set(slots.values())) == len(slots) == len(index)
+        for row, entry in zip(rows, found.tolist(), strict=True):
+            assert entries.setdefault(row, entry) == entry
+        assert len(set(entries.values())) == len(entries) == len(index)
         assert {rows[leader] for leader in leaders.tolist()} == set(rows) - known
         assert len(leaders) == len(set(rows) - known)
-    assert sorted(slots.values()) == list(range(1, len(slots) + 1))
+    assert sorted(entries.values()) == list(range(1, len(entries) + 1))
 
 
-def test_growth_past_many_doublings_keeps_every_slot() -> None:
-    index = SlotIndex(read_key_columns([pa.array([], pa.int64())]))
+def test_growth_past_many_doublings_keeps_every_entry() -> None:
+    index = KeyIndex(read_key_columns([pa.array([], pa.int64())]))
     columns = read_key_columns([pa.array(np.arange(300_000) * 7)])
     hashes = hash_key_columns(columns)
     first, _ = index.resolve(columns, hashes)
@@ -70,26 +70,26 @@ def test_growth_past_many_doublings_keeps_every_slot() -> None:
 
 
 def test_keys_and_hashes_read_for_a_snapshot_do_not_change_while_the_index_grows() -> None:
-    index = SlotIndex(read_key_columns([pa.array([], pa.string())]))
+    index = KeyIndex(read_key_columns([pa.array([], pa.string())]))
     before = [f"k{number}" for number in range(5000)]
     columns = read_key_columns([pa.array(before)])
-    slots, _ = index.resolve(columns, hash_key_columns(columns))
-    keys, hashes = index.slot_keys(), index.slot_hashes()
+    entries, _ = index.resolve(columns, hash_key_columns(columns))
+    keys, hashes = index.view_keys(), index.view_hashes()
     copied = hashes.copy()
     more = read_key_columns([pa.array([f"other {number}" for number in range(50_000)])])
     index.resolve(more, hash_key_columns(more))
     assert np.array_equal(hashes, copied)
-    in_slots = encode_keys(keys).to_pylist()
-    assert [in_slots[slot] for slot in slots.tolist()] == [key.encode() for key in before]
+    in_entries = encode_keys(keys).to_pylist()
+    assert [in_entries[entry] for entry in entries.tolist()] == [key.encode() for key in before]
 
 
-def test_a_kept_index_has_the_kept_keys_and_no_other() -> None:
-    index = SlotIndex(read_key_columns([pa.array([], pa.string())]))
+def test_a_copy_of_some_entries_has_their_keys_and_no_other() -> None:
+    index = KeyIndex(read_key_columns([pa.array([], pa.string())]))
     columns = read_key_columns([pa.array([f"k{number}" for number in range(100)])])
     hashes = hash_key_columns(columns)
-    slots, _ = index.resolve(columns, hashes)
-    kept = index.kept(slots[10:20])
-    found, new = kept.resolve(columns, hashes)
+    entries, _ = index.resolve(columns, hashes)
+    copy = index.copy_some(entries[10:20])
+    found, new = copy.resolve(columns, hashes)
     assert found[10:20].tolist() == list(range(1, 11))
     assert len(new) == 90
 
