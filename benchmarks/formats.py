@@ -54,6 +54,7 @@ from onceflow.integration.workload import (
 )
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.connection import endpoint_of
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 
@@ -101,7 +102,9 @@ class PaymentsTopic(DataSource):
     def streamReader(self, schema: StructType) -> KafkaStreamReader:  # noqa: N802
         given = dict(self.options)
         source = KafkaSource(given["servers"], topic=given["topic"], schema=PAYMENT_SCHEMA)
-        return KafkaStreamReader(source.settings, schema, BatchLimits(int(given["most"])))
+        return KafkaStreamReader(
+            source.settings, schema, BatchLimits(offsets_most=int(given["most"]))
+        )
 
 
 class PaymentsTable(DataSource):
@@ -112,16 +115,8 @@ class PaymentsTable(DataSource):
         return "bench-table"
 
     def rows(self) -> PostgresRows:
-        waits: dict[str, Any] = {
-            "user": None,
-            "password": None,
-            "connect_timeout_s": 10.0,
-            "reply_timeout_s": 60.0,
-            "lock_timeout_s": 10.0,
-        }
-        return PostgresRows(
-            endpoint_of(dict(self.options)["url"], **waits), TableName.parse("payments")
-        )
+        access = DatabaseAccess(dict(self.options)["url"])
+        return PostgresRows(endpoint_of(access, lock_timeout_s=10.0), TableName.parse("payments"))
 
     def schema(self) -> StructType:
         return sql_schema(self.rows())

@@ -1,24 +1,113 @@
-"""What the Kafka source and the Kafka sink are told alike, checked once, with the same words."""
+"""What the Kafka source and the Kafka sink are told alike: said once, checked once.
+
+Options that are used as they are given are fields of the description, which users make, and of the
+settings, which is its final form.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
+from onceflow.connectors.kafka.keys import KeyFormat
+from onceflow.connectors.kafka.registry import RegistrySettings, registry_settings
 from onceflow.core.errors import ConfigError
+from onceflow.core.setting_values import choice_of
+from onceflow.core.spi.client_options import OptionRules, OptionValue
+from onceflow.core.spi.options import DURATION, option
 
-if TYPE_CHECKING:
-    from onceflow.connectors.kafka.keys import KeyFormat
-    from onceflow.connectors.kafka.registry import RegistrySettings
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClusterOptions:
+    """Where brokers are, and how long they are waited for."""
+
+    bootstrap_servers: str = field(
+        kw_only=False, metadata=option("`host:port[,host:port]`", spark="kafka.bootstrap.servers")
+    )
+    deadline_s: float = field(
+        default=60.0,
+        metadata=option(
+            "How long brokers and schema registry may be silent before a call is given up",
+            DURATION,
+            spark="deadline",
+        ),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Cluster:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TopicOptions(ClusterOptions):
+    """What a schema registry calls the schemas of a topic."""
+
+    subject: str | None = field(
+        default=None,
+        metadata=option(
+            "Subject of the values' schema in the registry. None: `<topic>-value`",
+            spark="valueSubject",
+        ),
+    )
+    message: str | None = field(
+        default=None,
+        metadata=option(
+            "Protobuf: name of the message in the subject's latest version, with or without what it"
+            " stands in. None: the first of its schema",
+            spark="valueMessage",
+        ),
+    )
+    key_subject: str | None = field(
+        default=None,
+        metadata=option(
+            "Subject of the keys' schema in the registry. None: `<topic>-key`", spark="keySubject"
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TopicDescription(TopicOptions):
+    """All that source and sink are told alike, as users write it."""
+
+    schema_registry: str | Mapping[str, OptionValue] | None = field(
+        default=None,
+        metadata=option(
+            "Address of Confluent's schema registry, or of one that speaks as it does; or options"
+            " of its client by Confluent's names, with `url` among them",
+            spark="schema.registry.*",
+        ),
+    )
+    options: Mapping[str, OptionValue] | None = field(
+        default=None,
+        metadata=option(
+            "Settings of librdkafka; Spark's `kafka.` before a name is taken off. A value may refer"
+            " to a secret, `${env:NAME}` or `${file:/path}`, which each process looks up",
+            spark="kafka.*",
+        ),
+    )
+
+    def resolve_topic_settings(self, rules: OptionRules, key_format: object) -> dict[str, Any]:
+        """Return the fields of `TopicSettings` that are not used as given, but the topics.
+
+        Raises:
+            ConfigError: An option is not the client's to take, or is given twice.
+        """
+        registry = self.schema_registry
+        return {
+            "options": rules.accepted(self.options or {}),
+            "registry": None if registry is None else registry_settings(registry),
+            "key_format": None
+            if key_format is None
+            else choice_of(KeyFormat, key_format, setting="key_format"),
+        }
+
+
+def list_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names that `given` has, one or several."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cluster(ClusterOptions):
     """Where brokers are and how clients of theirs are set; picklable."""
 
-    bootstrap_servers: str
-    deadline_s: float
-    """How long brokers and registry may be silent."""
     options: dict[str, str] = field(default_factory=dict[str, str])
     """Of the client, by librdkafka's names; may hold secrets."""
 
@@ -28,8 +117,8 @@ class Cluster:
         return f"Kafka at {self.bootstrap_servers}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TopicSettings(Cluster):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TopicSettings(TopicOptions, Cluster):
     """Topics, and the schemas of their records."""
 
     operation: ClassVar[str] = "Read"
@@ -38,13 +127,7 @@ class TopicSettings(Cluster):
     topics: tuple[str, ...]
     """By name."""
     registry: RegistrySettings | None = None
-    subject: str | None = None
-    """Of the values' schema; None: <topic>-value."""
-    message: str | None = None
-    """In Protobuf, which message of the schema a value is; None: the first."""
     key_format: KeyFormat | None = None
-    key_subject: str | None = None
-    """Of the keys' schema; None: <topic>-key."""
 
     def check_cluster(self) -> None:
         """Raise ConfigError unless brokers, topics and deadline can be used."""

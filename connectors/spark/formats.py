@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from onceflow.connectors.spark.options.sql_reads import SqlReading
+    from onceflow.connectors.spark.options.sql_reads import SqlRead
     from onceflow.connectors.spark.options.tables import OptionTable
     from onceflow.connectors.spark.options.words import OptionWords
     from onceflow.connectors.spark.readers.sql import SqlReader
@@ -120,7 +120,7 @@ class _SqlFormat(_OwnFormat):
 
     @staticmethod
     @abstractmethod
-    def read_options() -> OptionTable[SqlReading]:
+    def read_options() -> OptionTable[SqlRead]:
         """Return the options that it is read with."""
 
     @override
@@ -156,7 +156,7 @@ class PostgresFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def read_options() -> OptionTable[SqlReading]:
+    def read_options() -> OptionTable[SqlRead]:
         from onceflow.connectors.spark.options.sql_reads import POSTGRES_READ
 
         return POSTGRES_READ
@@ -176,7 +176,7 @@ class MySQLFormat(_SqlFormat):
 
     @staticmethod
     @override
-    def read_options() -> OptionTable[SqlReading]:
+    def read_options() -> OptionTable[SqlRead]:
         from onceflow.connectors.spark.options.sql_reads import MYSQL_READ
 
         return MYSQL_READ

@@ -28,6 +28,14 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from onceflow.core.spi.connector import ServerAccess, SinkConnector
+from onceflow.core.spi.options import (
+    COUNT,
+    JSON_VALUE,
+    NAMES,
+    choice,
+    document_options,
+    option,
+)
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.sinks.fence import check_sink_id
@@ -138,11 +146,8 @@ class FileCommitter(Committer):
         return all(forgotten)
 
 
-_ROLL_BYTES = 256 * 1024 * 1024
-_OPEN_FILES_MAX = 256
-
-
-@dataclass(frozen=True, repr=False)
+@document_options
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FileSink(Sink):
     """Writes rows to files in a directory or bucket, each seen exactly once, through any crash.
 
@@ -154,38 +159,82 @@ class FileSink(Sink):
 
     Pickles with its storage options, prints without them.
 
-    Args:
-        url: A path or `file://…`, seen by driver and executors alike; or `s3://…`, `gs://…`,
-            `abfs://…`, `hdfs://…` and whatever else fsspec has a package for.
-        format: `parquet`, or `json`: one object a line.
-        partition_by: Columns that name directories, as Hive and Spark do, instead of being in the
-            files.
-        compression: Of Parquet `zstd` (unless another is named), `snappy`, `gzip`, `lz4` or `none`;
-            of JSON `none` (unless named) or `gzip`.
-        max_rows_per_file: How many rows a file has at most.
-        roll_bytes: After how many bytes a file is ended and the next begun; it may be larger by a
-            row group. A checkpoint ends all files anyway.
-        max_open_files: How many partitions one subtask writes at a time; with more, files get
-            smaller.
-        storage_options: What fsspec's file system is made with: credentials, endpoint. A text may
-            refer to a secret: `${env:NAME}` or `${file:/path}`, followed where it connects.
-        publish: How a file becomes visible: `rename` where that is one step, `copy` where a file
-            appears whole or not at all. `auto` knows for the usual protocols.
-
     Raises:
         ConfigError: A setting is wrong by itself; what needs the target is found by `open`.
     """
 
     instead_of_replacing: ClassVar[str] = "Write to a new directory, and let readers go there"
-    url: str
-    format: Literal["parquet", "json"] = field(default="parquet", kw_only=True)
-    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
-    compression: Compression | None = field(default=None, kw_only=True)
-    max_rows_per_file: int | None = field(default=None, kw_only=True)
-    roll_bytes: int = field(default=_ROLL_BYTES, kw_only=True)
-    max_open_files: int = field(default=_OPEN_FILES_MAX, kw_only=True)
-    storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    publish: Publish = field(default="auto", kw_only=True)
+    url: str = field(
+        kw_only=False,
+        metadata=option(
+            "The directory: a path or `file://…`, seen by driver and executors alike; or `s3://…`,"
+            " `gs://…`, `abfs://…`, `hdfs://…` and whatever else fsspec has a package for",
+            spark="path",
+            secret=True,
+        ),
+    )
+    format: Literal["parquet", "json"] = field(
+        default="parquet",
+        metadata=option(
+            "`parquet`, or `json`: one object a line", choice("parquet", "json"), spark="fileFormat"
+        ),
+    )
+    compression: Compression | None = field(
+        default=None,
+        metadata=option(
+            "Of Parquet `zstd` unless given, `snappy`, `gzip`, `lz4` or `none`; of JSON `none`"
+            " unless given, or `gzip`",
+            choice("zstd", "snappy", "gzip", "lz4", "none"),
+            spark="compression",
+        ),
+    )
+    partition_by: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Columns that name directories, as Hive and Spark do, instead of being in the files",
+            NAMES,
+            spark="partitionBy",
+        ),
+    )
+    max_rows_per_file: int | None = field(
+        default=None,
+        metadata=option("How many rows a file has at most", COUNT, spark="maxRecordsPerFile"),
+    )
+    roll_bytes: int = field(
+        default=256 * 1024 * 1024,
+        metadata=option(
+            "After how many bytes a file is ended and the next begun; it may be larger by a row"
+            " group. A checkpoint ends all files anyway",
+            COUNT,
+            spark="rollBytes",
+        ),
+    )
+    max_open_files: int = field(
+        default=256,
+        metadata=option(
+            "How many partitions one subtask writes at a time; with more, files get smaller",
+            COUNT,
+            spark="maxOpenFiles",
+        ),
+    )
+    publish: Publish = field(
+        default="auto",
+        metadata=option(
+            "How a file becomes visible: `rename` where that is one step, `copy` where a file"
+            " appears whole or not at all. `auto` knows for the usual protocols",
+            choice("auto", "rename", "copy"),
+            spark="publish",
+        ),
+    )
+    storage_options: Mapping[str, Any] = field(
+        default_factory=dict[str, Any],
+        metadata=option(
+            "What fsspec's file system is made with: credentials, endpoint. A text may refer to a"
+            " secret: `${env:NAME}` or `${file:/path}`, followed where it connects",
+            JSON_VALUE,
+            spark="storage.*",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.partition_by, str):

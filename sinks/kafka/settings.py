@@ -12,11 +12,12 @@ from typing import ClassVar
 
 from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
 from onceflow.connectors.kafka.registry import SchemaKind, schema_kind
-from onceflow.connectors.kafka.settings import TopicSettings
+from onceflow.connectors.kafka.settings import TopicOptions, TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.options import BOOLEAN, DURATION, option, option_of
 
 STAGED = "exactly once into Kafka, unlike delivery='at_least_once', stages rows"
 """Why checkpoint storage is needed."""
@@ -141,8 +142,47 @@ class StaleRowsRules:
         return self.by_transaction.get(transaction, self.otherwise)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class KafkaSinkSettings(TopicSettings):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WriteOptions(TopicOptions):
+    """Options of the sink that are used as they are given."""
+
+    topic_column: str | None = field(
+        default=None,
+        metadata=option(
+            "Column that says which topic a row goes to; no part of the value", spark="topicColumn"
+        ),
+    )
+    partition_column: str | None = field(
+        default=None,
+        metadata=option(
+            "Column that says which partition a row goes to; null leaves it to the partitioner",
+            spark="partitionColumn",
+        ),
+    )
+    auto_register: bool = field(
+        default=True,
+        metadata=option(
+            "Whether the columns' own schema is registered, unless it has been before. If not, rows"
+            " are written by the subject's latest version, into which the columns must fit",
+            BOOLEAN,
+            spark="autoRegister",
+            aliases=("auto.register.schemas",),
+        ),
+    )
+    transaction_timeout_s: float = field(
+        default=300.0,
+        metadata=option(
+            "How long producing the rows of one checkpoint, or batch, and one subtask may take; the"
+            " broker's transaction.max.timeout.ms is the upper limit",
+            DURATION,
+            spark="transactionTimeout",
+        ),
+    )
+    deadline_s: float = field(default=30.0, metadata=option_of(TopicOptions, "deadline_s"))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KafkaSinkSettings(WriteOptions, TopicSettings):
     """The settings of one `KafkaSink`, in their final form.
 
     Without `key_format` a key of one column is text or bytes, and one of several is a JSON object.
@@ -150,16 +190,11 @@ class KafkaSinkSettings(TopicSettings):
 
     operation: ClassVar[str] = "Write"
 
-    topic_column: str | None
     format: RecordFormat
     key: tuple[str, ...]
-    partition_column: str | None
     headers_column: str | None
     delivery: Delivery
     stale_rows: StaleRowsRules
-    transaction_timeout_s: float
-    auto_register: bool = True
-    """Whether the rows' schema is registered, or the subject's latest version is written by."""
     is_key: bool = False
     """Whether this is how keys are written: as values of a subject of their own."""
     alone: bool = False

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import followed
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import SqlError
 
 _FLAVORS = ("mysql", "mariadb")
@@ -170,15 +171,7 @@ class MySQLEndpoint:
         return followed(self.password, setting=f"the sink's password ({self})")
 
 
-def endpoint_of(
-    url: str,
-    *,
-    user: str | None,
-    password: str | None,
-    connect_timeout_s: float,
-    reply_timeout_s: float,
-    lock_timeout_s: float,
-) -> MySQLEndpoint:
+def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> MySQLEndpoint:
     """Return what `url` says, with `user` and `password` over it.
 
     Takes `mysql://user:password@host:3306/database?ssl_mode=required`, the same with `mariadb` or
@@ -188,7 +181,7 @@ def endpoint_of(
     Raises:
         ConfigError: It is none of these. The text never repeats the URL, which may hold a password.
     """
-    parsed, settings, from_jdbc = _parse(url)
+    parsed, settings, from_jdbc = _parse(access.url)
     unknown = sorted(set(settings) - _KNOWN)
     if unknown and not from_jdbc:
         raise ConfigError(
@@ -204,10 +197,14 @@ def endpoint_of(
     word = settings.get("ssl_mode") or settings.get("sslmode") or ""
     if not word and settings.get("usessl"):
         word = "required" if settings["usessl"].lower() == "true" else "disabled"
-    name = user if user is not None else (parsed.username or settings.get("user") or "")
+    name = access.user
+    if name is None:
+        name = parsed.username or settings.get("user") or ""
     if not name:
         raise ConfigError("url names no user; write mysql://user@host/database, or pass user=…")
-    secret = password if password is not None else (parsed.password or settings.get("password"))
+    secret = access.password
+    if secret is None:
+        secret = parsed.password or settings.get("password")
     return MySQLEndpoint(
         host=parsed.host or "localhost",
         port=parsed.port or _PORT,
@@ -222,8 +219,8 @@ def endpoint_of(
             key=settings.get("ssl_key", ""),
             key_password=settings.get("ssl_key_password", ""),
         ),
-        connect_timeout_s=connect_timeout_s,
-        reply_timeout_s=reply_timeout_s,
+        connect_timeout_s=access.connect_timeout_s,
+        reply_timeout_s=access.statement_timeout_s,
         lock_timeout_s=lock_timeout_s,
     )
 

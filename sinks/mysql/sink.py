@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint, endpoint_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 
 
-@dataclass(frozen=True, repr=False)
+@document_options
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MySQLSink(SqlSink):
     """Writes every row to its table in MySQL or MariaDB; each takes effect exactly once.
 
     Rows are kept invisible from their barrier on and committed once the checkpoint is decided: in a
     prepared XA transaction of the server, which needs MySQL 8.0.29 or MariaDB 10.6, or in
     checkpoint storage.
-
-    Args:
-        url: `mysql://user:password@host:3306/database?ssl_mode=required`, or with `mariadb`, or
-            SQLAlchemy's `mysql+pymysql://…`, or JDBC's `jdbc:mysql://…` and `jdbc:mariadb://…`.
-        table: `table` or `database.table`, with upper and lower case exactly as in the database.
-        ledger_schema: The database of onceflow's own tables, created if it may be; the url's
-            unless given.
-        others: As `SqlSink` has them.
     """
 
     dialect: ClassVar[Dialect] = MYSQL
 
+    url: str = field(
+        kw_only=False,
+        metadata=option(
+            "`mysql://user:password@host:3306/database?ssl_mode=required`, or with `mariadb`, or"
+            " SQLAlchemy's `mysql+pymysql://…`, or JDBC's `jdbc:mysql://…` and `jdbc:mariadb://…`",
+            spark="url",
+            secret=True,
+        ),
+    )
+    table: str = field(
+        metadata=option(
+            "The table, `database.table` or `table`, with upper and lower case exactly as in the"
+            " database",
+            spark="dbtable",
+            aliases=("table",),
+        )
+    )
+    ledger_schema: str | None = field(
+        default=None,
+        metadata=option(
+            "The database of onceflow's own tables, created if it may be. None: the url's",
+            spark="ledgerSchema",
+        ),
+    )
+
     @property
     @override
     def endpoint(self) -> MySQLEndpoint:
-        return endpoint_of(
-            self.url,
-            user=self.user,
-            password=self.password,
-            connect_timeout_s=self.connect_timeout_s,
-            reply_timeout_s=self.statement_timeout_s,
-            lock_timeout_s=self.lock_timeout_s,
-        )
+        return endpoint_of(self, lock_timeout_s=self.lock_timeout_s)
 
     @override
     def _ledger_schema(self) -> str:

@@ -26,6 +26,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.secret_references import followed
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
@@ -404,15 +405,7 @@ class PostgresEndpoint:
         }
 
 
-def endpoint_of(
-    url: str,
-    *,
-    user: str | None,
-    password: str | None,
-    connect_timeout_s: float,
-    reply_timeout_s: float,
-    lock_timeout_s: float,
-) -> PostgresEndpoint:
+def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEndpoint:
     """Return what `url` says, in libpq's terms, with `user` and `password` over it.
 
     Takes libpq's URLs (`postgresql://h1,h2/db?sslmode=require`), SQLAlchemy's
@@ -421,6 +414,7 @@ def endpoint_of(
     Raises:
         ConfigError: It is none of these. The text never repeats the URL, which may hold a password.
     """
+    url = access.url
     scheme, separator, _ = url.partition("://")
     driverless = scheme.removeprefix("jdbc:").partition("+")[0]
     if not separator or driverless not in ("postgresql", "postgres"):
@@ -430,12 +424,15 @@ def endpoint_of(
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     parameters = _from_sqlalchemy(url) if "+" in scheme else _from_libpq(url)
-    if user is not None:
-        parameters["user"] = user
-    if password is not None:
-        parameters["password"] = password
+    if access.user is not None:
+        parameters["user"] = access.user
+    if access.password is not None:
+        parameters["password"] = access.password
     return PostgresEndpoint(
-        tuple(sorted(parameters.items())), connect_timeout_s, reply_timeout_s, lock_timeout_s
+        tuple(sorted(parameters.items())),
+        access.connect_timeout_s,
+        access.statement_timeout_s,
+        lock_timeout_s,
     )
 
 

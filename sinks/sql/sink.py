@@ -17,6 +17,8 @@ from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import read_record, run_preflight, validate_rows
@@ -36,8 +38,8 @@ class _Overflow(Enum):
     NULL = "null"
 
 
-@dataclass(frozen=True, repr=False)
-class SqlSink(Sink):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SqlSink(DatabaseAccess, Sink):
     """Writes every row to its table; each takes effect exactly once, through any crash.
 
     Columns go by name; further columns of the table get their defaults. In `ledger_schema` onceflow
@@ -45,67 +47,125 @@ class SqlSink(Sink):
 
     Pickles with its password, prints without it.
 
-    Args:
-        url: Where the database is, in the forms that the dialect's class names.
-        table: `table` or `schema.table`, with upper and lower case exactly as in the database.
-        create: Whether to create the table from the rows' schema when there is none.
-        evolve: Whether to add columns that the rows have and the table lacks; nullable ones.
-        delivery: `at_least_once` commits without two phases: rows are seen at once, and come twice
-            after a failure.
-        commit_mode: How exactly-once is reached. `two_phase` prepares transactions in the server;
-            `ledger` stages rows in checkpoint storage and applies them after the decision, for
-            servers, users and poolers that cannot prepare. `auto` takes two_phase where it is
-            possible, and logs what it chose and why. All give the same guarantee.
-        write_mode: `insert` adds rows; `upsert` also puts them over rows of the same key; `ignore`
-            leaves such rows as they are; `update` only puts them over such rows. All but `insert`
-            need `primary_key`, bring a key's rows to one subtask, and apply a checkpoint's changes
-            at its end.
-        user: Over what the url says.
-        password: Over what the url says; needs no percent-encoding. `${env:NAME}` or
-            `${file:/path}` refers to a secret, which is then in no pickle: each process that
-            connects looks it up.
-        primary_key: The columns by which rows are found, which a unique index must have; also the
-            primary key of a table that is created.
-        tombstones: Whether a row whose other columns are all null deletes its key.
-        operation_column: A text column that says what a row does: insert, create, c, r, i, upsert,
-            update, u to put it, delete, d to delete its key. It is not written.
-        table_column: A text column that names the row's table, null for `table`; all tables are
-            written in one transaction. It is not written.
-        overflow: What a value is that does not fit its column: `error`, a bad row, or `null`, null.
-        ledger_schema: Where onceflow's own tables are; created if it may be.
-        connect_timeout_s: How long one connection may take; also how long a committer keeps asking
-            after a reply was lost.
-        statement_timeout_s: How long the server may be silent before the connection is given up.
-        lock_timeout_s: How long the server may wait for another transaction's lock.
-        flush_rows: At least once: how many rows are committed together, at most a batch more.
-
     Raises:
         ConfigError: A setting is wrong by itself; what needs the server is found by `open`.
     """
 
     dialect: ClassVar[Dialect]
 
-    url: str
-    table: str = field(kw_only=True)
-    create: bool = field(default=False, kw_only=True)
-    evolve: bool = field(default=False, kw_only=True)
-    delivery: Literal["exactly_once", "at_least_once"] = field(default="exactly_once", kw_only=True)
-    commit_mode: Literal["auto", "two_phase", "ledger"] = field(default="auto", kw_only=True)
-    write_mode: Literal["insert", "upsert", "ignore", "update"] = field(
-        default="insert", kw_only=True
+    table: str = field(
+        metadata=option(
+            "The table, `schema.table` or `table`, with upper and lower case exactly as in the"
+            " database",
+            spark="dbtable",
+            aliases=("table",),
+        )
     )
-    user: str | None = field(default=None, kw_only=True)
-    password: str | None = field(default=None, kw_only=True)
-    primary_key: tuple[str, ...] = field(default=(), kw_only=True)
-    tombstones: bool = field(default=False, kw_only=True)
-    operation_column: str | None = field(default=None, kw_only=True)
-    table_column: str | None = field(default=None, kw_only=True)
-    overflow: Literal["error", "null"] = field(default="error", kw_only=True)
-    ledger_schema: str | None = field(default=None, kw_only=True)
-    connect_timeout_s: float = field(default=10.0, kw_only=True)
-    statement_timeout_s: float = field(default=120.0, kw_only=True)
-    lock_timeout_s: float = field(default=60.0, kw_only=True)
-    flush_rows: int = field(default=50_000, kw_only=True)
+    write_mode: Literal["insert", "upsert", "ignore", "update"] = field(
+        default="insert",
+        metadata=option(
+            "`insert` adds rows; `upsert` also puts them over rows of the same key; `ignore` leaves"
+            " such rows as they are; `update` only puts them over such rows. All but `insert` need"
+            " primary_key, bring a key's rows to one subtask, and apply a checkpoint's changes at"
+            " its end",
+            choice(WriteMode),
+            spark="writeMode",
+        ),
+    )
+    primary_key: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "The columns by which rows are found, which a unique index must have; also the primary"
+            " key of a table that is created",
+            NAMES,
+            spark="primaryKey",
+        ),
+    )
+    create: bool = field(
+        default=False,
+        metadata=option(
+            "Whether to create the table from the rows' columns if it is missing",
+            BOOLEAN,
+            spark="createTable",
+        ),
+    )
+    evolve: bool = field(
+        default=False,
+        metadata=option(
+            "Whether to add columns that the rows have and the table lacks; nullable ones",
+            BOOLEAN,
+            spark="evolveTable",
+        ),
+    )
+    tombstones: bool = field(
+        default=False,
+        metadata=option(
+            "Whether a row whose columns outside the key are all null deletes its key",
+            BOOLEAN,
+            spark="tombstones",
+        ),
+    )
+    operation_column: str | None = field(
+        default=None,
+        metadata=option(
+            "A text column that says what a row does: insert, create, c, r, i, upsert, update, u to"
+            " put it, delete, d to delete its key. It is not written",
+            spark="operationColumn",
+        ),
+    )
+    table_column: str | None = field(
+        default=None,
+        metadata=option(
+            "A text column that names the row's table; null stands for the table of the sink. All"
+            " tables are written in one transaction. The column is not written",
+            spark="tableColumn",
+        ),
+    )
+    overflow: Literal["error", "null"] = field(
+        default="error",
+        metadata=option(
+            "What a value is that does not fit its column: `error`, a bad row, or `null`, null",
+            choice(_Overflow),
+            spark="overflow",
+        ),
+    )
+    delivery: Literal["exactly_once", "at_least_once"] = field(
+        default="exactly_once",
+        metadata=option(
+            "`at_least_once` commits without two phases: rows are seen at once, and come twice"
+            " after a failure",
+            choice(Delivery),
+        ),
+    )
+    commit_mode: Literal["auto", "two_phase", "ledger"] = field(
+        default="auto",
+        metadata=option(
+            "How rows wait for the decision. `two_phase` prepares transactions in the server;"
+            " `ledger` stages rows in checkpoint storage and applies them after the decision, for"
+            " servers, users and poolers that cannot prepare. `auto` takes two_phase where it is"
+            " possible, and logs what it chose and why. All give the same guarantee",
+            choice("auto", CommitMode),
+            spark="commitMode",
+        ),
+    )
+    ledger_schema: str | None = field(
+        default=None,
+        metadata=option(
+            "Where onceflow's own tables are; created if it may be", spark="ledgerSchema"
+        ),
+    )
+    lock_timeout_s: float = field(
+        default=60.0,
+        metadata=option(
+            "How long to wait for the locks of other transactions", DURATION, spark="lockTimeout"
+        ),
+    )
+    flush_rows: int = field(
+        default=50_000,
+        metadata=option(
+            "At least once: how many rows are committed together, at most a batch more", COUNT
+        ),
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.primary_key, str):

@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import (
     AccessDenied,
     ConnectionLost,
@@ -170,12 +171,13 @@ class SQLiteEndpoint:
         return SQLiteSession(connection)
 
 
-def endpoint_of(url: str, *, connect_timeout_s: float, lock_timeout_s: float) -> SQLiteEndpoint:
+def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpoint:
     """Return what `url` says: `sqlite:////absolute/path`, or the path alone.
 
     Raises:
         ConfigError: It names no file, or one that each process would look for elsewhere.
     """
+    url = access.url
     path = url.removeprefix(_SCHEME)
     if not path or "://" in path or path.startswith(("sqlite:", ":memory:")):
         raise ConfigError(f"url={url!r}: give sqlite:////absolute/path/of/the/file.db")
@@ -184,7 +186,7 @@ def endpoint_of(url: str, *, connect_timeout_s: float, lock_timeout_s: float) ->
             f"url={url!r}: the path {path} is relative, and each process of a job has a directory "
             f"of its own; give sqlite:///{Path(path).absolute()}"
         )
-    return SQLiteEndpoint(path, connect_timeout_s, lock_timeout_s)
+    return SQLiteEndpoint(path, access.connect_timeout_s, lock_timeout_s)
 
 
 def own(session: Session) -> SQLiteSession:

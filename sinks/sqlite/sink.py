@@ -14,6 +14,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
+from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
@@ -25,9 +26,11 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 NO_TABLE = "onceflow"
 """For a sink that says only how its file is reached."""
+_NOT_HERE = "A SQLite file has none"
 
 
-@dataclass(frozen=True, repr=False)
+@document_options
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SQLiteSink(SqlSink):
     """Writes every row to its table in a SQLite file; each takes effect exactly once.
 
@@ -35,18 +38,31 @@ class SQLiteSink(SqlSink):
     transaction with a row that proves it. All processes of the job must see the file on a local
     disk, so they run on one machine; one transaction at a time writes to it, and readers go on
     reading. The file gets a write-ahead log, which stays when the job has ended.
-
-    Args:
-        url: `sqlite:////absolute/path/of/the/file.db`, or the path alone; it is created if need be.
-        delivery: Exactly once only.
-        commit_mode: `ledger` only; `auto` is the same.
-        lock_timeout_s: How long to wait for others that write to the file.
-        others: As `SqlSink` has them; there is no user, no password and no schema.
     """
 
     dialect: ClassVar[Dialect] = SQLITE
 
-    commit_mode: Literal["auto", "two_phase", "ledger"] = field(default="ledger", kw_only=True)
+    url: str = field(
+        kw_only=False,
+        metadata=option(
+            "`sqlite:////absolute/path/of/the/file.db`, or the path alone; it is created if need"
+            " be",
+            spark="url",
+            secret=True,
+        ),
+    )
+    commit_mode: Literal["auto", "two_phase", "ledger"] = field(
+        default="ledger", metadata=option("`ledger` only; `auto` is the same")
+    )
+    delivery: Literal["exactly_once", "at_least_once"] = field(
+        default="exactly_once", metadata=option("Exactly once only")
+    )
+    user: str | None = field(default=None, metadata=option(_NOT_HERE))
+    password: str | None = field(default=None, metadata=option(_NOT_HERE))
+    ledger_schema: str | None = field(default=None, metadata=option(_NOT_HERE))
+    statement_timeout_s: float = field(
+        default=120.0, metadata=option("Of servers; there is none here")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,9 +96,7 @@ class SQLiteSink(SqlSink):
     @property
     @override
     def endpoint(self) -> SQLiteEndpoint:
-        return endpoint_of(
-            self.url, connect_timeout_s=self.connect_timeout_s, lock_timeout_s=self.lock_timeout_s
-        )
+        return endpoint_of(self, lock_timeout_s=self.lock_timeout_s)
 
 
 def _sink_of_tools(access: ServerAccess, timeout_s: float) -> SQLiteSink:

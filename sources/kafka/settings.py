@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import TypeAlias, cast
@@ -23,10 +23,12 @@ from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
 from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
 from onceflow.connectors.kafka.registry import CompiledSchema
 from onceflow.connectors.kafka.schema_cache import SchemaCache
-from onceflow.connectors.kafka.settings import TopicSettings
+from onceflow.connectors.kafka.settings import TopicDescription, TopicOptions, TopicSettings
+from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.client_options import OptionValue
+from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
@@ -199,8 +201,136 @@ _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class KafkaSettings(TopicSettings):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ReadOptions(TopicOptions):
+    """Options of the source that are used as they are given."""
+
+    topic_pattern: str | None = field(
+        default=None,
+        metadata=option(
+            "Instead of topic=, a regular expression: every topic whose whole name it matches is"
+            " read, one that is created later from its first record. Kafka's own topics are left"
+            " out",
+            spark="subscribePattern",
+        ),
+    )
+    include_metadata: bool = field(
+        default=False,
+        metadata=option(
+            "Unless raw, whether there are columns _topic, _partition, _offset and _timestamp",
+            BOOLEAN,
+            spark="includeMetadata",
+        ),
+    )
+    group_id: str | None = field(
+        default=None,
+        metadata=option(
+            "The group in which offsets are published, for lag. None: onceflow-<job>-<uid>",
+            spark="kafka.group.id",
+        ),
+    )
+    commit_offsets: bool = field(
+        default=True, metadata=option("Whether offsets are published in group_id", BOOLEAN)
+    )
+    fail_on_data_loss: bool = field(
+        default=True,
+        metadata=option(
+            "Whether offsets that are gone, or a topic that was deleted, also if it was created"
+            " again, are an error; or a warning, and reading goes on at the first record",
+            BOOLEAN,
+            spark="failOnDataLoss",
+        ),
+    )
+    batch_rows: int = field(
+        default=10_000,
+        metadata=option(
+            "How many rows a batch has at most. A batch goes on at once, however small, when"
+            " nothing more is waiting",
+            COUNT,
+        ),
+    )
+    batch_bytes: int = field(
+        default=16 * 1024 * 1024,
+        metadata=option("After about how many bytes of values a batch goes on", COUNT),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SourceOptions(ReadOptions, TopicDescription):
+    """All options of the source, as users give them."""
+
+    topic: str | Sequence[str] | None = field(
+        default=None,
+        metadata=option("One topic, or several; or topic_pattern", NAMES, spark="subscribe"),
+    )
+    format: ValueFormat | str = field(
+        default=ValueFormat.JSON,
+        metadata=option(
+            "What a value is: `json` (one object), `csv` (one line), `debezium-json` (a change of a"
+            " row, with a column _op); by the schema registry `avro`, `protobuf`, `json-schema`,"
+            " `debezium-avro`; or `raw`: the record in Spark's columns, its key and value as bytes",
+            choice(ValueFormat),
+            spark="valueFormat",
+        ),
+    )
+    schema: SchemaLike | None = field(
+        default=None,
+        metadata=option(
+            "Unless raw, the columns of a value: an Arrow schema, a mapping from name to type, or"
+            " DDL as in `id BIGINT NOT NULL, name STRING`. A column that is not nullable must be in"
+            " every record. By a registry, those of the subject's latest version unless given",
+            spark="valueSchema",
+        ),
+    )
+    starting_offsets: OffsetsLike = field(
+        default="earliest",
+        metadata=option(
+            "Where reading starts: `earliest`, `latest`, a datetime, offsets by topic and partition"
+            " with -2 for earliest and -1 for latest, or Spark's JSON of these. Used once: a job or"
+            " query that has a checkpoint goes on from there. `KafkaSource` starts at `earliest`, a"
+            " query of Spark at `latest`",
+            spark="startingOffsets",
+        ),
+    )
+    ending_offsets: OffsetsLike | None = field(
+        default=None,
+        metadata=option(
+            "The same for the end, exclusive, which makes the source bounded; resolved when the job"
+            " starts. None: it never ends, and `read` of Spark ends at `latest`",
+            spark="endingOffsets",
+        ),
+    )
+    on_bad_record: OnBadRow | str = field(
+        default=OnBadRow.FAIL,
+        metadata=option(
+            "What becomes of a record that cannot be decoded: `fail`, `drop` (left out, counted and"
+            " logged), or `dead_letter`: to the sink of `Pipeline.read(…, dead_letters=…)`, with"
+            " reason, topic, partition and offset",
+            choice(OnBadRow),
+        ),
+    )
+    key_format: KeyFormat | str | None = field(
+        default=None,
+        metadata=option(
+            "Unless raw, adds the record's key as the column _key: `string`, `raw` (bytes), or by"
+            " the schema registry `avro`, `protobuf`, `json-schema`: a struct of a record, message"
+            " or object, or one value. A key that is none is a bad record; no key is null",
+            choice(KeyFormat),
+            spark="keyFormat",
+        ),
+    )
+    partition_discovery_interval: float | str | None = field(
+        default="1 min",
+        metadata=option(
+            "How often a running stream looks for partitions and topics that were added, in seconds"
+            " or as text. None: only when the job starts",
+            DURATION,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KafkaSettings(ReadOptions, TopicSettings):
     """The settings of one `KafkaSource`, in their final form.
 
     The columns come from the latest version of `subject` unless the user gave them; the key's type
@@ -213,13 +343,6 @@ class KafkaSettings(TopicSettings):
     starting: Offsets
     ending: Offsets | None
     on_bad_record: OnBadRow
-    include_metadata: bool
-    group_id: str | None
-    commit_offsets: bool
-    fail_on_data_loss: bool
-    batch_rows: int
-    batch_bytes: int
-    topic_pattern: str | None = None
     partition_discovery_interval_s: float | None = None
     include_headers: bool = False
     """Whether raw records have a column of their headers."""

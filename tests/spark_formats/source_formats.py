@@ -16,6 +16,7 @@ from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource, sql_reader, sql_schema
 from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.rows import schema_of_rows
@@ -72,15 +73,6 @@ class _SqlFormat(DataSource):
         return sql_reader(self.source(), schema, bounds=bounds, tasks=int(given.get("tasks", "1")))
 
 
-_WAITS: dict[str, Any] = {
-    "user": None,
-    "password": None,
-    "connect_timeout_s": 10.0,
-    "reply_timeout_s": 60.0,
-    "lock_timeout_s": 10.0,
-}
-
-
 class PostgresFormat(_SqlFormat):
     @classmethod
     def name(cls) -> str:
@@ -89,7 +81,7 @@ class PostgresFormat(_SqlFormat):
     def source(self) -> RowSource:
         options = dict(self.options)
         table = TableName.parse(options["table"]) if "table" in options else None
-        endpoint = postgres_endpoint_of(options["url"], **_WAITS)
+        endpoint = postgres_endpoint_of(DatabaseAccess(options["url"]), lock_timeout_s=10.0)
         return PostgresRows(endpoint, table, options.get("query"))
 
 
@@ -100,5 +92,5 @@ class MySQLFormat(_SqlFormat):
 
     def source(self) -> RowSource:
         options = dict(self.options)
-        endpoint = mysql_endpoint_of(options["url"], **_WAITS)
+        endpoint = mysql_endpoint_of(DatabaseAccess(options["url"]), lock_timeout_s=10.0)
         return MySQLRows(endpoint, TableName.parse(options["table"]))

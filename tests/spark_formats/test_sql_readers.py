@@ -41,6 +41,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.sink import SqlSink
 from onceflow.sinks.sql.tables import TableName
 
@@ -119,15 +120,6 @@ class Read:
         return [row["id"] for row in self.rows()]
 
 
-_WAITS: dict[str, Any] = {
-    "user": None,
-    "password": None,
-    "connect_timeout_s": 10.0,
-    "reply_timeout_s": 60.0,
-    "lock_timeout_s": 10.0,
-}
-
-
 @dataclass(frozen=True)
 class Database:
     """One of the servers, with a table to write and to read."""
@@ -143,13 +135,20 @@ class Database:
     def source(self, table: str) -> RowSource:
         name = TableName.parse(table)
         if self.name == "postgres":
-            return PostgresRows(postgres_endpoint_of(self.url, **_WAITS), name)
-        return MySQLRows(mysql_endpoint_of(self.url, **_WAITS), name)
+            return PostgresRows(
+                postgres_endpoint_of(DatabaseAccess(self.url), lock_timeout_s=10.0), name
+            )
+        return MySQLRows(mysql_endpoint_of(DatabaseAccess(self.url), lock_timeout_s=10.0), name)
 
     def query(self, text: str) -> RowSource:
         if self.name == "postgres":
-            return PostgresRows(postgres_endpoint_of(self.url, **_WAITS), query=text)
-        return MySQLRows(mysql_endpoint_of(self.url, **_WAITS), query=text)
+            return PostgresRows(
+                postgres_endpoint_of(DatabaseAccess(self.url), lock_timeout_s=10.0),
+                query=text,
+            )
+        return MySQLRows(
+            mysql_endpoint_of(DatabaseAccess(self.url), lock_timeout_s=10.0), query=text
+        )
 
     def execute(self, *statements: str) -> None:
         if self.name == "postgres":
@@ -348,7 +347,7 @@ def test_filters_are_decided_by_the_database_as_spark_would_or_left_to_it(
 
 def test_a_query_is_read_and_only_the_columns_asked_for(postgres: Database) -> None:
     postgres.execute("CREATE TABLE wide AS SELECT i AS id, 2 * i AS d FROM generate_series(1, 9) i")
-    endpoint = postgres_endpoint_of(postgres.url, **_WAITS)
+    endpoint = postgres_endpoint_of(DatabaseAccess(postgres.url), lock_timeout_s=10.0)
     query = PostgresRows(endpoint, query="SELECT id, d, 'x' AS word FROM wide WHERE id < 3")
     assert Read(query).rows() == [{"id": 1, "d": 2, "word": "x"}, {"id": 2, "d": 4, "word": "x"}]
     narrow = Read(postgres.source("wide"), StructType().add("id", "long"))

@@ -2,87 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from onceflow.connectors.spark.options.tables import (
-    BOOLEAN,
-    DURATION,
-    NAMES,
-    OptionTable,
-    SparkOption,
-    choice,
-)
+from onceflow.connectors.spark.options.tables import OptionTable
 from onceflow.sinks.mysql import MySQLSink
 from onceflow.sinks.postgres import PostgresSink
-from onceflow.sinks.sql.settings import CommitMode
-from onceflow.sinks.sql.sink import SqlSink
-from onceflow.sinks.sql.write_mode import WriteMode
 from onceflow.sinks.sqlite import SQLiteSink
-
-_TABLE = (
-    SparkOption(
-        "url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True
-    ),
-    SparkOption("dbtable", "table", "The table, `schema.table` or `table`", aliases=("table",)),
-)
-_LOGIN = (
-    SparkOption("user", "user", "Over what the url says"),
-    SparkOption(
-        "password",
-        "password",
-        "Over what the url says; `${env:NAME}` or `${file:/path}` refers to it",
-        secret=True,
-    ),
-)
-_ROWS = (
-    SparkOption(
-        "writeMode",
-        "write_mode",
-        "`insert`; `upsert`, `ignore` and `update` find rows by primaryKey",
-        choice(WriteMode),
-    ),
-    SparkOption("primaryKey", "primary_key", "Columns with commas between them", NAMES),
-    SparkOption("createTable", "create", "Whether to create a table that is missing", BOOLEAN),
-    SparkOption("evolveTable", "evolve", "Whether to add columns that the table lacks", BOOLEAN),
-    SparkOption(
-        "tombstones",
-        "tombstones",
-        "Whether a row whose columns outside the key are all null deletes its key",
-        BOOLEAN,
-    ),
-    SparkOption(
-        "operationColumn", "operation_column", "A text column that says whether a row is a delete"
-    ),
-    SparkOption("tableColumn", "table_column", "A text column that names the row's table"),
-    SparkOption(
-        "overflow",
-        "overflow",
-        "A value that does not fit its column is an error, or null",
-        choice("error", "null"),
-    ),
-)
-_SERVER = (
-    SparkOption(
-        "commitMode",
-        "commit_mode",
-        "How rows wait for the decision: prepared in the database, or staged",
-        choice("auto", CommitMode),
-    ),
-    SparkOption("ledgerSchema", "ledger_schema", "Where onceflow's own tables are"),
-    SparkOption(
-        "statementTimeout",
-        "statement_timeout_s",
-        "How long the server may be silent",
-        DURATION,
-        aliases=("queryTimeout",),
-    ),
-)
-_WAITING = (
-    SparkOption(
-        "connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION
-    ),
-    SparkOption("lockTimeout", "lock_timeout_s", "How long to wait for others' locks", DURATION),
-)
 
 _NO_DRIVER = "no JDBC driver is used"
 _IGNORED = {
@@ -105,23 +28,24 @@ _REFUSED = {
 }
 
 
-def _write_table(
-    name: str, sink: Callable[..., SqlSink], *options: SparkOption
-) -> OptionTable[SqlSink]:
-    return OptionTable(
-        format=name,
-        direction="write",
-        target=sink,
-        options=options,
-        ignored=_IGNORED,
-        refused=_REFUSED,
-    )
-
-
-POSTGRES_WRITE = _write_table(
-    "onceflow-postgres", PostgresSink, *_TABLE, *_LOGIN, *_ROWS, *_SERVER, *_WAITING
+POSTGRES_WRITE = OptionTable(
+    format="onceflow-postgres",
+    direction="write",
+    description=PostgresSink,
+    ignored=_IGNORED,
+    refused=_REFUSED,
 )
-MYSQL_WRITE = _write_table(
-    "onceflow-mysql", MySQLSink, *_TABLE, *_LOGIN, *_ROWS, *_SERVER, *_WAITING
+MYSQL_WRITE = OptionTable(
+    format="onceflow-mysql",
+    direction="write",
+    description=MySQLSink,
+    ignored=_IGNORED,
+    refused=_REFUSED,
 )
-SQLITE_WRITE = _write_table("onceflow-sqlite", SQLiteSink, *_TABLE, *_ROWS, *_WAITING)
+SQLITE_WRITE = OptionTable(
+    format="onceflow-sqlite",
+    direction="write",
+    description=SQLiteSink,
+    ignored=_IGNORED,
+    refused=_REFUSED,
+)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 
-from onceflow.connectors.spark.options.tables import COUNT, DURATION, OptionTable, SparkOption
+from typing_extensions import override
+
+from onceflow.connectors.spark.options.tables import OptionTable
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
 from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.options import COUNT, option
 from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
 from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
+from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.tables import TableName
 
 _SUBQUERY = re.compile(r"\s*\((?P<query>.*)\)\s*(?:as\s+)?[\w\"`]*\s*", re.DOTALL | re.IGNORECASE)
@@ -19,78 +24,91 @@ _LOCK_TIMEOUT_S = 60.0
 """Of statements that wait for locks; reading waits for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SqlReading:
-    """What `readers.sql` is made of."""
-
-    source: RowSource
-    bounds: Bounds | None
-    tasks: int
-
-
-def postgres_reading(
-    url: str,
-    *,
-    table: str | None = None,
-    query: str | None = None,
-    user: str | None = None,
-    password: str | None = None,
-    column: str | None = None,
-    lower: str | None = None,
-    upper: str | None = None,
-    tasks: int = 1,
-    connect_timeout_s: float = 10.0,
-    statement_timeout_s: float = 120.0,
-) -> SqlReading:
-    """Return what is read of Postgres; connects to nothing.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SqlRead(DatabaseAccess):
+    """What is read of a database, and by how many tasks; connects to nothing.
 
     Raises:
         ConfigError: Options contradict each other.
     """
-    endpoint = postgres_endpoint_of(
-        url,
-        user=user,
-        password=password,
-        connect_timeout_s=connect_timeout_s,
-        reply_timeout_s=statement_timeout_s,
-        lock_timeout_s=_LOCK_TIMEOUT_S,
+
+    table: str | None = field(
+        default=None,
+        metadata=option(
+            "The table, `schema.table` or `table`; or `(SELECT …) t`, as JDBC has it",
+            spark="dbtable",
+            aliases=("table",),
+        ),
     )
-    source = PostgresRows(endpoint, *_relation(table, query))
-    return SqlReading(source, _bounds(column, lower, upper), tasks)
-
-
-def mysql_reading(
-    url: str,
-    *,
-    table: str | None = None,
-    query: str | None = None,
-    user: str | None = None,
-    password: str | None = None,
-    column: str | None = None,
-    lower: str | None = None,
-    upper: str | None = None,
-    tasks: int = 1,
-    connect_timeout_s: float = 10.0,
-    statement_timeout_s: float = 120.0,
-) -> SqlReading:
-    """Return what is read of MySQL or MariaDB; connects to nothing.
-
-    Raises:
-        ConfigError: Options contradict each other.
-    """
-    endpoint = mysql_endpoint_of(
-        url,
-        user=user,
-        password=password,
-        connect_timeout_s=connect_timeout_s,
-        reply_timeout_s=statement_timeout_s,
-        lock_timeout_s=_LOCK_TIMEOUT_S,
+    query: str | None = field(
+        default=None, metadata=option("Instead of dbtable, a SELECT", spark="query")
     )
-    source = MySQLRows(endpoint, *_relation(table, query))
-    return SqlReading(source, _bounds(column, lower, upper), tasks)
+    tasks: int = field(
+        default=1,
+        metadata=option(
+            "How many tasks share the rows; each is a connection", COUNT, spark="numPartitions"
+        ),
+    )
+    column: str | None = field(
+        default=None,
+        metadata=option(
+            "A number, date or timestamp whose values cut the rows into strides; unless given,"
+            " Postgres is cut by pages, MySQL by a whole-number key",
+            spark="partitionColumn",
+        ),
+    )
+    lower: str | None = field(
+        default=None,
+        metadata=option(
+            "Where the strides begin; rows below are in the first task", spark="lowerBound"
+        ),
+    )
+    upper: str | None = field(
+        default=None,
+        metadata=option(
+            "Where the strides end; rows above are in the last task", spark="upperBound"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.source, self.bounds
+
+    @property
+    @abstractmethod
+    def source(self) -> RowSource:
+        """The table or the query."""
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """How a column cuts the rows."""
+        if self.column is None and self.lower is None and self.upper is None:
+            return None
+        if self.column is None or self.lower is None or self.upper is None:
+            raise ConfigError("give all of partitionColumn, lowerBound and upperBound, or none")
+        return Bounds(self.column, self.lower, self.upper)
 
 
-def _relation(table: str | None, query: str | None) -> tuple[TableName | None, str | None]:
+class PostgresRead(SqlRead):
+    """What is read of Postgres."""
+
+    @property
+    @override
+    def source(self) -> RowSource:
+        endpoint = postgres_endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
+        return PostgresRows(endpoint, *_parse_relation(self.table, self.query))
+
+
+class MySQLRead(SqlRead):
+    """What is read of MySQL or MariaDB."""
+
+    @property
+    @override
+    def source(self) -> RowSource:
+        endpoint = mysql_endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
+        return MySQLRows(endpoint, *_parse_relation(self.table, self.query))
+
+
+def _parse_relation(table: str | None, query: str | None) -> tuple[TableName | None, str | None]:
     """Return the table or the query that is read: as for JDBC, `dbtable` may be `(SELECT …) t`."""
     if (table is None) is (query is None):
         raise ConfigError("give dbtable or query, one of the two")
@@ -107,58 +125,6 @@ def _relation(table: str | None, query: str | None) -> tuple[TableName | None, s
         ) from None
 
 
-def _bounds(column: str | None, lower: str | None, upper: str | None) -> Bounds | None:
-    if column is None and lower is None and upper is None:
-        return None
-    if column is None or lower is None or upper is None:
-        raise ConfigError("give all of partitionColumn, lowerBound and upperBound, or none")
-    return Bounds(column, lower, upper)
-
-
-_TABLE = SparkOption(
-    "dbtable",
-    "table",
-    "The table, `schema.table` or `table`; or `(SELECT …) t`, as JDBC has it",
-    aliases=("table",),
-)
-_QUERY = SparkOption("query", "query", "Instead of dbtable, a SELECT")
-_PLACE = (
-    SparkOption(
-        "url", "url", "Where the database is; its JDBC URL (`jdbc:…`) will do", secret=True
-    ),
-    SparkOption("user", "user", "Over what the url says"),
-    SparkOption(
-        "password",
-        "password",
-        "Over what the url says; `${env:NAME}` or `${file:/path}` refers to it",
-        secret=True,
-    ),
-)
-_SHARES = (
-    SparkOption(
-        "numPartitions", "tasks", "How many tasks share the rows; each is a connection", COUNT
-    ),
-    SparkOption(
-        "partitionColumn",
-        "column",
-        "A number, date or timestamp whose values cut the rows into"
-        " strides; unless given, Postgres is cut by pages, MySQL by a whole-number key",
-    ),
-    SparkOption("lowerBound", "lower", "Where the strides begin; rows below are in the first task"),
-    SparkOption("upperBound", "upper", "Where the strides end; rows above are in the last task"),
-)
-_WAITING = (
-    SparkOption(
-        "connectTimeout", "connect_timeout_s", "How long one connection may take", DURATION
-    ),
-    SparkOption(
-        "statementTimeout",
-        "statement_timeout_s",
-        "How long the server may be silent",
-        DURATION,
-        aliases=("queryTimeout",),
-    ),
-)
 _IGNORED = {
     "driver": "no JDBC driver is used",
     "fetchsize": "rows are read as a stream of Arrow batches",
@@ -174,16 +140,14 @@ _REFUSED = {
 POSTGRES_READ = OptionTable(
     format="onceflow-postgres",
     direction="read",
-    target=postgres_reading,
-    options=(*_PLACE, _TABLE, _QUERY, *_SHARES, *_WAITING),
+    description=PostgresRead,
     ignored=_IGNORED,
     refused=_REFUSED,
 )
 MYSQL_READ = OptionTable(
     format="onceflow-mysql",
     direction="read",
-    target=mysql_reading,
-    options=(*_PLACE, _TABLE, _QUERY, *_SHARES, *_WAITING),
+    description=MySQLRead,
     ignored=_IGNORED,
     refused=_REFUSED,
 )

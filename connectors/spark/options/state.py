@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from onceflow.connectors.spark.options.tables import (
-    COUNT,
-    NAMES,
-    OptionTable,
-    SparkKind,
-    SparkOption,
-    choice,
-)
+from onceflow.connectors.spark.options.files import CHECKPOINT, LATEST
+from onceflow.connectors.spark.options.tables import OptionTable
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.options import COUNT, NAMES, ValueKind, choice, option, option_of
 from onceflow.core.state.api.descriptors import AggregateOp
 from onceflow.core.state.operator_state import Mode
 from onceflow.core.state.snapshots.bootstrap import StateOfTable, UnkeyedStateOfTable
@@ -31,13 +26,19 @@ from onceflow.core.storage.snapshots.stored_checkpoints import (
     savepoint_at,
 )
 
-LATEST = "latest"
 _WITHOUT_KEY: Mapping[str, Mode] = {
     "operator-list": "split",
     "union": "union",
     "broadcast": "broadcast",
 }
 StateKindName = Literal["keyed", "list", "union", "broadcast", "raw-keyed"]
+
+
+def _parse_aggregates(text: str) -> dict[str, str]:
+    pairs = dict(one.strip().split("=") for one in text.split(","))
+    if not set(pairs.values()) <= {"sum", "count", "min", "max"}:
+        raise ValueError
+    return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,100 @@ class JobLocation:
     job: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StateRead:
+def storage_of(path: str, storage_options: Mapping[str, object] | None) -> CheckpointStorage:
+    """Return the checkpoint storage at `path`, a bucket's with its client's options.
+
+    Raises:
+        ConfigError: It is none; or options are given for a directory.
+    """
+    storage = checkpoint_storage(path)
+    if not storage_options:
+        return storage
+    if not isinstance(storage, ObjectStorage):
+        raise ConfigError(f"storage.* options are for a bucket, and path={path!r} is none")
+    options = {name: str(value) for name, value in storage_options.items()}
+    endpoint = options.pop("endpoint", None)
+    return ObjectStorage(path, endpoint=endpoint, options=options)
+
+
+_PATH = "The job's checkpoint storage: a directory or a bucket's URL"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckpointsRead:
+    """Whose checkpoints are read."""
+
+    path: str = field(metadata=option(_PATH, spark="path", aliases=("storage",)))
+    job: str | None = field(
+        default=None,
+        metadata=option("The job's name; all jobs of the storage unless given", spark="job"),
+    )
+    storage_options: Mapping[str, object] | None = field(
+        default=None,
+        metadata=option("Options of the bucket's client, and its `endpoint`", spark="storage.*"),
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.location
+
+    @property
+    def location(self) -> JobLocation:
+        """The storage, and maybe which job of it."""
+        return JobLocation(storage_of(self.path, self.storage_options), self.job)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StateRead(CheckpointsRead):
     """Which state is read."""
 
-    path: str
-    location: JobLocation
-    uid: str
-    state: str | None
-    kind: StateKindName | None
-    checkpoint: int | None
-    """None: the last one."""
-    form: ValueForm
+    path: str = field(
+        metadata=option(f"{_PATH}; or a savepoint's directory", spark="path", aliases=("storage",))
+    )
+    job: str | None = field(
+        default=None,
+        metadata=option("The job's name; needed where the storage holds several", spark="job"),
+    )
+    checkpoint_or_latest: int | str = field(
+        default=LATEST,
+        metadata=option(
+            "The number of a checkpoint that the storage holds, or `latest`",
+            CHECKPOINT,
+            spark="checkpoint",
+            aliases=("batchId",),
+        ),
+    )
+    uid: str = field(metadata=option("The operator's uid", spark="uid", aliases=("operatorUid",)))
+    state: str | None = field(
+        default=None,
+        metadata=option(
+            "The state's name; needed where the operator has several",
+            spark="state",
+            aliases=("stateName", "stateVarName"),
+        ),
+    )
+    kind: StateKindName | None = field(
+        default=None,
+        metadata=option(
+            "`keyed`, or of the states without a key `list`, `union`, `broadcast` and `raw-keyed`;"
+            " needed where one name is several of them",
+            choice("keyed", "list", "union", "broadcast", "raw-keyed"),
+            spark="stateType",
+        ),
+    )
+    form: ValueForm = field(
+        default="typed",
+        metadata=option(
+            "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
+            " JSON of every value; `binary`: the bytes that are stored",
+            choice("typed", "json", "binary"),
+            spark="valueFormat",
+        ),
+    )
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The number of the checkpoint; None: the last one."""
+        return None if self.checkpoint_or_latest == LATEST else int(self.checkpoint_or_latest)
 
     def find(self) -> StoredCheckpoint:
         """Return the checkpoint or savepoint that is meant.
@@ -83,228 +166,125 @@ class StateRead:
         return savepoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SavepointWrite:
     """What a DataFrame becomes, and where. Pickles to tasks; holds no secret."""
 
-    path: str
-    storage: CheckpointStorage
-    job: str
-    uid: str
-    max_parallelism: int
-    table: StateOfTable | UnkeyedStateOfTable
+    path: str = field(
+        metadata=option(
+            "The savepoint's directory: new, or made by another DataFrame", spark="path"
+        )
+    )
+    job: str = field(metadata=option("The name of the job that is to start from it", spark="job"))
+    uid: str = field(metadata=option("The operator's uid", spark="uid", aliases=("operatorUid",)))
+    state: str = field(
+        default="",
+        metadata=option(
+            "The state's name, as in its descriptor; `running` for those of `running`",
+            spark="state",
+            aliases=("stateName",),
+        ),
+    )
+    state_type: str = field(
+        default="value",
+        metadata=option(
+            "What the state is: of each key `value`, `list`, `map` or `running`; without a key"
+            " `operator-list`, `union` or `broadcast`",
+            choice("value", "list", "map", "running", *_WITHOUT_KEY),
+            spark="stateType",
+        ),
+    )
+    key: tuple[str, ...] = field(
+        default=("key",),
+        metadata=option("The columns of the key, as in `key_by`", NAMES, spark="key"),
+    )
+    value: str = field(
+        default="value",
+        metadata=option(
+            "The column of the value; of a list state an array, of one without a key an element",
+            spark="value",
+        ),
+    )
+    map_key: str = field(
+        default="map_key",
+        metadata=option("Of a map or broadcast state: the column of the map's key", spark="mapKey"),
+    )
+    value_type: str | None = field(
+        default=None,
+        metadata=option(
+            "The type's name where the column's own is another: `int`, `list[int]`, the name of a"
+            " dataclass for a struct, `any`",
+            spark="valueType",
+        ),
+    )
+    map_key_type: str | None = field(
+        default=None, metadata=option("The same of the map's key", spark="mapKeyType")
+    )
+    aggregates: Mapping[str, AggregateOp] | None = field(
+        default=None,
+        metadata=option(
+            "Of `running`: the aggregate of each column, `balance=sum,n=count`",
+            ValueKind("column=sum|count|min|max, with commas between them", _parse_aggregates),
+            spark="aggregates",
+        ),
+    )
+    max_parallelism: int = field(
+        default=128,
+        metadata=option(
+            "The number of key groups, which the job keeps for ever", COUNT, spark="maxParallelism"
+        ),
+    )
+    storage_options: Mapping[str, object] | None = field(
+        default=None, metadata=option_of(CheckpointsRead, "storage_options")
+    )
+
+    def __post_init__(self) -> None:
+        runs = self.state_type == "running"
+        if runs != (self.aggregates is not None):
+            raise ConfigError("stateType=running goes with aggregates=, and no other type does")
+        if not runs and not self.state:
+            raise ConfigError("format onceflow-savepoint needs option 'state': the state's name")
+        _ = self.table, self.storage
+        JobPaths(self.job)
+
+    @property
+    def storage(self) -> CheckpointStorage:
+        """The storage that holds the savepoint."""
+        return storage_of(self.path, self.storage_options)
+
+    @property
+    def table(self) -> StateOfTable | UnkeyedStateOfTable:
+        """What the rows become."""
+        if self.state_type in _WITHOUT_KEY:
+            return UnkeyedStateOfTable(
+                name=self.state,
+                mode=_WITHOUT_KEY[self.state_type],
+                value=self.value,
+                map_key=self.map_key if self.state_type == "broadcast" else "",
+                value_type=self.value_type,
+                map_key_type=self.map_key_type,
+            )
+        runs = self.state_type == "running"
+        return StateOfTable(
+            name=self.state or "running",
+            kind="accumulators" if runs else cast("StateKind", self.state_type),
+            key=self.key,
+            value=self.value,
+            map_key=self.map_key if self.state_type == "map" else "",
+            value_type=self.value_type,
+            map_key_type=self.map_key_type,
+            aggregates=self.aggregates,
+        )
 
     def directory(self) -> SavepointDirectory:
         """Return the savepoint, made or not."""
         return savepoint_directory(self.storage, self.path)
 
 
-def storage_of(path: str, storage_options: Mapping[str, object] | None) -> CheckpointStorage:
-    """Return the checkpoint storage at `path`, a bucket's with its client's options.
-
-    Raises:
-        ConfigError: It is none; or options are given for a directory.
-    """
-    storage = checkpoint_storage(path)
-    if not storage_options:
-        return storage
-    if not isinstance(storage, ObjectStorage):
-        raise ConfigError(f"storage.* options are for a bucket, and path={path!r} is none")
-    options = {name: str(value) for name, value in storage_options.items()}
-    endpoint = options.pop("endpoint", None)
-    return ObjectStorage(path, endpoint=endpoint, options=options)
-
-
-def _find_location(
-    path: str, *, job: str | None = None, storage_options: Mapping[str, object] | None = None
-) -> JobLocation:
-    return JobLocation(storage_of(path, storage_options), job)
-
-
-def _state_read(
-    path: str,
-    uid: str,
-    *,
-    job: str | None = None,
-    checkpoint: int | str = LATEST,
-    state: str | None = None,
-    state_type: str | None = None,
-    value_format: str = "typed",
-    storage_options: Mapping[str, object] | None = None,
-) -> StateRead:
-    return StateRead(
-        path=path,
-        location=_find_location(path, job=job, storage_options=storage_options),
-        uid=uid,
-        state=state,
-        kind=cast("StateKindName | None", state_type),
-        checkpoint=None if checkpoint == LATEST else int(checkpoint),
-        form=cast("ValueForm", value_format),
-    )
-
-
-def _savepoint_write(
-    path: str,
-    job: str,
-    uid: str,
-    *,
-    key: tuple[str, ...] = ("key",),
-    value: str = "value",
-    state: str = "",
-    state_type: str = "value",
-    map_key: str = "map_key",
-    value_type: str | None = None,
-    map_key_type: str | None = None,
-    aggregates: Mapping[str, AggregateOp] | None = None,
-    max_parallelism: int = 128,
-    storage_options: Mapping[str, object] | None = None,
-) -> SavepointWrite:
-    runs = state_type == "running"
-    if runs != (aggregates is not None):
-        raise ConfigError("stateType=running goes with aggregates=, and no other type does")
-    if not runs and not state:
-        raise ConfigError("format onceflow-savepoint needs option 'state': the state's name")
-    table: StateOfTable | UnkeyedStateOfTable
-    if state_type in _WITHOUT_KEY:
-        table = UnkeyedStateOfTable(
-            name=state,
-            mode=_WITHOUT_KEY[state_type],
-            value=value,
-            map_key=map_key if state_type == "broadcast" else "",
-            value_type=value_type,
-            map_key_type=map_key_type,
-        )
-    else:
-        table = StateOfTable(
-            name=state or "running",
-            kind="accumulators" if runs else cast("StateKind", state_type),
-            key=key,
-            value=value,
-            map_key=map_key if state_type == "map" else "",
-            value_type=value_type,
-            map_key_type=map_key_type,
-            aggregates=aggregates,
-        )
-    storage = storage_of(path, storage_options)
-    JobPaths(job)
-    return SavepointWrite(path, storage, job, uid, max_parallelism, table)
-
-
-def _aggregates(text: str) -> dict[str, str]:
-    pairs = dict(one.strip().split("=") for one in text.split(","))
-    if not set(pairs.values()) <= {"sum", "count", "min", "max"}:
-        raise ValueError
-    return pairs
-
-
-def _checkpoint(text: str) -> int | str:
-    return LATEST if text.strip().lower() == LATEST else int(text)
-
-
-_JOB = SparkOption("job", "job", "The job's name; needed where the storage holds several")
-_PATH_SAYS = "The job's checkpoint storage: a directory or a bucket's URL"
-
 CHECKPOINTS_READ = OptionTable(
-    format="onceflow-checkpoints",
-    direction="read",
-    target=cast("Callable[..., JobLocation]", _find_location),
-    options=(
-        SparkOption("path", "path", _PATH_SAYS, aliases=("storage",)),
-        SparkOption("job", "job", "The job's name; all jobs of the storage unless given"),
-    ),
-    clients={"storage.": "storage_options"},
+    format="onceflow-checkpoints", direction="read", description=CheckpointsRead
 )
-
-STATE_READ = OptionTable(
-    format="onceflow-state",
-    direction="read",
-    target=_state_read,
-    options=(
-        SparkOption(
-            "path", "path", f"{_PATH_SAYS}; or a savepoint's directory", aliases=("storage",)
-        ),
-        _JOB,
-        SparkOption(
-            "checkpoint",
-            "checkpoint",
-            "The number of a checkpoint that the storage holds, or `latest`",
-            SparkKind("the number of a checkpoint, or latest", _checkpoint),
-            aliases=("batchId",),
-        ),
-        SparkOption("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
-        SparkOption(
-            "state",
-            "state",
-            "The state's name; needed where the operator has several",
-            aliases=("stateName", "stateVarName"),
-        ),
-        SparkOption(
-            "stateType",
-            "state_type",
-            "`keyed`, or of the states without a key `list`, `union`, `broadcast` and `raw-keyed`;"
-            " needed where one name is several of them",
-            choice("keyed", "list", "union", "broadcast", "raw-keyed"),
-        ),
-        SparkOption(
-            "valueFormat",
-            "value_format",
-            "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
-            " JSON of every value; `binary`: the bytes that are stored",
-            choice("typed", "json", "binary"),
-        ),
-    ),
-    clients={"storage.": "storage_options"},
-)
-
+STATE_READ = OptionTable(format="onceflow-state", direction="read", description=StateRead)
 SAVEPOINT_WRITE = OptionTable(
-    format="onceflow-savepoint",
-    direction="write",
-    target=_savepoint_write,
-    options=(
-        SparkOption("path", "path", "The savepoint's directory: new, or made by another DataFrame"),
-        SparkOption("job", "job", "The name of the job that is to start from it"),
-        SparkOption("uid", "uid", "The operator's uid", aliases=("operatorUid",)),
-        SparkOption(
-            "state",
-            "state",
-            "The state's name, as in its descriptor; `running` for those of `running`",
-            aliases=("stateName",),
-        ),
-        SparkOption(
-            "stateType",
-            "state_type",
-            "What the state is: of each key `value`, `list`, `map` or `running`; without a key"
-            " `operator-list`, `union` or `broadcast`",
-            choice("value", "list", "map", "running", *_WITHOUT_KEY),
-        ),
-        SparkOption("key", "key", "The columns of the key, as in `key_by`", NAMES),
-        SparkOption(
-            "value",
-            "value",
-            "The column of the value; of a list state an array, of one without a key an element",
-        ),
-        SparkOption(
-            "mapKey", "map_key", "Of a map or broadcast state: the column of the map's key"
-        ),
-        SparkOption(
-            "valueType",
-            "value_type",
-            "The type's name where the column's own is another: `int`, `list[int]`, the name of a"
-            " dataclass for a struct, `any`",
-        ),
-        SparkOption("mapKeyType", "map_key_type", "The same of the map's key"),
-        SparkOption(
-            "aggregates",
-            "aggregates",
-            "Of `running`: the aggregate of each column, `balance=sum,n=count`",
-            SparkKind("column=sum|count|min|max, with commas between them", _aggregates),
-        ),
-        SparkOption(
-            "maxParallelism",
-            "max_parallelism",
-            "The number of key groups, which the job keeps for ever",
-            COUNT,
-        ),
-    ),
-    clients={"storage.": "storage_options"},
+    format="onceflow-savepoint", direction="write", description=SavepointWrite
 )

@@ -1,98 +1,24 @@
-"""Options of Spark formats, said as data: a table gives parsing, its errors and the documents.
+"""Options of Spark formats: a table, made of a description's fields, parses them and says errors.
 
-Spark hands names over in lower case, so case never counts. An option is read by its table only;
-what it becomes is an argument of a sink or a source, whose own default holds where the option is
-not given. A value that refers to a secret (`${env:NAME}`, `${file:/path}`) is passed on as it is:
-whoever connects follows it.
+Spark passes names in lower case, so case never counts. An option is read by its table only; it
+becomes a field of the description of a sink or a source (`core.spi.options`). A value that refers
+to a secret (`${env:NAME}`, `${file:/path}`) is passed on as it is: whoever connects follows it.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from enum import Enum
-from typing import Generic, TypeVar, cast
+from functools import cached_property
+from typing import Any, Generic, TypeVar, cast
 
 from onceflow.connectors.spark.options.words import OptionWords
 from onceflow.core.errors import ConfigError
-from onceflow.core.setting_values import seconds_of
 from onceflow.core.spi import Sink
+from onceflow.core.spi.options import OptionMeaning, ValueKind, list_options
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class SparkKind:
-    """What the text of an option may be."""
-
-    words: str
-    """What it must be, for errors and documents."""
-    parse: Callable[[str], object]
-    """Returns the value, or raises ValueError or ConfigError."""
-
-
-def _boolean(text: str) -> bool:
-    known = {"true": True, "false": False}
-    if text.strip().lower() not in known:
-        raise ValueError
-    return known[text.strip().lower()]
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError
-    return names
-
-
-def _value_of_json(text: str) -> object:
-    """Return what `text` says where it is a JSON object, and else the text."""
-    return json.loads(text) if text.lstrip().startswith("{") else text
-
-
-TEXT = SparkKind("text", str)
-BOOLEAN = SparkKind("true or false", _boolean)
-COUNT = SparkKind("a whole number, 1 or more", _count)
-WHOLE = SparkKind("a whole number", int)
-NAMES = SparkKind("names with commas between them", _columns)
-DURATION = SparkKind(
-    "a duration: seconds, or a number with a unit, as in 500 ms, 5 s, 10 min",
-    lambda text: seconds_of(_number_or(text), setting="it"),
-)
-JSON_VALUE = SparkKind("text, or a JSON object", _value_of_json)
-
-
-def _number_or(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def choice(*words: str | type[Enum]) -> SparkKind:
-    """Return the kind of which each value is one of `words`, or of the values of an enumeration."""
-    known = [
-        str(word)
-        for one in words
-        for word in ((one,) if isinstance(one, str) else (member.value for member in one))
-    ]
-
-    def parse(text: str) -> str:
-        if text.strip().lower() not in known:
-            raise ValueError
-        return text.strip().lower()
-
-    return SparkKind(f"one of {', '.join(known)}", parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +28,27 @@ class SparkOption:
     name: str
     """As the documents write it."""
     argument: str
-    """What it becomes: an argument of the table's target."""
-    says: str
-    """What it means, for the documents."""
-    kind: SparkKind = TEXT
-    aliases: tuple[str, ...] = ()
-    secret: bool = False
-    """Whether the value is never repeated."""
+    """The field that it sets."""
+    meaning: OptionMeaning
+    default: object
+    """What holds where it is not given; `dataclasses.MISSING` where it is needed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OptionTable(Generic[T_co]):
     """All options of one format in one direction."""
 
     format: str
     direction: str
     """`write`, `read` or `readStream`, for errors."""
-    target: Callable[..., T_co]
-    """Takes the arguments; its signature has their defaults."""
-    options: tuple[SparkOption, ...]
-    clients: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Options that begin with a key are a client's; its value is the argument that takes them, as
-    a mapping without what they begin with."""
-    clients_kind: SparkKind = TEXT
+    description: type[T_co]
+    """The dataclass that the options make; its fields say what Spark calls them."""
+    without: tuple[str, ...] = ()
+    """Fields that are no options here."""
+    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Where the format's default is another than the description's."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What else the target's errors call an option, and how it is called here."""
+    """What else the description's errors call an option, and how it is called here."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
     """What its errors say of things that a format has not, and what is said here."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -134,21 +56,44 @@ class OptionTable(Generic[T_co]):
     ignored: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options of other formats that change nothing here, and why."""
 
+    @cached_property
+    def options(self) -> tuple[SparkOption, ...]:
+        """All options but those of clients, in the order of the description's fields."""
+        return tuple(one for one in self._list_all() if not one.name.endswith("*"))
+
+    @cached_property
+    def clients(self) -> Mapping[str, SparkOption]:
+        """Options that begin with a key are a client's: it becomes a mapping without the key."""
+        return {
+            one.name.removesuffix("*"): one for one in self._list_all() if one.name.endswith("*")
+        }
+
+    def _list_all(self) -> Iterator[SparkOption]:
+        declared = {one.name: one.default for one in fields(cast("Any", self.description))}
+        for argument, meaning in list_options(self.description):
+            if meaning.spark and argument not in self.without:
+                default = self.defaults.get(argument, declared[argument])
+                yield SparkOption(meaning.spark, argument, meaning, default)
+
+    def help_of(self, one: SparkOption) -> str:
+        """Return what an option means, in the words of options."""
+        return self.words.spoken(one.meaning.help)
+
     def make(self, given: Mapping[str, str]) -> T_co:
-        """Return what the target makes of `given`.
+        """Return the description that `given` makes.
 
         Raises:
-            ConfigError: As `arguments` says; or the target refuses them, in the options' words.
+            ConfigError: As `arguments` says; or the description refuses them, in the options'
+                words.
         """
-        arguments = self.arguments(given)
+        arguments = {**self.defaults, **self.arguments(given)}
         with self.words.translate_errors():
-            return self.target(**arguments)
+            return self.description(**arguments)
 
     @property
     def words(self) -> OptionWords:
-        """What the target's arguments are called here."""
-        names = {option.argument: option.name for option in self.options}
-        names.update((argument, f"{prefix}*") for prefix, argument in self.clients.items())
+        """What the description's fields are called here."""
+        names = {one.argument: one.name for one in (*self.options, *self.clients.values())}
         return OptionWords({**names, **self.named}, self.instead)
 
     def arguments(self, given: Mapping[str, str]) -> dict[str, object]:
@@ -161,7 +106,7 @@ class OptionTable(Generic[T_co]):
         known = {
             name.lower(): option
             for option in self.options
-            for name in (option.name, *option.aliases)
+            for name in (option.name, *option.meaning.aliases)
         }
         arguments: dict[str, object] = {}
         given_as: dict[str, str] = {}
@@ -175,25 +120,21 @@ class OptionTable(Generic[T_co]):
                     )
                 given_as[option.argument] = name
                 arguments[option.argument] = self._value(
-                    option.name, option.kind, text, option.secret
+                    option.name, option.meaning.kind, text, option.meaning.secret
                 )
             elif (prefix := self._prefix_of(name)) is not None:
                 client = cast(
                     "dict[str, object]",
-                    arguments.setdefault(self.clients[prefix], dict[str, object]()),
+                    arguments.setdefault(self.clients[prefix].argument, dict[str, object]()),
                 )
-                short = name[len(prefix) :]
-                client[short] = self._value(name, self.clients_kind, text, secret=True)
+                kind = self.clients[prefix].meaning.kind
+                client[name[len(prefix) :]] = self._value(name, kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
                 raise ConfigError(self._unknown(name))
         self._require_needed(arguments)
         return arguments
 
-    def default_of(self, option: SparkOption) -> object:
-        """Return what holds where `option` is not given; `inspect.Parameter.empty` for nothing."""
-        return inspect.signature(self.target).parameters[option.argument].default
-
-    def _value(self, name: str, kind: SparkKind, text: str, secret: bool) -> object:
+    def _value(self, name: str, kind: ValueKind, text: str, secret: bool) -> object:
         try:
             return kind.parse(text)
         except (ValueError, ConfigError):
@@ -211,11 +152,9 @@ class OptionTable(Generic[T_co]):
 
     def _require_needed(self, arguments: Mapping[str, object]) -> None:
         for option in self.options:
-            if option.argument in arguments:
-                continue
-            if self.default_of(option) is inspect.Parameter.empty:
+            if option.default is MISSING and option.argument not in arguments:
                 raise ConfigError(
-                    f"format {self.format} needs option {option.name!r}: {option.says}"
+                    f"format {self.format} needs option {option.name!r}: {self.help_of(option)}"
                 )
 
     def _unknown(self, name: str) -> str:

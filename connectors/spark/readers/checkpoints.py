@@ -64,7 +64,7 @@ class CheckpointsReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Describe it; asks nothing yet."""
-        self._place = CHECKPOINTS_READ.make(options)
+        self._place = CHECKPOINTS_READ.make(options).location
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:

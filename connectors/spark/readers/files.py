@@ -29,7 +29,7 @@ def files_read(options: Mapping[str, str]) -> FilesRead:
     """
     source = FILES_READ.make(options)
     sink_id = next((value for name, value in options.items() if name.lower() == "sinkid"), None)
-    return replace(source, table=replace(source.table, sink_id=sink_id))
+    return replace(source, sink_id=sink_id)
 
 
 def files_schema(options: Mapping[str, str]) -> StructType:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from onceflow.connectors.spark.readers.kafka_offsets import (
 from onceflow.connectors.spark.versions import SparkInterface, has, require
 from onceflow.core.errors import ConfigError, OffsetOutOfRange
 from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.options import COUNT, DURATION, option
 from onceflow.sources.kafka.catalog import Catalog, find_positions
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.position import PartitionPosition, gap_message
@@ -60,20 +61,36 @@ _DISCOVERY_INTERVAL_S = 10.0
 """How often a query that has nothing to read asks for new partitions and topics."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchLimits:
     """How large a micro-batch is, and into how many tasks it is cut; as in Spark's own source."""
 
-    offsets_most: int | None = None
-    """maxOffsetsPerTrigger."""
-    offsets_least: int | None = None
-    """minOffsetsPerTrigger: a batch waits until there are so many …"""
-    delay_most_s: float = 900.0
-    """… but no longer than maxTriggerDelay."""
-    tasks_least: int = 0
-    """minPartitions."""
-    task_rows_most: int | None = None
-    """maxRecordsPerPartition."""
+    offsets_most: int | None = field(
+        default=None,
+        metadata=option(
+            "How many records a batch has at most", COUNT, spark="maxOffsetsPerTrigger"
+        ),
+    )
+    offsets_least: int | None = field(
+        default=None,
+        metadata=option("A batch waits for so many records …", COUNT, spark="minOffsetsPerTrigger"),
+    )
+    delay_most_s: float = field(
+        default=900.0,
+        metadata=option("… but no longer than this", DURATION, spark="maxTriggerDelay"),
+    )
+    tasks_least: int = field(
+        default=0,
+        metadata=option(
+            "Into how many tasks a batch is cut at least", COUNT, spark="minPartitions"
+        ),
+    )
+    task_rows_most: int | None = field(
+        default=None,
+        metadata=option(
+            "How many records a task reads at most", COUNT, spark="maxRecordsPerPartition"
+        ),
+    )
 
     def __post_init__(self) -> None:
         given = {
@@ -81,9 +98,9 @@ class BatchLimits:
             "minOffsetsPerTrigger": self.offsets_least,
             "maxRecordsPerPartition": self.task_rows_most,
         }
-        for option, value in given.items():
+        for name, value in given.items():
             if value is not None and value < 1:
-                raise ConfigError(f"{option}={value} is not positive")
+                raise ConfigError(f"{name}={value} is not positive")
         if self.tasks_least < 0:
             raise ConfigError(f"minPartitions={self.tasks_least} is negative")
         if (

@@ -14,13 +14,15 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
+from typing_extensions import override
 
-from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, TaskPlan
-from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
+from onceflow.connectors.spark.readers.sql_filters import Comparable
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.catalog import (
@@ -29,12 +31,13 @@ from onceflow.sinks.mysql.catalog import (
     find_table,
     grantee,
     identifier,
-    literal,
     quote,
 )
 from onceflow.sinks.mysql.connection import ResultColumn, own
+from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint
 from onceflow.sinks.mysql.types import BINARIES
+from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import Session, SqlError
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
@@ -62,39 +65,19 @@ _AS_TEXT = frozenset({"json", "enum", "set", "time", "uuid", "inet4", "inet6"})
 """Of other types (geometry, vector) the bytes are read, as hexadecimal digits."""
 
 
-def _instant(text: str) -> str:
-    # Sessions here are in UTC.
-    return f"TIMESTAMP '{text}'"
-
-
 @dataclass(frozen=True, slots=True)
-class MySQLRows:
+class MySQLRows(RowSource):
     """A table or a query of MySQL or MariaDB."""
 
+    dialect: ClassVar[Dialect] = MYSQL
     endpoint: MySQLEndpoint
-    table: TableName | None = None
-    query: str | None = None
-    """Instead of a table: a SELECT."""
 
-    def __post_init__(self) -> None:
-        assert (self.table is None) is not (self.query is None)
+    @override
+    def format_instant(self, text: str) -> str:
+        # Sessions here are in UTC.
+        return f"TIMESTAMP '{text}'"
 
-    @property
-    def words(self) -> SqlWords:
-        """How values are written."""
-        return SqlWords(text=literal, instant=_instant)
-
-    @property
-    def relation(self) -> str:
-        """What stands behind FROM."""
-        if self.table is not None:
-            return identifier(self.table)
-        return f"({self.query}) AS onceflow_rows"
-
-    def quote(self, name: str) -> str:
-        """Return `name` as an identifier."""
-        return quote(name)
-
+    @override
     def columns(self) -> Sequence[ReadColumn]:
         """Return all columns, as the server says them.
 
@@ -111,6 +94,7 @@ class MySQLRows:
                 raise SinkError(f"reading {self.relation} of {self.endpoint}: {error}") from error
             return [_read(one.name, _type_of(one)) for one in columns]
 
+    @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
         """Return how the tasks share the rows: by a column's strides, else by a whole-number key.
 
@@ -126,6 +110,7 @@ class MySQLRows:
             return TaskPlan(("",))
         return TaskPlan(stride_conditions(columns, bounds, tasks, self.words))
 
+    @override
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:

@@ -16,20 +16,22 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_manager import dbapi as manager
 from adbc_driver_postgresql import dbapi as adbc
+from typing_extensions import override
 
-from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, TaskPlan
-from onceflow.connectors.spark.readers.sql_filters import Comparable, SqlWords
+from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
+from onceflow.connectors.spark.readers.sql_filters import Comparable
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.postgres.catalog import identifier, literal, quote
 from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession
-from onceflow.sinks.sql.tables import TableName
+from onceflow.sinks.postgres.dialect import POSTGRES
+from onceflow.sinks.sql.dialect import Dialect
 
 _HELD_S = 600.0
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -66,38 +68,18 @@ _PAGES = """
 """
 
 
-def _instant(text: str) -> str:
-    return f"TIMESTAMPTZ '{text}+00'"
-
-
 @dataclass(frozen=True, slots=True)
-class PostgresRows:
+class PostgresRows(RowSource):
     """A table or a query of Postgres."""
 
+    dialect: ClassVar[Dialect] = POSTGRES
     endpoint: PostgresEndpoint
-    table: TableName | None = None
-    query: str | None = None
-    """Instead of a table: a SELECT."""
 
-    def __post_init__(self) -> None:
-        assert (self.table is None) is not (self.query is None)
+    @override
+    def format_instant(self, text: str) -> str:
+        return f"TIMESTAMPTZ '{text}+00'"
 
-    @property
-    def words(self) -> SqlWords:
-        """How values are written."""
-        return SqlWords(text=literal, instant=_instant)
-
-    @property
-    def relation(self) -> str:
-        """What stands behind FROM."""
-        if self.table is not None:
-            return identifier(self.table)
-        return f"({self.query}) AS onceflow_rows"
-
-    def quote(self, name: str) -> str:
-        """Return `name` as an identifier."""
-        return quote(name)
-
+    @override
     def columns(self) -> Sequence[ReadColumn]:
         """Return all columns, as the server says them.
 
@@ -110,6 +92,7 @@ class PostgresRows:
             schema = cursor.adbc_execute_schema(f"SELECT * FROM {self.relation}")  # noqa: S608
         return [_column(field) for field in schema]
 
+    @override
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
         """Return how the tasks share the rows, and the snapshot that all of them read.
 
@@ -130,6 +113,7 @@ class PostgresRows:
         snapshot = _hold_snapshot(self.endpoint) if len(conditions) > 1 else ""
         return TaskPlan(conditions, snapshot)
 
+    @override
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:

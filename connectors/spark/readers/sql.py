@@ -8,10 +8,11 @@ table and gives rows as Arrow is its `RowSource`.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -26,6 +27,9 @@ from onceflow.connectors.spark.readers.sql_filters import (
     push_down,
 )
 from onceflow.core.errors import ConfigError
+from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sinks.sql.session import Endpoint
+from onceflow.sinks.sql.tables import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -64,23 +68,36 @@ class TaskPlan:
     """Empty: each task sees what is committed when it begins."""
 
 
-class RowSource(Protocol):
+@dataclass(frozen=True, slots=True)
+class RowSource(ABC):
     """One table or query of one database; pickled to tasks, holds no open connection."""
+
+    dialect: ClassVar[Dialect]
+    endpoint: Endpoint
+    table: TableName | None = None
+    query: str | None = None
+    """Instead of a table: a SELECT."""
+
+    def __post_init__(self) -> None:
+        assert (self.table is None) is not (self.query is None)
+
+    @abstractmethod
+    def format_instant(self, text: str) -> str:
+        """Return an instant as SQL; `text` is in UTC."""
 
     @property
     def words(self) -> SqlWords:
         """How values are written."""
-        ...
+        return SqlWords(text=self.dialect.literal, instant=self.format_instant)
 
     @property
     def relation(self) -> str:
         """What stands behind FROM."""
-        ...
+        if self.table is not None:
+            return self.dialect.identifier(self.table)
+        return f"({self.query}) AS onceflow_rows"
 
-    def quote(self, name: str) -> str:
-        """Return `name` as an identifier."""
-        ...
-
+    @abstractmethod
     def columns(self) -> Sequence[ReadColumn]:
         """Return all columns, as the server says them.
 
@@ -88,8 +105,8 @@ class RowSource(Protocol):
             ConfigError: There is no such table, or the query is none.
             SinkError: The server cannot be asked now.
         """
-        ...
 
+    @abstractmethod
     def plan(self, columns: Sequence[ReadColumn], bounds: Bounds | None, tasks: int) -> TaskPlan:
         """Return how `tasks` tasks, or fewer, share the rows. Driver, once a plan.
 
@@ -97,8 +114,8 @@ class RowSource(Protocol):
             ConfigError: It cannot be cut so; says what can.
             SinkError: The server cannot be asked now.
         """
-        ...
 
+    @abstractmethod
     def batches(
         self, statement: str, columns: Sequence[ReadColumn], snapshot: str
     ) -> Iterator[pa.RecordBatch]:
@@ -108,7 +125,6 @@ class RowSource(Protocol):
             ConfigError: A value has no form in its column's Arrow type; names the column.
             SinkError: The server refused, broke off, or forgot the snapshot.
         """
-        ...
 
 
 class SqlTask(InputPartition):
@@ -194,7 +210,7 @@ class SqlReader(Speaker, DataSourceReader):
         return [known[name] for name in self._schema.names]
 
     def _quote(self, name: str) -> str:
-        return self._source.quote(name)
+        return self._source.dialect.quote(name)
 
 
 class FilteringSqlReader(SqlReader):

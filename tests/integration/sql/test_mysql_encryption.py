@@ -7,17 +7,11 @@ import pytest
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.mysql.connection import MySQLSession
 from onceflow.sinks.mysql.endpoint import endpoint_of
+from onceflow.sinks.sql.access import DatabaseAccess
 
 
 def _login(url: str) -> MySQLSession:
-    endpoint = endpoint_of(
-        url,
-        user=None,
-        password=None,
-        connect_timeout_s=60.0,
-        reply_timeout_s=60.0,
-        lock_timeout_s=60.0,
-    )
+    endpoint = endpoint_of(DatabaseAccess(url, connect_timeout_s=60.0), lock_timeout_s=60.0)
     return endpoint.connect("test")
 
 

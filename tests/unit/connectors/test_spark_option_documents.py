@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from onceflow.connectors.spark.versions import SparkInterface
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
 
 
-def _default(table: OptionTable[object], option: SparkOption) -> str:
-    default = table.default_of(option)
-    if default is inspect.Parameter.empty:
+def _default(option: SparkOption) -> str:
+    default = option.default
+    if default is MISSING:
         return "needed"
     value = default.value if isinstance(default, Enum) else default
     if value in (None, "", ()):
@@ -40,8 +40,8 @@ def _table(head: str, rows: list[str]) -> str:
 def _options(table: OptionTable[object]) -> str:
     rows = list[str]()
     for option in table.options:
-        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
-        rows.append(f"| {names} | {_default(table, option)} | {option.says} |")
+        names = ", ".join(f"`{name}`" for name in (option.name, *option.meaning.aliases))
+        rows.append(f"| {names} | {_default(option)} | {table.help_of(option)} |")
     for prefix in table.clients:
         rows.append(f"| `{prefix}*` |  | The client's own options, without the prefix |")
     return _table("| option | default | |", rows)

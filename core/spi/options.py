@@ -1,0 +1,155 @@
+"""Options of connectors: each is said once, as a field of the frozen dataclass that a user makes.
+
+The field has the option's name in Python, its type and its default. Its metadata hold an
+`OptionMeaning`: the help, what text may stand for a value, and the name that Spark's formats give
+it. Everything else that shows or reads options is derived: Spark's formats, the tables in the
+documents, the arguments in a class's docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from onceflow.core.setting_values import seconds_of
+
+_T = TypeVar("_T")
+_KEY = "onceflow.option"
+_DOCSTRING_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """What the text of an option may be."""
+
+    words: str
+    """What it must be, for errors and documents."""
+    parse: Callable[[str], object]
+    """Returns the value, or raises ValueError or ConfigError."""
+
+
+def _parse_boolean(text: str) -> bool:
+    values = {"true": True, "false": False}
+    if text.strip().lower() not in values:
+        raise ValueError
+    return values[text.strip().lower()]
+
+
+def _parse_count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError
+    return names
+
+
+def _parse_duration(text: str) -> float:
+    try:
+        duration: float | str = float(text)
+    except ValueError:
+        duration = text
+    return seconds_of(duration, setting="it")
+
+
+def _parse_json(text: str) -> object:
+    """Return the value of `text` where it is a JSON object, and else the text."""
+    return json.loads(text) if text.lstrip().startswith("{") else text
+
+
+TEXT = ValueKind("text", str)
+BOOLEAN = ValueKind("true or false", _parse_boolean)
+COUNT = ValueKind("a whole number, 1 or more", _parse_count)
+WHOLE = ValueKind("a whole number", int)
+NAMES = ValueKind("names with commas between them", _parse_names)
+DURATION = ValueKind(
+    "a duration: seconds, or a number with a unit, as in 500 ms, 5 s, 10 min", _parse_duration
+)
+JSON_VALUE = ValueKind("text, or a JSON object", _parse_json)
+
+
+def choice(*words: str | type[Enum]) -> ValueKind:
+    """Return the kind whose values are `words`, and those of the enumerations among them."""
+    choices = [
+        str(word)
+        for given in words
+        for word in ((given,) if isinstance(given, str) else (member.value for member in given))
+    ]
+
+    def parse(text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise ValueError
+        return text.strip().lower()
+
+    return ValueKind(f"one of {', '.join(choices)}", parse)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionMeaning:
+    """What an option is, besides the name, type and default of its field."""
+
+    help: str
+    """For documents and errors, in Python's words; formats tell it in their own."""
+    kind: ValueKind
+    spark: str
+    """What Spark's formats call it; empty: they have no such option. `kafka.*` stands for all
+    options that begin so, which become a mapping without what they begin with."""
+    aliases: tuple[str, ...]
+    """Other names for it in Spark's formats."""
+    secret: bool
+    """Whether its value is never repeated."""
+
+
+def option(
+    text: str,
+    kind: ValueKind = TEXT,
+    *,
+    spark: str = "",
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Mapping[str, object]:
+    """Return metadata for `dataclasses.field`; `text` is the help."""
+    return {_KEY: OptionMeaning(text, kind, spark, aliases, secret)}
+
+
+def list_options(description: type[Any]) -> Iterator[tuple[str, OptionMeaning]]:
+    """Yield the name and the meaning of each option of a dataclass; the name is Python's."""
+    for one in fields(description):
+        meaning = one.metadata.get(_KEY)
+        if isinstance(meaning, OptionMeaning):
+            yield one.name, meaning
+
+
+def option_of(description: type[Any], name: str) -> Mapping[Any, Any]:
+    """Return the metadata of a field, for a subclass that declares it with another default."""
+    (declared,) = (one for one in fields(description) if one.name == name)
+    return declared.metadata
+
+
+def copy_values(description: Any, shared: type[Any]) -> dict[str, Any]:
+    """Return what `description` has in the fields of `shared`, one of its base classes."""
+    return {one.name: getattr(description, one.name) for one in fields(shared)}
+
+
+def document_options(description: type[_T]) -> type[_T]:
+    """Add the options of a dataclass to its docstring, as its arguments."""
+    lines = [inspect.cleandoc(description.__doc__ or ""), "", "Args:"]
+    for name, meaning in list_options(description):
+        lines += textwrap.wrap(
+            f"{name}: {meaning.help}.",
+            width=_DOCSTRING_WIDTH,
+            initial_indent="    ",
+            subsequent_indent="        ",
+        )
+    description.__doc__ = "\n".join(lines)
+    return description
