@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.spark_formats.write_cases import (
 )
 from tests.spark_formats.writes import Write
 
+from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.batches import decision_of
 from onceflow.integration.pytest_plugin import DatabaseFactory
@@ -75,6 +76,40 @@ def test_a_write_whose_database_is_killed_before_the_commit_is_whole_after_the_r
     again.write(range(9))
     again.commit()
     assert case.ids() == list(range(9))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        postgres_case,
+        pytest.param(mysql_case, marks=pytest.mark.servers),
+        pytest.param(mariadb_case, marks=pytest.mark.servers),
+    ],
+)
+def test_a_write_whose_database_is_killed_after_its_last_commit_waits_for_it(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    make: MakeCase,
+) -> None:
+    """What is in doubt is listed next, of a database that is down."""
+    server, case = case_on_own_server(make, request, tmp_path)
+    case = replace(case, options={**case.options, "commitmode": "two_phase"})
+    write = Write(case.make_sink, case.options)
+    write.write(range(9))
+    interrupted: list[CrashPoint] = []
+    with ExitStack() as until_it_is_up:
+
+        def interrupt(point: CrashPoint) -> None:
+            if point == "committed" and not interrupted:
+                interrupted.append(point)
+                until_it_is_up.enter_context(down(server))
+
+        monkeypatch.setattr("onceflow.connectors.spark.batch.commits.reach", interrupt)
+        write.commit_alone()
+    assert interrupted == ["committed"]
+    assert case.ids() == list(range(9))
+    assert Write(case.make_sink, case.options).plan.decided
 
 
 def test_a_query_whose_database_restarts_between_two_batches_goes_on(

@@ -7,6 +7,7 @@ driver itself. `core.protocol.batches` decides; this asks, commits and rolls bac
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,7 @@ from onceflow.core.errors import (
     PreparedTransactionLost,
     SinkError,
     StagingMissing,
+    StorageError,
 )
 from onceflow.core.protocol.batches import (
     BatchClaim,
@@ -61,6 +63,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
+from onceflow.core.retries import Retries
 from onceflow.core.spi import (
     CommittedBy,
     Committer,
@@ -248,7 +251,8 @@ class BatchCommits:
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
         self._carry_out(committer, self._to_commits(prepared))
-        orphans = plan_sweep(decision, committer.in_doubt(), sink_ids=self.target.sink_ids)
+        in_doubt = _list_in_doubt(committer)
+        orphans = plan_sweep(decision, in_doubt, sink_ids=self.target.sink_ids)
         self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
         self.decisions.settled(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
@@ -447,6 +451,25 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
         f"{said}. Whether it was written before is not remembered any more, only from"
         f" {refused.oldest} on: look whether its rows are there. If they are not, {anew}"
     )
+
+
+def _list_in_doubt(committer: Committer) -> Sequence[Committable]:
+    """Return what is in doubt after a decision, once the target answers.
+
+    The batch is decided: its write is not to fail for a target that restarts now.
+
+    Raises:
+        SinkError, StorageError: It could not be asked for `SETTLE_TIMEOUT_S`.
+    """
+    retries: Retries | None = None
+    while True:
+        try:
+            return committer.in_doubt()
+        except (SinkError, StorageError):
+            # A refusal may take its time, too: it counts from the first one.
+            retries = retries or Retries(until=time.monotonic() + SETTLE_TIMEOUT_S)
+            if not retries.pause():
+                raise
 
 
 def _try_step(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
