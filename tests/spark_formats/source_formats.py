@@ -41,6 +41,7 @@ class KafkaFormat(DataSource):
         given["fail_on_data_loss"] = options.get("fail_on_data_loss", "true") == "true"
         given["deadline_s"] = float(options.get("deadline_s", "20"))
         given["format"] = "json" if "schema" in options else "raw"
+        given["options"] = {"client.rack": options["rack"]} if "rack" in options else {}
         settings = KafkaSource(options["servers"], **given).settings
         return replace(settings, include_headers="headers" in options)
 
