@@ -52,7 +52,7 @@ class BatchBalance(KeyedBatchFunction):
         self._payments = state.value_state(_PAYMENTS)
 
     def process(self, batch: KeyedBatch) -> pa.RecordBatch:
-        amounts = batch.sorted("amount")
+        amounts = batch.sort_by_key("amount")
         sums = np.cumsum(amounts)
         before = sums[batch.firsts] - amounts[batch.firsts]
         sums += batch.spread(self._balance.get_many().to_numpy() - before)

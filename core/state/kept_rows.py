@@ -34,7 +34,7 @@ from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.api.stores import KeyedStateStore
 from onceflow.core.state.keys.key_columns import Ints, KeyColumn
 from onceflow.core.state.keys.key_groups import Hashes
-from onceflow.core.state.types.record_types import not_kept, value_type
+from onceflow.core.state.types.record_types import explain_not_kept, value_type
 from onceflow.core.state.types.serializers import serializer_of
 
 TIME, COUNT, ALONE = "onceflow.time", "onceflow.count", "onceflow.alone"
@@ -118,7 +118,7 @@ def check_rows_can_be_kept(schema: pa.Schema, whose: str) -> None:
         try:
             plan_column(field)
         except ConfigError as error:
-            raise not_kept(field, whose, error) from error
+            raise explain_not_kept(field, whose, error) from error
 
 
 def _plan_number_column(name: str, kind: pa.DataType) -> KeptColumn:
@@ -278,8 +278,8 @@ class KeptRows:
         if int(numbers.max()) >= 1 << NUMBER_BITS:
             row = int(numbers.argmax())
             raise BadStateValue(
-                f"a join cannot keep more than {1 << NUMBER_BITS:,} rows of one key and time to"
-                " remove them; the key of this record has more",
+                f"a join cannot keep more than {1 << NUMBER_BITS:,} rows of one key that it is to"
+                " remove at one time; the key of this record has more",
                 row=row,
             )
         table.put(1, group.entries, before + group.counts)

@@ -37,10 +37,10 @@ from onceflow.core.state.api.descriptors import (
 )
 from onceflow.core.state.api.stores import ListState, MapState
 from onceflow.core.state.heap.entries import Cells, MapKeys, Stored
-from onceflow.core.state.keys.key_codec import bytes_of_stored, decode_key, encode_map_key
+from onceflow.core.state.keys.key_codec import decode_key, encode_map_key, encode_stored_map_key
 from onceflow.core.state.keys.key_groups import key_group_of
 from onceflow.core.state.types.serializers import serializer_of
-from onceflow.core.state.types.widening import depends_on_values, misfit, reads_as
+from onceflow.core.state.types.widening import depends_on_values, explain_misfit, reads_as
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -52,7 +52,7 @@ _HANDLE = "operator-state-"
 _FORMAT = 1
 
 
-def mode_of(handle: StateHandle) -> Mode | None:
+def find_mode(handle: StateHandle) -> Mode | None:
     """Return what the states in `handle` are; None when it holds none of these."""
     return next((mode for mode in MODES if handle.name == _HANDLE + mode), None)
 
@@ -82,7 +82,7 @@ class FrozenOperatorState:
         """Make it durable and return its handles. Any thread."""
         handles: list[StateHandle] = []
         for mode in MODES:
-            saved = [state.saved() for of_mode, state in self.states if of_mode == mode]
+            saved = [state.save() for of_mode, state in self.states if of_mode == mode]
             if saved:
                 groups = self.key_groups if mode == "raw-keyed" else None
                 handles.append(write_saved(writer, mode, saved, groups))
@@ -104,10 +104,10 @@ class _State(ABC):
     def signature(self) -> str: ...
 
     @abstractmethod
-    def frozen(self) -> _State: ...
+    def freeze(self) -> _State: ...
 
     @abstractmethod
-    def saved(self) -> Saved: ...
+    def save(self) -> Saved: ...
 
     @abstractmethod
     def restore(self, elements: Sequence[bytes]) -> None: ...
@@ -135,27 +135,27 @@ class OperatorList(_State, ListState[T]):
 
     def add(self, value: T) -> None:
         """Put `value` at the end."""
-        self._elements.append(self._frozen_value(value))
+        self._elements.append(self._freeze_value(value))
 
     def add_all(self, values: Iterable[T]) -> None:
         """Put all of `values` at the end, or none."""
-        self._elements += [self._frozen_value(value) for value in values]
+        self._elements += [self._freeze_value(value) for value in values]
 
     def update(self, values: Iterable[T]) -> None:
         """Make `values` the list."""
-        self._elements = [self._frozen_value(value) for value in values]
+        self._elements = [self._freeze_value(value) for value in values]
 
     def clear(self) -> None:
         """Forget every element."""
         self._elements = []
 
-    def frozen(self) -> OperatorList[T]:
+    def freeze(self) -> OperatorList[T]:
         """Return the list as of now."""
         copy = OperatorList[T](self.name, self.cells.serializer)
         copy._elements = list(self._elements)
         return copy
 
-    def saved(self) -> Saved:
+    def save(self) -> Saved:
         """Return its bytes."""
         elements = [self.cells.to_bytes(one) for one in self._elements]
         return Saved(self.name, "", self.signature, elements)
@@ -166,11 +166,11 @@ class OperatorList(_State, ListState[T]):
 
     def check_values(self, elements: Sequence[bytes]) -> None:
         """Raise StateIncompatible unless all elements read without being rounded."""
-        checking = self.cells.checking()
+        checking = self.cells.to_checking()
         for one in elements:
             checking.from_bytes(one)
 
-    def _frozen_value(self, value: T) -> Stored:
+    def _freeze_value(self, value: T) -> Stored:
         if value is None:
             raise BadStateValue(f"list state {self.name!r} cannot hold None")
         return self.cells.freeze(value)
@@ -208,7 +208,7 @@ class BroadcastMap(_State, MapState[K, V]):
         self._check()
         if value is None:
             raise BadStateValue(f"broadcast state {self.name!r} cannot hold None; remove the key")
-        data = bytes_of_stored(self._keys.to_put(key))
+        data = encode_stored_map_key(self._keys.to_put(key))
         self._entries[data] = self.cells.freeze(value)
 
     def remove(self, key: K) -> None:
@@ -237,13 +237,13 @@ class BroadcastMap(_State, MapState[K, V]):
         self._check()
         self._entries.clear()
 
-    def frozen(self) -> BroadcastMap[K, V]:
+    def freeze(self) -> BroadcastMap[K, V]:
         """Return the entries as of now."""
         copy = BroadcastMap(self._descriptor)
         copy._entries = dict(self._entries)
         return copy
 
-    def saved(self) -> Saved:
+    def save(self) -> Saved:
         """Return its bytes."""
         elements = [
             part for key, one in self._entries.items() for part in (key, self.cells.to_bytes(one))
@@ -259,7 +259,7 @@ class BroadcastMap(_State, MapState[K, V]):
 
     def check_values(self, elements: Sequence[bytes]) -> None:
         """Raise StateIncompatible unless all values read without being rounded."""
-        checking = self.cells.checking()
+        checking = self.cells.to_checking()
         for one in elements[1::2]:
             checking.from_bytes(one)
 
@@ -320,13 +320,13 @@ class RawKeyedState(_State):
         """Forget the bytes of every key group."""
         self._bytes.clear()
 
-    def frozen(self) -> RawKeyedState:
+    def freeze(self) -> RawKeyedState:
         """Return the bytes as of now."""
         copy = RawKeyedState(self.name, self.key_groups, self._max_parallelism)
         copy._bytes = dict(self._bytes)
         return copy
 
-    def saved(self) -> Saved:
+    def save(self) -> Saved:
         """Return all of it as bytes."""
         pairs = sorted(self._bytes.items())
         elements = [part for group, data in pairs for part in (str(group).encode(), data)]
@@ -335,7 +335,7 @@ class RawKeyedState(_State):
     def restore(self, elements: Sequence[bytes]) -> None:
         """Begin with what `elements` say of the key groups of this subtask."""
         self._bytes = {
-            group: data for group, data in groups_of(elements) if group in self.key_groups
+            group: data for group, data in parse_groups(elements) if group in self.key_groups
         }
 
     def check_values(self, elements: Sequence[bytes]) -> None:
@@ -346,7 +346,7 @@ RAW = "raw"
 """The signature of raw keyed state."""
 
 
-def groups_of(elements: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+def parse_groups(elements: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the key groups of a raw keyed state's elements, and the bytes of each."""
     for group, data in zip(elements[::2], elements[1::2], strict=True):
         yield int(group), data
@@ -385,7 +385,7 @@ class OperatorStateStore:
         self._states: dict[tuple[Mode, str], _State] = {}
         self._closed = False
         for handle in handles:
-            mode = mode_of(handle)
+            mode = find_mode(handle)
             assert mode is not None
             assert reader is not None
             for saved in read_saved(reader.read(handle), f"{uid}: {handle.name}"):
@@ -394,26 +394,24 @@ class OperatorStateStore:
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return a list whose elements are dealt out evenly at a restore."""
         self._check_lives(descriptor)
-        return self._opened("split", OperatorList(descriptor.name, descriptor.type))
+        return self._open("split", OperatorList(descriptor.name, descriptor.type))
 
     def union_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return a list of which every subtask gets all elements of all at a restore."""
         self._check_lives(descriptor)
-        return self._opened("union", OperatorList(descriptor.name, descriptor.type))
+        return self._open("union", OperatorList(descriptor.name, descriptor.type))
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastMap[K, V]:
         """Return a mapping that is the same on every subtask."""
         self._check_lives(descriptor)
-        return self._opened("broadcast", BroadcastMap(descriptor))
+        return self._open("broadcast", BroadcastMap(descriptor))
 
     def raw_keyed_state(self, name: str) -> RawKeyedState:
         """Return bytes by key group."""
         check_state_name(name)
-        return self._opened(
-            "raw-keyed", RawKeyedState(name, self._key_groups, self._max_parallelism)
-        )
+        return self._open("raw-keyed", RawKeyedState(name, self._key_groups, self._max_parallelism))
 
-    def opened(self) -> tuple[str, ...]:
+    def finish_open(self) -> tuple[str, ...]:
         """End the asking for states; return those that the checkpoint held and nobody asked for.
 
         Raises:
@@ -430,10 +428,10 @@ class OperatorStateStore:
         self._closed = True
         return tuple(f"state {name!r} of operator {self._uid!r}" for name in left)
 
-    def frozen(self) -> FrozenOperatorState:
+    def freeze(self) -> FrozenOperatorState:
         """Return the state as of now."""
         return FrozenOperatorState(
-            tuple((mode, state.frozen()) for (mode, _), state in self._states.items()),
+            tuple((mode, state.freeze()) for (mode, _), state in self._states.items()),
             self._key_groups,
         )
 
@@ -446,7 +444,7 @@ class OperatorStateStore:
                 " keyed state may"
             )
 
-    def _opened(self, mode: Mode, state: _S) -> _S:
+    def _open(self, mode: Mode, state: _S) -> _S:
         if self._closed:
             raise ConfigError(
                 f"operator {self._uid!r} asks for {mode} state {state.name!r} after open(): ask"
@@ -461,7 +459,7 @@ class OperatorStateStore:
         for saved in parts:
             held, wanted = (saved.key_signature, saved.signature), _signatures(state)
             if held[0] != wanted[0] or not reads_as(held[1], wanted[1]):
-                why = misfit(held[1], wanted[1])
+                why = explain_misfit(held[1], wanted[1])
                 raise StateIncompatible(
                     f"{mode} state {state.name!r} of operator {self._uid!r} was written as"
                     f" {' to '.join(filter(None, held))}, and is asked for as"

@@ -116,7 +116,7 @@ class StateSubtask:
         self.timers = states.timers()
         self.windows = states.namespace(tuple[int, int])
         self.windowed = KeyStates(self.windows, "window ")
-        store.opened()
+        store.finish_open()
 
     def at(self, key: str, window: Any) -> KeyStates:
         """Return the states, with key and namespace set."""
@@ -312,7 +312,7 @@ class StateProgram:
         before = {(at_ms, key) for at_ms, key in self._due(subtask, domain, until_ms)}
         timers = subtask.timers.event if domain == "event" else subtask.timers.processing
         latest_ms = NO_WATERMARK
-        for timer in timers.due(until_ms):
+        for timer in timers.fire_due(until_ms):
             model = self._models.get((timer.key, None), KeyModel())
             registered = timer.domain == domain and (domain, timer.at_ms) in model.timers
             self._require(

@@ -154,9 +154,9 @@ class StateBackendConformance:
     ) -> None:
         """What nobody asks for is refused by name, and so is what is asked for later."""
         with pytest.raises(StateIncompatible, match="'balance'"):
-            open_store(balances).opened()
+            open_store(balances).finish_open()
         store = open_store()
-        store.opened()
+        store.finish_open()
         with pytest.raises(ConfigError, match="'balance'"):
             store.value_state(BALANCE)
 

@@ -34,8 +34,8 @@ class Opened:
         self.by_name: dict[str, BatchValueState] = {
             one.name: self.states.value_state(one) for one in descriptors
         }
-        self.states.opened()
-        self.dropped = store.opened()
+        self.states.finish_open()
+        self.dropped = store.finish_open()
 
     def get(self, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, Any]]:
         return self.change(keys, {})

@@ -75,7 +75,7 @@ def test_a_state_that_is_not_asked_for_is_refused_by_name(
     store.value_state(ValueStateDescriptor[int]("saldo", int, default=0))
     said = r"'balance' \(value msgpack/1:int\) of op\[0\].*asks for 'by day', 'recent', 'saldo'"
     with pytest.raises(StateIncompatible, match=said) as refused:
-        store.opened()
+        store.finish_open()
     assert "allow_non_restored_state" in str(refused.value)
 
 
@@ -85,13 +85,13 @@ def test_only_what_is_not_asked_for_is_dropped_where_that_is_allowed(
     store = job.open(three_states, allow_non_restored_state=True)
     recent, by_day = store.list_state(RECENT), store.map_state(BY_DAY)
     saldo = store.value_state(ValueStateDescriptor[int]("saldo", int, default=0))
-    assert store.opened() == ("state 'balance' of op",)
+    assert store.finish_open() == ("state 'balance' of op",)
     store.set_current_key(KEYS[7])
     assert (recent.get(), by_day.get("x"), saldo.get()) == ([f"x-{KEYS[7]}"], 7, 0)
     # It is gone from the next snapshot, too: asked for again, it is new.
     again = job.open(job.snapshot(store), allow_non_restored_state=True)
     assert States(again).read(KEYS[7]) == (0, [f"x-{KEYS[7]}"], {"x": 7})
-    assert again.opened() == ("state 'saldo' of op",)
+    assert again.finish_open() == ("state 'saldo' of op",)
 
 
 def test_a_state_of_another_type_begins_anew_where_that_is_allowed(
@@ -101,7 +101,7 @@ def test_a_state_of_another_type_begins_anew_where_that_is_allowed(
     balance = store.value_state(ValueStateDescriptor[str]("balance", str, default="none"))
     recent = store.list_state(RECENT)
     store.map_state(BY_DAY)
-    assert store.opened() == ("state 'balance' of op",)
+    assert store.finish_open() == ("state 'balance' of op",)
     for key in (KEYS[0], KEYS[-1]):
         store.set_current_key(key)
         assert (balance.get(), recent.get()) == ("none", [f"x-{key}"])
@@ -160,12 +160,12 @@ def test_one_aggregate_comes_or_goes_and_the_others_stay(
         table_of(job.open(handles), *columns)
     store = job.open(handles, allow_non_restored_state=True)
     table = table_of(store, *columns)
-    assert store.opened() == tuple(f"aggregate {name!r} of op" for name in gone)
+    assert store.finish_open() == tuple(f"aggregate {name!r} of op" for name in gone)
     assert added(table, 5) == {name: [value] for name, value in after.items()}
     # What is taken over is whole in the next snapshot, for which nothing needs to be allowed.
     store = job.open(job.snapshot(store))
     table = table_of(store, *columns)
-    assert store.opened() == ()
+    assert store.finish_open() == ()
     assert len(added(table, 0)["rows"]) == 1
 
 
@@ -174,7 +174,7 @@ def test_aggregates_in_another_order_are_the_same(job: Job) -> None:
     added(table_of(store, TOTAL, MEAN, ROWS), 7)
     store = job.open(job.snapshot(store))
     table = table_of(store, ROWS, TOTAL, MEAN)
-    assert store.opened() == ()
+    assert store.finish_open() == ()
     assert added(table, 1) == {"rows": [2], "total": [8], "mean": [8.0]}
 
 
@@ -183,13 +183,13 @@ def test_aggregates_of_another_key_are_dropped_as_a_whole(job: Job) -> None:
     added(table_of(store, TOTAL), 7)
     store = job.open(job.snapshot(store), allow_non_restored_state=True)
     store.accumulators("running", [pa.string(), pa.int64()], [TOTAL])
-    assert store.opened() == ("state 'running' of op",)
+    assert store.finish_open() == ("state 'running' of op",)
 
 
 def test_a_state_that_is_asked_for_late_is_refused_from_the_first_run_on(job: Job) -> None:
     store = job.open()
     early = store.value_state(BALANCE)
-    assert store.opened() == ()
+    assert store.finish_open() == ()
     assert store.value_state(BALANCE) is early
     with pytest.raises(ConfigError, match=r"'recent' of op\[0\].*ask for every state in open\(\)"):
         store.list_state(RECENT)

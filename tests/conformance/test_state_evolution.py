@@ -156,7 +156,7 @@ def test_a_field_is_added_with_a_default(job: Job, form: Form, keep: Keep) -> No
     new = form({"total": (int, REQUIRED), "currency": (str, "EUR")})
     store = keep(written(job, old, total=7)).open()
     accounts = Accounts(store, new)
-    store.opened()
+    store.finish_open()
     read = {"total": 7} if form is as_typed_dict else {"total": 7, "currency": "EUR"}
     assert fields_of(accounts.get("old")) == read
     accounts.put("new", new(total=8, currency="CHF"))
@@ -372,7 +372,7 @@ def test_numbers_and_what_is_made_of_them_are_widened(job: Job, keep: Keep) -> N
             found = store.value_state(ValueStateDescriptor[Any](str(number), new)).get()
             assert found == value
             assert new is not float or type(found) is float
-        store.opened()
+        store.finish_open()
         kept = keep(store)
 
 

@@ -61,7 +61,7 @@ class KeepsOneAKey(DomainTimers):
 class EndsAfterARound(DomainTimers):
     """A timer that is registered by one, for a time that has come, waits."""
 
-    def due(self, until_ms: int) -> Iterator[Timer]:
+    def fire_due(self, until_ms: int) -> Iterator[Timer]:
         for at_ms, key in self.queue.take(until_ms, 1_000_000):
             self._store.set_current_key(key)
             if self.delete(at_ms):
@@ -71,8 +71,8 @@ class EndsAfterARound(DomainTimers):
 class SetsNoKey(DomainTimers):
     """A timer fires while another key is the current one."""
 
-    def due(self, until_ms: int) -> Iterator[Timer]:
-        for timer in super().due(until_ms):
+    def fire_due(self, until_ms: int) -> Iterator[Timer]:
+        for timer in super().fire_due(until_ms):
             self._store.set_current_key("a")
             yield timer
 
@@ -101,21 +101,21 @@ class FollowsTheMachine(StateClock):
 class HandsOutAll(TimedSerializer):
     """What has expired is handed out until it is deleted."""
 
-    def visible(self, stored: Timed) -> bool:
+    def is_visible(self, stored: Timed) -> bool:
         return True
 
 
 class LivesTooLong(TimedSerializer):
     """A value lives a millisecond longer."""
 
-    def expired(self, stored: Timed) -> bool:
-        return super().expired(Timed(stored.used_ms + 1, stored.stored))
+    def is_expired(self, stored: Timed) -> bool:
+        return super().is_expired(Timed(stored.used_ms + 1, stored.stored))
 
 
 class TakesNoReadingForAUse(TimedSerializer):
     """Only a write renews."""
 
-    def renewed(self, stored: Timed) -> Timed | None:
+    def renew(self, stored: Timed) -> Timed | None:
         return None
 
 
@@ -129,7 +129,7 @@ class BeginsAnew(TimedSerializer):
 class DeletesWhatLives(TimedSerializer):
     """Snapshots leave out what has not expired."""
 
-    def expired_bytes(self, data: bytes) -> bool:
+    def are_bytes_expired(self, data: bytes) -> bool:
         return True
 
 

@@ -64,7 +64,7 @@ class Balances:
         self.clock = StateClock(wall)
         if self.table.expiry is not None:
             self.table.expiry.clock = self.clock
-        self.dropped = self.store.opened()
+        self.dropped = self.store.finish_open()
 
     def add(self, keys: Sequence[str], amounts: Sequence[int]) -> list[tuple[int, int]]:
         values = pa.array(amounts, pa.int64())

@@ -25,7 +25,7 @@ def timers_of(store: KeyedStateStore) -> Timers:
 
 
 def fired(timers: Timers, until_ms: int) -> list[tuple[int, str]]:
-    return [(timer.at_ms, timer.key) for timer in timers.event.due(until_ms)]
+    return [(timer.at_ms, timer.key) for timer in timers.event.fire_due(until_ms)]
 
 
 def test_timers_move_with_their_keys_and_fire_once(job: Job) -> None:
@@ -87,7 +87,7 @@ def test_a_timer_that_registers_the_next_ends_at_the_end_of_time(job: Job) -> No
     timers.register_event_time_timer(10)
     seen: list[int] = []
     for until_ms in (30, MAX_WATERMARK):
-        for timer in timers.event.due(until_ms):
+        for timer in timers.event.fire_due(until_ms):
             seen.append(timer.at_ms)
             timers.register_event_time_timer(timer.at_ms + 10)
     assert seen == [10, 20, 30, 40]

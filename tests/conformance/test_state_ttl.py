@@ -74,7 +74,7 @@ def expiring(
         states.list_state(ListStateDescriptor[str]("list", str, ttl)),
         states.map_state(MapStateDescriptor[str, int]("map", str, int, ttl)),
     )
-    store.opened()
+    store.finish_open()
     return found
 
 

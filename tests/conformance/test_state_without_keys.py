@@ -72,7 +72,7 @@ class Subtask:
         self.begun = store.union_list_state(BEGUN)
         self.limits = store.broadcast_state(LIMITS)
         self.raw = store.raw_keyed_state("raw")
-        assert store.opened() == ()
+        assert store.finish_open() == ()
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Program:
         """Freeze every subtask's state; it is uploaded some steps later, or lost in a crash."""
         self._checkpoint += 1
         checkpoint, parallelism = CheckpointId(self._checkpoint), len(self._subtasks)
-        frozen = [subtask.store.frozen() for subtask in self._subtasks]
+        frozen = [subtask.store.freeze() for subtask in self._subtasks]
         model = copy.deepcopy(self._model)
 
         def finish() -> None:
@@ -289,10 +289,10 @@ BROKEN: tuple[tuple[str, ModuleType | type[Any], str, Callable[..., Any]], ...] 
     ("loses what cannot be dealt evenly", operator_state, "redistribute_list", _without_the_rest),
     ("gives all to the first subtask", operator_state, "redistribute_list", _to_the_first),
     ("gives state to whom it was of", restore, "_without_key", _to_whom_it_was),
-    ("freezes no list", OperatorList, "frozen", _itself),
-    ("freezes no broadcast state", BroadcastMap, "frozen", _itself),
+    ("freezes no list", OperatorList, "freeze", _itself),
+    ("freezes no broadcast state", BroadcastMap, "freeze", _itself),
     ("loses bytes by key group", restore, "_raw_keyed", _nothing),
-    ("freezes no bytes by key group", RawKeyedState, "frozen", _itself),
+    ("freezes no bytes by key group", RawKeyedState, "freeze", _itself),
     ("keeps bytes of key groups that went", RawKeyedState, "restore", _groups_of_others_too),
 )
 

@@ -43,7 +43,7 @@ class Balance(KeyedBatchFunction):
         self._payments = state.value_state(ValueStateDescriptor("payments", int, default=0))
 
     def process(self, batch: KeyedBatch) -> pa.RecordBatch:
-        amounts = batch.sorted("amount")
+        amounts = batch.sort_by_key("amount")
         sums = np.cumsum(amounts)
         before = sums[batch.firsts] - amounts[batch.firsts]
         sums += batch.spread(self._balance.get_many().to_numpy() - before)

@@ -31,9 +31,9 @@ from onceflow.core.state.snapshots.bootstrap import (
     StateEncoder,
     StateOfTable,
     buckets_of,
-    by_bucket,
-    encoder_of,
-    repeated_key,
+    find_repeated_key,
+    make_encoder,
+    split_by_bucket,
 )
 from onceflow.core.state.snapshots.canonical import (
     PART_BYTES,
@@ -41,7 +41,7 @@ from onceflow.core.state.snapshots.canonical import (
     read_canonical,
     write_canonical,
 )
-from onceflow.core.state.snapshots.stored import metas_by_name, pieces_of
+from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, SavepointStateWriter
 
 
@@ -104,7 +104,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         self._write.directory().delete_state(self._unique)
 
     def _encoder(self) -> StateEncoder:
-        return encoder_of(self._table, self._schema, self._write.max_parallelism)
+        return make_encoder(self._table, self._schema, self._write.max_parallelism)
 
     def _context(self) -> StateContext:
         count = self._write.max_parallelism
@@ -119,7 +119,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         reader = directory.reader()
         for files in by_groups.values():
             found = read_canonical(reader, files, self._context())
-            twice = repeated_key(rows.keys for _, rows in found)
+            twice = find_repeated_key(rows.keys for _, rows in found)
             if twice is not None:
                 raise BadStateValue(
                     f"{_shown(twice, self._table)} comes more than once in the DataFrame, and state"
@@ -137,8 +137,8 @@ def _check(write: SavepointWrite, known: Savepoint | None, encoder: StateEncoder
     if known is None:
         return
     parts = known.completed.operator(write.uid)
-    pieces = pieces_of(parts, known.completed.max_parallelism)
-    metas = metas_by_name(pieces, write.directory().reader())
+    pieces = list_pieces(parts, known.completed.max_parallelism)
+    metas = read_metas_by_name(pieces, write.directory().reader())
     if encoder.meta.name in metas:
         raise already_there(write, encoder.meta.name)
 
@@ -170,7 +170,7 @@ def _written(
 
     for batch in batches:
         rows = encoder.rows(batch)
-        for bucket, inside in by_bucket(rows, buckets):
+        for bucket, inside in split_by_bucket(rows, buckets):
             waiting[bucket].append(inside)
         size_bytes += rows.keys.nbytes + rows.values.nbytes
         if size_bytes > PART_BYTES:

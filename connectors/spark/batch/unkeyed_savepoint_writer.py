@@ -30,12 +30,12 @@ from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.savepoints.bootstrap import NewState, check_addition, with_state
 from onceflow.core.protocol.savepoints.savepoint import Savepoint
-from onceflow.core.state.operator_state import Saved, mode_of, read_saved, write_saved
+from onceflow.core.state.operator_state import Saved, find_mode, read_saved, write_saved
 from onceflow.core.state.snapshots.bootstrap import (
     StateOfTable,
     UnkeyedEncoder,
     UnkeyedStateOfTable,
-    unkeyed_encoder_of,
+    make_unkeyed_encoder,
 )
 
 
@@ -100,7 +100,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         self._write.directory().delete_state(self._unique)
 
     def _encoder(self) -> UnkeyedEncoder:
-        return unkeyed_encoder_of(self._table, self._schema)
+        return make_unkeyed_encoder(self._table, self._schema)
 
     def _held(self, known: Savepoint | None) -> list[Saved]:
         """Return the states of the kind that the savepoint has already."""
@@ -108,7 +108,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         parts = () if known is None else known.completed.operator(self._write.uid)
         for _, part in parts:
             for handle in part.raw:
-                if mode_of(handle) == self._table.mode:
+                if find_mode(handle) == self._table.mode:
                     states = self._read(handle)
                     if any(state.name == self._table.name for state in states):
                         raise already_there(self._write, self._table.name)

@@ -20,7 +20,7 @@ from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, handl
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.state.operator_state import Mode
 from onceflow.core.state.snapshots.operator_columns import operator_states
-from onceflow.core.state.snapshots.stored import metas_by_name, pieces_of
+from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
 from onceflow.core.storage.snapshots.stored_checkpoints import (
     StoredCheckpoint,
     checkpoints_of,
@@ -145,8 +145,8 @@ def _states(
 ) -> list[Mapping[str, str | None]]:
     states: list[Mapping[str, str | None]] = []
     try:
-        pieces = pieces_of(parts, stored.completed.max_parallelism)
-        metas = metas_by_name(pieces, stored.reader).values()
+        pieces = list_pieces(parts, stored.completed.max_parallelism)
+        metas = read_metas_by_name(pieces, stored.reader).values()
         states += [{"name": m.name, "kind": m.kind, "type": m.signature} for m in metas]
     except (CheckpointError, StateError, StorageError) as error:
         problems.append(str(error))

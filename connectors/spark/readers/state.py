@@ -19,11 +19,11 @@ from onceflow.connectors.spark.options.state import STATE_READ, StateKindName, S
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.api.context import StateReader as HandleReader
-from onceflow.core.state.operator_state import Mode, mode_of, read_saved
+from onceflow.core.state.operator_state import Mode, find_mode, read_saved
 from onceflow.core.state.snapshots.canonical import StateMeta
 from onceflow.core.state.snapshots.operator_columns import OperatorState, operator_states
 from onceflow.core.state.snapshots.state_columns import columns_of, json_of
-from onceflow.core.state.snapshots.stored import StatePiece, metas_by_name, pieces_of
+from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.snapshots.stored_checkpoints import StoredCheckpoint, nearest
@@ -126,11 +126,11 @@ def chosen(read: StateRead) -> _Chosen:
     if not parts:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
         raise ConfigError(f"{stored} holds no operator {read.uid!r}: {nearest(read.uid, uids)}")
-    pieces = pieces_of(parts, stored.completed.max_parallelism)
+    pieces = list_pieces(parts, stored.completed.max_parallelism)
     there: dict[tuple[StateKindName, str], StateMeta | OperatorState | None] = {
         ("list", name): None for name in sorted({n for _, part in parts for n in part.lists})
     }
-    for name, meta in metas_by_name(pieces, stored.reader).items():
+    for name, meta in read_metas_by_name(pieces, stored.reader).items():
         there["keyed", name] = meta
     for state in operator_states(parts, stored.reader):
         there[_KINDS[state.mode], state.name] = state
@@ -220,7 +220,7 @@ def _tasks(chosen_state: _Chosen) -> Sequence[Task]:
                 OperatorTask(origin, subtask, handle, state)
                 for subtask, part in chosen_state.parts
                 for handle in part.raw
-                if mode_of(handle) == state.mode
+                if find_mode(handle) == state.mode
             ]
             # What is broadcast is the same on all.
             return tasks[:1] if state.mode == "broadcast" else tasks

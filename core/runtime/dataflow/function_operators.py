@@ -55,7 +55,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     user_error,
 )
 from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
-from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
 from onceflow.core.state.api.timers import DomainTimers, Timers
 from onceflow.core.state.operator_state import OperatorStateStore
 
@@ -144,8 +144,8 @@ class KeyedBatchProcessor(SnapshottedOperator):
         self._of_keys = KeyedBatchStates(store, work.key, input_schema)
         context = BatchContext(self._of_keys, states, self._operator)
         call_user(uid, work.function.open, context)
-        self._of_keys.opened()
-        self.dropped = store.opened() + states.opened()
+        self._of_keys.finish_open()
+        self.dropped = store.finish_open() + states.finish_open()
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of the batch."""
@@ -203,7 +203,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
         if self._timers is not None:
             least, most = self._event_time.least, self._event_time.most
             self._timers.restore(least, most, self._event_time_of)
-        self.dropped = self.store.opened() + states.opened()
+        self.dropped = self.store.finish_open() + states.finish_open()
 
     def _run(self, rows: pa.RecordBatch, key: Sequence[str], process: RecordFunction) -> None:
         """Emit what `process` makes of each record."""
@@ -283,7 +283,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
         if next_ms is None or next_ms > until_ms:
             return
         results = self._results
-        for timer in timers.due(until_ms):
+        for timer in timers.fire_due(until_ms):
             call_user(self.uid, _take_results_of, self._on_timer, timer, results)
             if results.count >= RESULTS_A_BATCH:
                 self.emit(results.batch())
@@ -405,7 +405,7 @@ class FunctionOperator(RunningOperator):
     def _open(self, broadcast: BroadcastStates | None = None) -> None:
         context = UnkeyedContext(self.uid, self._states, self._side_outputs, broadcast)
         call_user(self.uid, cast("Callable[[Any], None]", self._function.open), context)
-        self.dropped = self._states.opened()
+        self.dropped = self._states.finish_open()
 
     def process(self, batch: Batch) -> None:
         """Emit what the function makes of each record."""
@@ -481,7 +481,7 @@ class RecordProcessor(FunctionOperator):
 
 def _with_operator_state(pending: PendingSnapshot, states: OperatorStateStore) -> PendingSnapshot:
     """Return `pending` with the state without a key as of now."""
-    frozen = states.frozen()
+    frozen = states.freeze()
 
     def upload(writer: StateWriter) -> OperatorSnapshot:
         done = pending.upload(writer)

@@ -48,7 +48,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
 from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows, check_moments, moments_of
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
 from onceflow.core.state.keys.key_groups import Hashes
@@ -100,7 +100,7 @@ class JoinOperator(SnapshottedOperator):
                 " pairs has none: put a .process(…) behind the join, or use connect()"
             )
         self._cleaned_a_record = context.cleaned_a_record
-        self.dropped = store.opened() + states.opened()
+        self.dropped = store.finish_open() + states.finish_open()
         self._make = _of_pairs(uid, join.function, schema, store, work.keys)
 
     @property

@@ -16,7 +16,7 @@ from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.user_functions import user_error
 from onceflow.core.state import KeyedStateStore, StateWriter
 from onceflow.core.state.aggregates.totals import to_typed_array
-from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
 
 
 class KeyedOperator(RunningOperator):
@@ -97,7 +97,7 @@ class AggregateRunner(KeyedOperator):
             ttl=work.ttl,
         )
         self._cleaned_a_record = work.ttl.cleanup_incrementally if work.ttl is not None else 0
-        self.dropped = store.opened()
+        self.dropped = store.finish_open()
 
     def process(self, batch: Batch) -> None:
         """Emit the batch with its aggregate columns."""

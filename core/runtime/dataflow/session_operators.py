@@ -205,7 +205,7 @@ class SessionAggregator(WindowOperator):
         self._table = store.accumulators(
             f"onceflow.sessions-{self._gap_ms}", self._key_types, columns, namespaced=True
         )
-        self.dropped = store.opened()
+        self.dropped = store.finish_open()
         self._wakes = WakeUps(max(BUCKET_MS_MIN, self._gap_ms // 8))
         entries = self._table.select(0, _INT64_MAX)
         keys = [plain_keys(one, "key") for one in self._table.keys_of(entries)]

@@ -37,7 +37,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
 )
 from onceflow.core.state import KeyedStateStore, hash_keys
 from onceflow.core.state.api.clock import StateClock
-from onceflow.core.state.api.stores import PendingSnapshot as FrozenState
+from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
 from onceflow.core.state.keys.key_columns import Ints
 from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups
@@ -159,7 +159,7 @@ class WindowAggregator(WindowOperator):
             [aggregate.total(name, input_schema) for name, aggregate in work.aggregates.items()],
             namespaced=True,
         )
-        self.dropped = store.opened()
+        self.dropped = store.finish_open()
         self._clock: StateClock | None = None
         if isinstance(work.windows, TumblingProcessingTimeWindows):
             self._clock = StateClock()

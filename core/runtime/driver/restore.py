@@ -40,7 +40,7 @@ from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_o
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
-from onceflow.core.state.operator_state import mode_of
+from onceflow.core.state.operator_state import find_mode
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -297,7 +297,7 @@ def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...
 
 
 def _raw_keyed(old: Sequence[tuple[int, OperatorSnapshot]]) -> list[StateHandle]:
-    return [h for _, o in old for h in o.raw if mode_of(h) == "raw-keyed"]
+    return [h for _, o in old for h in o.raw if find_mode(h) == "raw-keyed"]
 
 
 def _without_key(
@@ -309,9 +309,9 @@ def _without_key(
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
-    everybody = [h for o in old for h in o.raw if mode_of(h) in {"split", "union"}]
+    everybody = [h for o in old for h in o.raw if find_mode(h) in {"split", "union"}]
     # A savepoint of DataFrames has one copy, among parts with keyed state alone.
-    parts = [[h for h in o.raw if mode_of(h) == "broadcast"] for o in old]
+    parts = [[h for h in o.raw if find_mode(h) == "broadcast"] for o in old]
     copies = list(filter(None, parts)) or [[]]
     return [(*everybody, *copies[broadcast_copy(slot, len(copies))]) for slot in range(parallelism)]
 

@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, CheckpointCorrupt, ConfigError
-from onceflow.core.state.keys.key_codec import encode_key, prefixed
+from onceflow.core.state.keys.key_codec import add_length, encode_key
 from onceflow.core.state.keys.key_columns import read_key_columns
 from onceflow.core.state.keys.key_groups import hash_keys, key_group_of, key_groups
 from onceflow.core.state.keys.key_index import encode_keys
 from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
 from onceflow.core.state.snapshots.state_columns import columns_of, shape_of_meta
-from onceflow.core.state.snapshots.stored import StatePiece, metas_by_name, pieces_of
+from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.storage import JobStorage
 from onceflow.core.storage.snapshots.stored_checkpoints import (
     StoredCheckpoint,
@@ -130,8 +130,8 @@ def _state_of(
     if not parts:
         uids = {o.uid for s in stored.completed.snapshots for o in s.operators}
         raise ConfigError(f"{stored} holds no operator {uid!r}: {nearest(uid, uids)}")
-    pieces = pieces_of(parts, stored.completed.max_parallelism)
-    metas = metas_by_name(pieces, stored.reader)
+    pieces = list_pieces(parts, stored.completed.max_parallelism)
+    metas = read_metas_by_name(pieces, stored.reader)
     if state is None and len(metas) == 1:
         return pieces, next(iter(metas.values()))
     if state not in metas:
@@ -153,7 +153,7 @@ def _place_of(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | Non
     """Return the bytes under which the state has `key`, and its key group; None: it is no key."""
     try:
         if meta.kind == "map":
-            return prefixed(encode_key(key)), key_group_of(key, groups)
+            return add_length(encode_key(key)), key_group_of(key, groups)
         if meta.kind != "accumulators":
             return encode_key(key), key_group_of(key, groups)
         kinds = shape_of_meta(meta).key_types

@@ -72,7 +72,7 @@ class KeyedBatch:
         """The key columns, a row for each key."""
         return self.rows.select(list(self.key)).take(pa.array(self.order[self.firsts]))
 
-    def sorted(self, column: str) -> npt.NDArray[Any]:
+    def sort_by_key(self, column: str) -> npt.NDArray[Any]:
         """Return a column's values by place: those of one key together."""
         values: npt.NDArray[Any] = self.rows.column(column).to_numpy(zero_copy_only=False)
         return values[self.order]
@@ -162,7 +162,7 @@ class KeyedBatchStates:
         self._asked[descriptor.name] = descriptor, state
         return state
 
-    def opened(self) -> None:
+    def finish_open(self) -> None:
         """Hear that every state has been asked for."""
         self._open = False
         if self._columns:
@@ -208,7 +208,7 @@ class KeyedBatchStates:
         """Make `key` the one that the states by key read and write."""
         self._store.set_current_key(key)
 
-    def checked(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
+    def to_values(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
         """Return `values` as one array of type `kind`, one for each key."""
         count = self.batch().key_count
         if len(values) != count:
@@ -233,12 +233,12 @@ class _ColumnValues(BatchValueState):
     def __init__(
         self,
         states: KeyedBatchStates,
-        place: int,
+        index: int,
         descriptor: ValueStateDescriptor[Any],
         kind: pa.DataType,
     ) -> None:
         self._states = states
-        self._place = place
+        self._index = index
         self._name = descriptor.name
         self._kind = kind
         default = descriptor.default
@@ -248,7 +248,7 @@ class _ColumnValues(BatchValueState):
         """Return the keys' values."""
         self._states.batch()
         assert self._states.table is not None
-        values = self._states.table.values(self._place, self._states.entries)
+        values = self._states.table.values(self._index, self._states.entries)
         if values.type != self._kind:
             values = values.cast(self._kind)
         if self._default is not None and values.null_count:
@@ -257,9 +257,9 @@ class _ColumnValues(BatchValueState):
 
     def put_many(self, values: Values) -> None:
         """Make `values` the keys' values."""
-        checked = self._states.checked(values, self._kind, self._name)
+        checked = self._states.to_values(values, self._kind, self._name)
         assert self._states.table is not None
-        self._states.table.put(self._place, self._states.entries, checked)
+        self._states.table.put(self._index, self._states.entries, checked)
 
 
 class _ValuesByKey(BatchValueState):
@@ -287,7 +287,7 @@ class _ValuesByKey(BatchValueState):
 
     def put_many(self, values: Values) -> None:
         """Make `values` the keys' values."""
-        checked = self._states.checked(values, self._kind, self._name)
+        checked = self._states.to_values(values, self._kind, self._name)
         for key, value in zip(self._states.python_keys(), checked.to_pylist(), strict=True):
             self._states.set_current_key(key)
             self._kept.set(value)

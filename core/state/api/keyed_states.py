@@ -59,7 +59,7 @@ Descriptor: TypeAlias = (
 )
 
 
-def _kept_of(
+def to_value_descriptor(
     descriptor: ReducingStateDescriptor[Any] | AggregatingStateDescriptor[Any, Any, Any],
 ) -> ValueStateDescriptor[Any]:
     """Return the value state that holds what was folded so far."""
@@ -262,12 +262,12 @@ class Namespace(Generic[N]):
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the state of one value a key and namespace."""
         entries = self._entries(descriptor.name, self._kind, descriptor.type, descriptor.ttl)
-        return self._made(NamespacedValue(entries, self._now, descriptor))
+        return self._register(NamespacedValue(entries, self._now, descriptor))
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return the state of a list a key and namespace."""
         elements = ListSerializer(serializer_of(descriptor.type))
-        return self._made(
+        return self._register(
             NamespacedList(
                 self._entries(descriptor.name, self._kind, elements, descriptor.ttl), self._now
             )
@@ -276,7 +276,7 @@ class Namespace(Generic[N]):
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the state of a mapping a key and namespace."""
         pair = types.GenericAlias(tuple, (self._kind, descriptor.key_type))
-        return self._made(
+        return self._register(
             NamespacedMap[K, V](
                 self._entries(descriptor.name, pair, descriptor.type, descriptor.ttl), self._now
             )
@@ -310,7 +310,7 @@ class Namespace(Generic[N]):
     ) -> MapState[Any, Any]:
         return self._map_state(MapStateDescriptor[Any, Any](name, key_type, value_type, ttl))
 
-    def _made(self, state: Cleared) -> Cleared:
+    def _register(self, state: Cleared) -> Cleared:
         self._states.append(state.clear)
         return state
 
@@ -345,7 +345,7 @@ class KeyedStates:
         self._check(descriptor)
         if descriptor.ttl is None:
             return self._store.list_state(descriptor)
-        timed = self._timed(descriptor, descriptor.ttl)
+        timed = self._make_timed(descriptor, descriptor.ttl)
         kept = self._store.list_state(ListStateDescriptor[Timed](descriptor.name, timed))
         return TtlListState(kept, timed)
 
@@ -354,14 +354,14 @@ class KeyedStates:
         self._check(descriptor)
         if descriptor.ttl is None:
             return self._store.map_state(descriptor)
-        timed = self._timed(descriptor, descriptor.ttl)
+        timed = self._make_timed(descriptor, descriptor.ttl)
         kept = MapStateDescriptor[K, Timed](descriptor.name, descriptor.key_type, timed)
         return TtlMapState(self._store.map_state(kept), timed)
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
         """Return the state of one folded value a key."""
         self._check(descriptor)
-        kept = _kept_of(descriptor)
+        kept = to_value_descriptor(descriptor)
         return FoldedState(self._value(kept), descriptor)
 
     def aggregating_state(
@@ -369,7 +369,7 @@ class KeyedStates:
     ) -> AggregatingState[IN, OUT]:
         """Return the state of one accumulator a key."""
         self._check(descriptor)
-        kept = _kept_of(descriptor)
+        kept = to_value_descriptor(descriptor)
         return AccumulatedState(self._value(kept), descriptor)
 
     def namespace(self, kind: Any) -> Namespace[Any]:
@@ -386,11 +386,11 @@ class KeyedStates:
     def _value(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         if descriptor.ttl is None:
             return self._store.value_state(descriptor)
-        timed = self._timed(descriptor, descriptor.ttl)
+        timed = self._make_timed(descriptor, descriptor.ttl)
         kept = self._store.value_state(ValueStateDescriptor[Timed | None](descriptor.name, timed))
         return TtlValueState(kept, timed, descriptor.default)
 
-    def _timed(self, descriptor: Descriptor, ttl: StateTtlConfig) -> TimedSerializer:
+    def _make_timed(self, descriptor: Descriptor, ttl: StateTtlConfig) -> TimedSerializer:
         return TimedSerializer(serializer_of(descriptor.type), descriptor.name, ttl, self._clock)
 
     def _check(self, descriptor: Descriptor) -> None:

@@ -209,7 +209,7 @@ class MapState(ABC, Generic[K, V]):
         """Forget every entry of the current key, and of no other."""
 
 
-class PendingSnapshot(ABC):
+class PendingKeyedSnapshot(ABC):
     """State frozen at a barrier and not yet durable; it is either uploaded or discarded."""
 
     @abstractmethod
@@ -305,7 +305,7 @@ class KeyedStateStore(ABC):
         override it keeps what nobody reads or clears.
         """
 
-    def opened(self) -> tuple[str, ...]:
+    def finish_open(self) -> tuple[str, ...]:
         """Hear that the operator has asked for all its states; return what was dropped, for people.
 
         From here on no other state can be asked for. A store that does not override it drops
@@ -317,14 +317,14 @@ class KeyedStateStore(ABC):
         return ()
 
     @abstractmethod
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Freeze the state as of now; a few milliseconds for a million keys."""
 
     @abstractmethod
-    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """As `snapshot`, in the canonical form: self-contained and restorable by any backend."""
 
-    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """As `snapshot`, self-contained, in the form that `StateBackend.native_form` names."""
         return self.savepoint(checkpoint)
 

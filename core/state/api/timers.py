@@ -79,7 +79,7 @@ class DomainTimers:
         self.fired_ms = NO_WATERMARK
         """The time of the timer that fired last."""
         for key, packed in store.entries(descriptor):
-            for at_ms in _unpacked(packed):
+            for at_ms in _unpack(packed):
                 self.queue.add(at_ms, key)
 
     def register(self, at_ms: int) -> None:
@@ -93,7 +93,7 @@ class DomainTimers:
         packed = self._times.get()
         if packed is None:
             self._times.set(_pack(at_ms))
-        elif at_ms not in _unpacked(packed):
+        elif at_ms not in _unpack(packed):
             self._times.set(packed + _pack(at_ms))
         else:
             return
@@ -102,7 +102,7 @@ class DomainTimers:
     def delete(self, at_ms: int) -> bool:
         """Forget a timer of the current key; return whether there was one."""
         packed = self._times.get()
-        times = () if packed is None else _unpacked(packed)
+        times = () if packed is None else _unpack(packed)
         if at_ms not in times:
             return False
         left = b"".join(_pack(one) for one in times if one != at_ms)
@@ -112,7 +112,7 @@ class DomainTimers:
             self._times.clear()
         return True
 
-    def due(self, until_ms: int) -> Iterator[Timer]:
+    def fire_due(self, until_ms: int) -> Iterator[Timer]:
         """Delete the timers up to `until_ms`, in order, and yield each with its key current.
 
         One that is registered meanwhile and is due comes, too; but at the end of all time only what
@@ -136,7 +136,7 @@ TIMERS_A_ROUND = 4096
 _pack = struct.Struct(">q").pack
 
 
-def _unpacked(packed: bytes) -> tuple[int, ...]:
+def _unpack(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // 8}q", packed)
 
 

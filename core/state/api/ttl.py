@@ -62,9 +62,9 @@ class TimedSerializer(ExpiringSerializer):
         """Whether the user wants what has expired left out of full snapshots."""
         return self.ttl.cleanup_full_snapshot
 
-    def checking(self) -> TimedSerializer:
+    def to_checking(self) -> TimedSerializer:
         """Return one that checks the values."""
-        values = self.cells.serializer.checking()
+        values = self.cells.serializer.to_checking()
         return TimedSerializer(values, self._name, self.ttl, self.clock)
 
     def encode(self, value: Timed) -> bytes:
@@ -76,16 +76,16 @@ class TimedSerializer(ExpiringSerializer):
         stored = self.cells.from_bytes(data[STAMP_BYTES:])
         return Timed(int.from_bytes(data[:STAMP_BYTES], "big"), stored)
 
-    def stamped(self, data: bytes) -> bytes:
+    def stamp(self, data: bytes) -> bytes:
         """Return the bytes of a value that was kept without a time, as used just now."""
         return self.clock.now_ms().to_bytes(STAMP_BYTES, "big") + data
 
-    def expired_bytes(self, data: bytes) -> bool:
+    def are_bytes_expired(self, data: bytes) -> bool:
         """Tell whether the value of these bytes has expired."""
         used_ms = int.from_bytes(data[:STAMP_BYTES], "big")
         return used_ms + self._ttl_ms <= self.clock.now_ms()
 
-    def expired(self, stored: Timed) -> bool:
+    def is_expired(self, stored: Timed) -> bool:
         """Tell whether a value has expired."""
         return stored.used_ms + self._ttl_ms <= self.clock.now_ms()
 
@@ -93,13 +93,13 @@ class TimedSerializer(ExpiringSerializer):
         """Return what to store for `value`, as used just now."""
         return Timed(self.clock.now_ms(), self.cells.freeze(value))
 
-    def visible(self, stored: Timed) -> bool:
+    def is_visible(self, stored: Timed) -> bool:
         """Tell whether `stored` may be handed out."""
-        return not self.expired(stored) or not self.ttl.never_returns_expired
+        return not self.is_expired(stored) or not self.ttl.never_returns_expired
 
-    def renewed(self, stored: Timed) -> Timed | None:
+    def renew(self, stored: Timed) -> Timed | None:
         """Return what to store once `stored` is read, None when it stays as it is."""
-        if not self.ttl.updates_on_read or self.expired(stored):
+        if not self.ttl.updates_on_read or self.is_expired(stored):
             return None
         now_ms = self.clock.now_ms()
         return Timed(now_ms, stored.stored) if now_ms > stored.used_ms else None
@@ -122,9 +122,9 @@ class TtlValueState(ValueState[T]):
     def get(self) -> T:
         """Return the value, or the default."""
         kept = self._kept.get()
-        if kept is None or not self._timed.visible(kept):
+        if kept is None or not self._timed.is_visible(kept):
             return self._timed.cells.thaw(self._default)  # type: ignore[no-any-return]
-        renewed = self._timed.renewed(kept)
+        renewed = self._timed.renew(kept)
         if renewed is not None:
             self._kept.set(renewed)
         return self._timed.thaw(kept)  # type: ignore[no-any-return]
@@ -152,9 +152,9 @@ class TtlListState(ListState[T]):
         """Return the elements."""
         timed = self._timed
         kept = self._kept.get()
-        visible = [element for element in kept if timed.visible(element)]
+        visible = [element for element in kept if timed.is_visible(element)]
         if timed.ttl.updates_on_read and visible:
-            self._kept.update([timed.renewed(element) or element for element in visible])
+            self._kept.update([timed.renew(element) or element for element in visible])
         return [timed.thaw(element) for element in visible]
 
     def add(self, value: T) -> None:
@@ -184,7 +184,7 @@ class TtlMapState(MapState[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
         kept = self._kept.get(key)
-        return None if kept is None or not self._timed.visible(kept) else self._read(key, kept)
+        return None if kept is None or not self._timed.is_visible(kept) else self._read(key, kept)
 
     def put(self, key: K, value: V) -> None:
         """Put `value` under `key`."""
@@ -197,16 +197,16 @@ class TtlMapState(MapState[K, V]):
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
         kept = self._kept.get(key)
-        return kept is not None and self._timed.visible(kept)
+        return kept is not None and self._timed.is_visible(kept)
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
-        visible = self._timed.visible
+        visible = self._timed.is_visible
         return iter([key for key, kept in self._kept.items() if visible(kept)])
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
-        visible = self._timed.visible
+        visible = self._timed.is_visible
         entries = [(key, kept) for key, kept in self._kept.items() if visible(kept)]
         return iter([(key, self._read(key, kept)) for key, kept in entries])
 
@@ -215,7 +215,7 @@ class TtlMapState(MapState[K, V]):
         self._kept.clear()
 
     def _read(self, key: K, kept: Timed) -> V:
-        renewed = self._timed.renewed(kept)
+        renewed = self._timed.renew(kept)
         if renewed is not None:
             self._kept.put(key, renewed)
         return self._timed.thaw(kept)  # type: ignore[no-any-return]

@@ -36,14 +36,14 @@ from onceflow.core.errors import (
 from onceflow.core.state.api.descriptors import ValueStateDescriptor
 from onceflow.core.state.api.stores import ListState, ValueState
 from onceflow.core.state.keys.key_codec import (
-    bytes_of_stored,
+    add_length,
     decode_key,
     encode_key,
     encode_python_keys,
+    encode_stored_map_key,
     hash_python_keys,
-    prefixed,
-    split_prefixed,
-    stored_map_key,
+    split_length,
+    to_stored_map_key,
 )
 from onceflow.core.state.keys.key_groups import key_groups
 from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
@@ -90,9 +90,9 @@ class Cells:
         self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
-    def checking(self) -> Cells:
+    def to_checking(self) -> Cells:
         """Return cells that store the same, and refuse what would be rounded; see `Serializer`."""
-        return Cells(self.serializer.checking(), self._name)
+        return Cells(self.serializer.to_checking(), self._name)
 
     def freeze(self, value: Any) -> Stored:
         """Return what to store for `value`.
@@ -177,7 +177,7 @@ class MapKeys:
         self.signature = serializer_of(key_type).signature
 
     def to_put(self, key: Any) -> Any:
-        """Return what stands in memory for a key that is put; see `stored_map_key`.
+        """Return what stands in memory for a key that is put; see `to_stored_map_key`.
 
         Raises:
             BadStateValue: It is None, cannot be hashed for ever, or is not of the declared type.
@@ -189,7 +189,7 @@ class MapKeys:
                     f"map state {self._name!r} has keys of {self.signature}, not"
                     f" {type(key).__name__}: {key!r:.80}"
                 )
-        return stored_map_key(key)
+        return to_stored_map_key(key)
 
 
 KEYS_A_SLICE = 2048
@@ -217,15 +217,15 @@ def unpack_list(data: bytes, cells: Cells) -> list[Any]:
         raise StateCorrupt(f"a list of a snapshot cannot be read: {error}") from error
 
 
-def alive_elements(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
+def filter_alive(elements: list[Any], expired: Callable[[Any], bool]) -> Any:
     """Return the elements that have not expired: the same list if none has, ABSENT if all have."""
     alive = [element for element in elements if not expired(element)]
     return elements if len(alive) == len(elements) else alive or ABSENT
 
 
 def map_row_key(key: Any, stored: Any) -> bytes:
-    """Return the row key of one entry of a map state, whose map key is as `stored_map_key`."""
-    return prefixed(encode_key(key)) + bytes_of_stored(stored)
+    """Return the row key of one entry of a map state, whose map key is as `to_stored_map_key`."""
+    return add_length(encode_key(key)) + encode_stored_map_key(stored)
 
 
 def split_map_row_key(data: bytes) -> tuple[Any, Any]:
@@ -235,13 +235,13 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
         StateCorrupt: The bytes are no such key.
     """
     try:
-        key, end = split_prefixed(data)
+        key, end = split_length(data)
     except ValueError as error:
         raise StateCorrupt(f"{data!r:.80} is no key of a map state: {error}") from error
     return decode_key(key), decode_key(data[end:])
 
 
-def with_map_keys_of_today(meta: StateMeta, rows: StateRows) -> StateRows:
+def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
     """Return rows of a state with a map's keys as `map_row_key` writes them.
 
     An older version kept the zeros behind a decimal's last digit.
@@ -249,7 +249,7 @@ def with_map_keys_of_today(meta: StateMeta, rows: StateRows) -> StateRows:
     if meta.kind != "map" or not _MAY_HOLD_DECIMALS.search(meta.signature.partition(" -> ")[0]):
         return rows
     pairs = map(split_map_row_key, rows.keys.to_pylist())
-    keys = [map_row_key(key, stored_map_key(map_key)) for key, map_key in pairs]
+    keys = [map_row_key(key, to_stored_map_key(map_key)) for key, map_key in pairs]
     return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
 
 
@@ -278,7 +278,7 @@ class EntryRows:
         """Return how many rows each entry has, and the keys and values of all of them."""
         return 1, encode_python_keys(keys), self.cells.to_bytes_all(entries)
 
-    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+    def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
         return ABSENT if expired(entry) else entry
 
@@ -298,9 +298,9 @@ class ListRows(EntryRows):
         """Return how many rows each entry has, and the keys and values of all of them."""
         return 1, encode_python_keys(keys), [pack_list(entry, self.cells) for entry in entries]
 
-    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+    def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the elements that have not expired."""
-        return alive_elements(entry, expired)
+        return filter_alive(entry, expired)
 
     def load(self, rows: StateRows, into: dict[Any, Any]) -> None:
         """Put the entries of `rows` into a dict of entries."""
@@ -309,7 +309,7 @@ class ListRows(EntryRows):
 
 
 class MapRows(EntryRows):
-    """Entries that are dicts, by what `stored_map_key` returns: one row for each item."""
+    """Entries that are dicts, by what `to_stored_map_key` returns: one row for each item."""
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
@@ -318,12 +318,12 @@ class MapRows(EntryRows):
         row_keys: list[bytes] = []
         values: list[bytes] = []
         for key, entry in zip(keys, entries, strict=True):
-            prefix = prefixed(encode_key(key))
-            row_keys.extend(prefix + bytes_of_stored(stored) for stored in entry)
+            prefix = add_length(encode_key(key))
+            row_keys.extend(prefix + encode_stored_map_key(stored) for stored in entry)
             values.extend(self.cells.to_bytes_all(list(entry.values())))
         return list(map(len, entries)), pa.array(row_keys, pa.large_binary()), values
 
-    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+    def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the entries that have not expired."""
         alive = {key: stored for key, stored in entry.items() if not expired(stored)}
         return entry if len(alive) == len(entry) else alive or ABSENT
@@ -332,7 +332,7 @@ class MapRows(EntryRows):
         """Put the entries of `rows` into a dict of entries."""
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True):
             outer, inner = split_map_row_key(key)
-            into.setdefault(outer, {})[stored_map_key(inner)] = self.cells.from_bytes(value)
+            into.setdefault(outer, {})[to_stored_map_key(inner)] = self.cells.from_bytes(value)
 
 
 T = TypeVar("T")
@@ -359,14 +359,14 @@ class EntryTable(ABC):
         """With more of them, `spill` is called."""
 
     @abstractmethod
-    def older(self, key: Any) -> Any:
+    def find_older(self, key: Any) -> Any:
         """Return what lies below `fresh` at `key`, to be read only, or ABSENT."""
 
     def find(self, key: Any) -> Any:
         """Return the entry at `key`, to be read only, or ABSENT."""
         entry = self.fresh.get(key, ABSENT)
         if entry is ABSENT:
-            return self.older(key)
+            return self.find_older(key)
         return ABSENT if entry is DELETED else entry
 
     def put(self, key: Any, entry: Any) -> None:
@@ -404,7 +404,7 @@ class EntryValueState(ValueState[T]):
         if stored.__class__ is self._direct:
             return stored  # type: ignore[no-any-return]
         if stored is ABSENT:
-            stored = table.older(self._current.key)
+            stored = table.find_older(self._current.key)
         if stored is ABSENT or stored is DELETED:
             stored = self._default
         return table.cells.thaw(stored)  # type: ignore[no-any-return]
@@ -478,5 +478,5 @@ class EntryListState(ListState[T]):
         if own.__class__ is list:
             own.extend(frozen)
             return
-        older: Any = ABSENT if own is DELETED else table.older(key)
+        older: Any = ABSENT if own is DELETED else table.find_older(key)
         table.put(key, frozen if older is ABSENT else list(older) + frozen)

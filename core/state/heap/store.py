@@ -33,7 +33,7 @@ from onceflow.core.state.api.stores import (
     KeyedStateStore,
     ListState,
     MapState,
-    PendingSnapshot,
+    PendingKeyedSnapshot,
     ValueState,
 )
 from onceflow.core.state.heap.entries import (
@@ -50,7 +50,7 @@ from onceflow.core.state.heap.entries import (
     MapRows,
 )
 from onceflow.core.state.heap.registry import Registry, list_meta, map_meta, shape_of, value_meta
-from onceflow.core.state.keys.key_codec import map_key_of, stored_map_key
+from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
 from onceflow.core.state.snapshots.canonical import (
     RestoredStates,
     StateContent,
@@ -61,7 +61,7 @@ from onceflow.core.state.snapshots.canonical import (
     read_canonical,
     write_canonical,
 )
-from onceflow.core.state.snapshots.expired_rows import rows_of_snapshot, stamped_value
+from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.types.serializers import ExpiringSerializer, serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
@@ -80,7 +80,7 @@ class HeapEntries(EntryTable):
         self._frozen: list[dict[Any, Any]] = []
         self._to_clean: Iterator[Any] = iter(())
 
-    def older(self, key: Any) -> Any:
+    def find_older(self, key: Any) -> Any:
         """Return the entry of the frozen layers, or ABSENT."""
         for layer in reversed(self._frozen):
             entry = layer.get(key, ABSENT)
@@ -104,7 +104,9 @@ class HeapEntries(EntryTable):
         for key in islice(self._to_clean, count):
             looked_at += 1
             entry = self.find(key)
-            alive = entry if entry is ABSENT else self._codec.alive(entry, serializer.expired)
+            alive = (
+                entry if entry is ABSENT else self._codec.filter_alive(entry, serializer.is_expired)
+            )
             if alive is entry:
                 continue
             if alive is ABSENT:
@@ -117,7 +119,7 @@ class HeapEntries(EntryTable):
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value."""
         thaw = self.cells.thaw
-        for key, entry in _merged([*self._frozen, self.fresh]).items():
+        for key, entry in _merge_layers([*self._frozen, self.fresh]).items():
             yield key, thaw(entry)
 
     def load(self, rows: StateRows, reader: EntryRows) -> None:
@@ -127,7 +129,7 @@ class HeapEntries(EntryTable):
     def freeze(self, max_parallelism: int) -> Iterable[StateRows]:
         """Return the entries as of now; they are turned into rows when they are iterated."""
         if len(self._frozen) >= LAYERS_MAX:
-            self._frozen = [_merged(self._frozen)]
+            self._frozen = [_merge_layers(self._frozen)]
         self._frozen.append(self.fresh)
         self.fresh = {}
         return _FrozenRows(self._codec, tuple(self._frozen), max_parallelism)
@@ -154,14 +156,14 @@ class _FrozenRows:
         self._max_parallelism = max_parallelism
 
     def __iter__(self) -> Iterator[StateRows]:
-        entries = self._layers[0] if len(self._layers) == 1 else _merged(self._layers)
+        entries = self._layers[0] if len(self._layers) == 1 else _merge_layers(self._layers)
         return self._codec.rows(entries, self._max_parallelism)
 
 
-def _stamped(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
+def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
     """Return rows of a state that has no time to live yet, as used just now."""
     values = [
-        stamped_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
+        stamp_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
     ]
     return replace(rows, values=pa.array(values, pa.large_binary()))
 
@@ -173,7 +175,7 @@ def _apply(changes: dict[Any, Any], entries: dict[Any, Any]) -> None:
         del entries[key]
 
 
-def _merged(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
+def _merge_layers(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
     entries = dict(layers[0])
     for layer in layers[1:]:
         _apply(layer, entries)
@@ -183,7 +185,7 @@ def _merged(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
 class HeapMapState(MapState[K, V]):
     """A map state whose entries are dicts: one in `fresh` is the owner's, others are frozen.
 
-    Their keys are what `stored_map_key` returns.
+    Their keys are what `to_stored_map_key` returns.
     """
 
     def __init__(self, table: HeapEntries, keys: MapKeys) -> None:
@@ -193,7 +195,7 @@ class HeapMapState(MapState[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
         entry = self._table.find(self._table.current.key)
-        stored_key = stored_map_key(key)
+        stored_key = to_stored_map_key(key)
         if entry is ABSENT or stored_key not in entry:
             return None
         return self._table.cells.thaw(entry[stored_key])  # type: ignore[no-any-return]
@@ -208,26 +210,26 @@ class HeapMapState(MapState[K, V]):
         """Forget `key`."""
         if self.contains(key):
             own = self._own()
-            del own[stored_map_key(key)]
+            del own[to_stored_map_key(key)]
             if not own:
                 self.clear()
 
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
         entry = self._table.find(self._table.current.key)
-        return stored_map_key(key) in entry if entry is not ABSENT else False
+        return to_stored_map_key(key) in entry if entry is not ABSENT else False
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
         entry = self._table.find(self._table.current.key)
-        return iter([] if entry is ABSENT else list(map(map_key_of, entry)))
+        return iter([] if entry is ABSENT else list(map(from_stored_map_key, entry)))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
         entry = self._table.find(self._table.current.key)
         thaw = self._table.cells.thaw
         stored_keys: list[Any] = [] if entry is ABSENT else list(entry)
-        return iter([(map_key_of(one), thaw(entry[one])) for one in stored_keys])
+        return iter([(from_stored_map_key(one), thaw(entry[one])) for one in stored_keys])
 
     def clear(self) -> None:
         """Forget every entry."""
@@ -237,7 +239,7 @@ class HeapMapState(MapState[K, V]):
         table, key = self._table, self._table.current.key
         own: Any = table.fresh.get(key, ABSENT)
         if own.__class__ is not dict:
-            older: Any = ABSENT if own is DELETED else table.older(key)
+            older: Any = ABSENT if own is DELETED else table.find_older(key)
             own = {} if older is ABSENT else dict(older)
             table.put(key, own)
         return own  # type: ignore[no-any-return]
@@ -246,7 +248,7 @@ class HeapMapState(MapState[K, V]):
 T = TypeVar("T")
 
 
-class HeapSnapshot(PendingSnapshot):
+class HeapSnapshot(PendingKeyedSnapshot):
     """Frozen layers and table views, to be written in the canonical form."""
 
     def __init__(self, context: StateContext, states: Sequence[StateContent]) -> None:
@@ -349,10 +351,10 @@ class HeapStore(KeyedStateStore):
             table = HeapEntries(self._current, codec.cells, codec)
             found, chunks = self._claim(meta)
             if found is not None and begins_to_expire(found, meta):
-                chunks = [_stamped(rows, meta, codec) for rows in chunks]
+                chunks = [_stamp(rows, meta, codec) for rows in chunks]
             reader = codec
             if found is not None and depends_on_values(found.signature, meta.signature):
-                reader = type(codec)(codec.cells.checking())
+                reader = type(codec)(codec.cells.to_checking())
             for rows in chunks:
                 table.load(rows, reader)
             self._entries[meta] = table
@@ -397,32 +399,32 @@ class HeapStore(KeyedStateStore):
         for table in self._tables.values():
             table.clean(count)
 
-    def opened(self) -> tuple[str, ...]:
+    def finish_open(self) -> tuple[str, ...]:
         """Refuse or drop what nobody has asked for."""
-        for meta in self._restored.opened():
+        for meta in self._restored.drop_unclaimed():
             self._rows.pop(meta.name, None)
         self._registry.complete()
         return tuple(self._restored.dropped)
 
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Freeze every state."""
         self._merge_if_idle()
         groups = self._context.max_parallelism
         states: list[StateContent] = []
         states += [
-            (meta, rows_of_snapshot(table.freeze(groups), meta.kind, table.cells.serializer))
+            (meta, filter_expired(table.freeze(groups), meta.kind, table.cells.serializer))
             for meta, table in self._entries.items()
         ]
         states += [
             (meta, table.filter_alive(table.view().rows())) for meta, table in self._tables.items()
         ]
-        left = self._restored.left()
+        left = self._restored.list_unclaimed()
         states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
         pending = HeapSnapshot(self._context, states)
         self._pending.append(pending)
         return pending
 
-    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Freeze every state: a heap snapshot is canonical already."""
         return self.snapshot(checkpoint)
 

@@ -13,7 +13,7 @@ the key's hash is made of its digits.
 
 Keys of maps may be any of these, side by side. `encode_map_key` leaves out a decimal's zeros behind
 the last digit, so 1.0 and 1.00 are one key; True, 1 and Decimal(1) are three. Python has more keys
-that are equal: `stored_map_key` says what stands for one in memory.
+that are equal: `to_stored_map_key` says what stands for one in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from onceflow.core.state.keys.key_groups import (
     hash_key,
     hash_keys,
     nanoseconds_of,
-    unscaled_of,
+    to_unscaled,
 )
 from onceflow.core.state.keys.key_index import to_fixed_binary
 
@@ -70,13 +70,13 @@ def encode_map_key(key: Any) -> bytes:
     if isinstance(key, Decimal):
         return b"D" + str(_without_zeros(key)).encode()
     if issubclass(type(key), tuple):
-        return b"(" + b"".join(prefixed(encode_map_key(part)) for part in key)
+        return b"(" + b"".join(add_length(encode_map_key(part)) for part in key)
     return encode_key(key)
 
 
 def _without_zeros(number: Decimal) -> Decimal:
     """Return an equal decimal of as few digits as there can be, with any precision."""
-    digits = unscaled_of(number)
+    digits = to_unscaled(number)
     if digits == 0:
         return Decimal(0)
     exponent = number.as_tuple().exponent
@@ -105,7 +105,7 @@ def _is_plain(key: Any) -> bool:
     return key.__class__ in _PLAIN_CLASSES
 
 
-def stored_map_key(key: Any) -> Any:
+def to_stored_map_key(key: Any) -> Any:
     """Return what stands for a map's key in dicts in memory: equal if and only if the bytes are.
 
     Raises:
@@ -118,12 +118,12 @@ def stored_map_key(key: Any) -> Any:
     return value if _is_plain(value) else EncodedMapKey((data, None))
 
 
-def map_key_of(stored: Any) -> Any:
-    """Return the map key that `stored_map_key` returned `stored` for."""
+def from_stored_map_key(stored: Any) -> Any:
+    """Return the map key that `to_stored_map_key` returned `stored` for."""
     return decode_key(stored[0]) if stored.__class__ is EncodedMapKey else stored
 
 
-def bytes_of_stored(stored: Any) -> bytes:
+def encode_stored_map_key(stored: Any) -> bytes:
     """Return `encode_map_key` of the map key that `stored` stands for."""
     return stored[0] if stored.__class__ is EncodedMapKey else encode_key(stored)
 
@@ -135,11 +135,11 @@ def _encode_int(key: int) -> bytes:
 
 
 def _encode_tuple(key: tuple[Any, ...]) -> bytes:
-    return b"(" + b"".join(prefixed(encode_key(part)) for part in key)
+    return b"(" + b"".join(add_length(encode_key(part)) for part in key)
 
 
 def _encode_decimal(key: Decimal) -> bytes:
-    unscaled_of(key)
+    to_unscaled(key)
     return b"D" + str(key).encode()
 
 
@@ -210,7 +210,7 @@ def _decode_parts(body: bytes) -> list[Any]:
     parts: list[Any] = []
     position = 0
     while position < len(body):
-        part, position = split_prefixed(body, position)
+        part, position = split_length(body, position)
         parts.append(decode_key(part))
     return parts
 
@@ -230,12 +230,12 @@ _DECODERS: dict[bytes, Callable[[bytes], Any]] = {
 }
 
 
-def prefixed(data: bytes) -> bytes:
+def add_length(data: bytes) -> bytes:
     """Return `data` behind its 4-byte big-endian length."""
     return _pack_u32(len(data)) + data
 
 
-def split_prefixed(data: bytes, position: int = 0) -> tuple[bytes, int]:
+def split_length(data: bytes, position: int = 0) -> tuple[bytes, int]:
     """Return the bytes behind the length at `position`, and where they end.
 
     Raises:

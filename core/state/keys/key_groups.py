@@ -154,7 +154,7 @@ def _key_bytes(key: Any) -> bytes:
         case date():
             return (days_of(key) & _2_64).to_bytes(8, "little")
         case Decimal():
-            return (unscaled_of(key) & ((1 << 128) - 1)).to_bytes(16, "little")
+            return (to_unscaled(key) & ((1 << 128) - 1)).to_bytes(16, "little")
         case _:
             raise BadStateValue(
                 f"a key of type {type(key).__name__} ({key!r:.60}) cannot be hashed; key by a"
@@ -174,7 +174,7 @@ def days_of(day: date) -> int:
     return day.toordinal() - _EPOCH.toordinal()
 
 
-def unscaled_of(number: Decimal) -> int:
+def to_unscaled(number: Decimal) -> int:
     """Return the digits of `number` as a signed integer, whatever its exponent.
 
     Raises:

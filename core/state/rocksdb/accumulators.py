@@ -29,11 +29,11 @@ from onceflow.core.state.rocksdb.database import (
     Database,
     Pair,
     WriteQueue,
-    after,
     group_prefix,
-    pairs_of,
+    next_prefix,
     split_row_key,
     state_prefix,
+    to_pairs,
 )
 from onceflow.core.state.snapshots.canonical import StateRows
 
@@ -77,7 +77,7 @@ class RocksAccumulators(AccumulatorTable):
         prefix = state_prefix(self.shape.name)
         for group in self._groups:
             start = group_prefix(group) + prefix
-            rows = self._database.scan(start, after(start))
+            rows = self._database.scan(start, next_prefix(start))
             while batch := list(islice(rows, PRELOAD_BATCH)):
                 if len(self) + len(batch) > self._capacity:
                     self._complete = False
@@ -101,7 +101,7 @@ class RocksAccumulators(AccumulatorTable):
 
     def _scan_namespaces(self, prefix: bytes, bits: int) -> Iterator[int]:
         """Yield the namespaces of the rows with `prefix`, reading one row of each."""
-        start, stop = prefix, after(prefix)
+        start, stop = prefix, next_prefix(prefix)
         while row := next(self._database.scan(start, stop), None):
             namespace = int.from_bytes(row[0][len(prefix) :][:8], "big", signed=True)
             yield namespace >> bits
@@ -126,7 +126,7 @@ class RocksAccumulators(AccumulatorTable):
         bounds = [n.to_bytes(8, "big", signed=True) for n in (namespaces.start, namespaces[-1])]
         prefixes = [group_prefix(group) + state_prefix(self.shape.name) for group in self._groups]
         rows = chain.from_iterable(
-            self._database.scan(prefix + bounds[0], after(prefix + bounds[1]))
+            self._database.scan(prefix + bounds[0], next_prefix(prefix + bounds[1]))
             for prefix in prefixes
         )
         while batch := list(islice(rows, PRELOAD_BATCH)):
@@ -156,7 +156,9 @@ class RocksAccumulators(AccumulatorTable):
             number, start = self._stored_clean_at
             prefix = group_prefix(self._groups[number]) + state_prefix(self.shape.name)
             # One row more than are checked: the next call goes on there.
-            rows = list(islice(self._database.scan(start or prefix, after(prefix)), remaining + 1))
+            rows = list(
+                islice(self._database.scan(start or prefix, next_prefix(prefix)), remaining + 1)
+            )
             if len(rows) > remaining:
                 self._stored_clean_at = number, rows[remaining][0]
                 self._remove_expired(rows[:remaining], self.expiry)
@@ -183,7 +185,7 @@ class RocksAccumulators(AccumulatorTable):
         removed = self._removed[entries]
         self._stored[entries] = True
         view = self.view_of(entries)
-        return lambda: pairs_of(
+        return lambda: to_pairs(
             _without_values(view.rows_of(slice(None)), removed), self.shape.name
         )
 
@@ -257,7 +259,7 @@ class RocksAccumulators(AccumulatorTable):
         self._used[entries] = self._clock
         excess = len(self) - self._capacity
         # Eviction waits for a pending snapshot to be written, until twice the capacity is used.
-        if excess > 0 and (self._writes.settled or excess > self._capacity):
+        if excess > 0 and (self._writes.is_empty or excess > self._capacity):
             self._evict()
 
     def _evict(self) -> None:
@@ -275,7 +277,7 @@ class RocksAccumulators(AccumulatorTable):
         # A removed key that the database may still have keeps its entry until that is deleted
         # there. Without it, the key would be read again.
         known = self._stored[1:end]
-        if self._writes.settled:
+        if self._writes.is_empty:
             known = known & self._dirty[1:end]
         self._keep_only(1 + np.flatnonzero(known | ~self._removed[1:end]))
 

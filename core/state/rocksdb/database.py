@@ -78,17 +78,17 @@ def split_row_key(data: bytes) -> tuple[int, str, bytes]:
     return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
 
 
-def after(prefix: bytes) -> bytes:
+def next_prefix(prefix: bytes) -> bytes:
     """Return the smallest key after every key that begins with `prefix` (not only FF bytes)."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
-def pairs_of(rows: StateRows, name: str) -> list[Pair]:
+def to_pairs(rows: StateRows, name: str) -> list[Pair]:
     """Return rows as sorted pairs; a null value deletes."""
-    return sorted_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
+    return sort_pairs(rows.groups, name, rows.keys, rows.values.to_pylist())
 
 
-def sorted_pairs(
+def sort_pairs(
     groups: Groups, name: str, keys: pa.Array, values: Sequence[T]
 ) -> list[tuple[bytes, T]]:
     """Return row key and value of rows of state `name`, sorted by row key."""
@@ -106,7 +106,7 @@ def sorted_pairs(
     return list(zip(row_keys.take(order).to_pylist(), ordered, strict=True))
 
 
-def merged(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
+def merge_pairs(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
     """Return the pairs of every source, sorted; no two sources have a key in common."""
     lists = [pairs for source in sources if (pairs := source())]
     if len(lists) == 1:
@@ -276,31 +276,31 @@ class WriteQueue:
         self._closed = False
 
     @property
-    def settled(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether every snapshot's writes are in the database."""
         return self._pending is None
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Return when every snapshot's writes are in the database and its copy is made."""
         if self._pending is not None or self._closed:
             with self._lock:
-                self._settle(lambda pairs: pairs)
+                self._flush(lambda pairs: pairs)
 
-    def settle_in_background(self) -> None:
+    def flush_in_background(self) -> None:
         """The same, letting the owner's thread run between: a little slower."""
         with self._lock:
-            self._settle(_paced)
+            self._flush(_pace)
 
     def submit(self, pending: PendingWrites) -> None:
         """Leave a snapshot's writes to `settle`; the ones before are done first."""
         with self._lock:
-            self._settle(lambda pairs: pairs)
+            self._flush(lambda pairs: pairs)
             self._pending = pending
 
     def write(self, pairs: Sequence[Pair]) -> None:
         """Write the owner's `pairs`, sorted by key, after all that is pending."""
         with self._lock:
-            self._settle(lambda pairs: pairs)
+            self._flush(lambda pairs: pairs)
             self._database.write(pairs)
 
     def discard(self, pending: PendingWrites) -> None:
@@ -317,7 +317,7 @@ class WriteQueue:
                 self._pending = None
                 self._database.close()
 
-    def _settle(self, paced: Callable[[Sequence[Pair]], Iterable[Pair]]) -> None:
+    def _flush(self, paced: Callable[[Sequence[Pair]], Iterable[Pair]]) -> None:
         if self._closed:
             raise StateError("the state was closed while a snapshot of it was under way")
         pending = self._pending
@@ -329,7 +329,7 @@ class WriteQueue:
         self._pending = None
 
 
-def _paced(pairs: Sequence[Pair]) -> Iterator[Pair]:
+def _pace(pairs: Sequence[Pair]) -> Iterator[Pair]:
     for start in range(0, len(pairs), PAIRS_A_SLICE):
         yield from pairs[start : start + PAIRS_A_SLICE]
         time.sleep(_YIELD_S)

@@ -30,29 +30,29 @@ from onceflow.core.state.heap.entries import (
     CurrentKey,
     EntryTable,
     MapKeys,
-    alive_elements,
+    filter_alive,
     map_row_key,
     pack_list,
     split_map_row_key,
     unpack_list,
 )
 from onceflow.core.state.keys.key_codec import (
+    add_length,
     decode_key,
     encode_key,
     encode_python_keys,
+    from_stored_map_key,
     hash_python_keys,
-    map_key_of,
-    prefixed,
-    stored_map_key,
+    to_stored_map_key,
 )
 from onceflow.core.state.keys.key_groups import hash_key, key_groups
 from onceflow.core.state.rocksdb.database import (
     Database,
     Pair,
     WriteQueue,
-    after,
     group_prefix,
-    sorted_pairs,
+    next_prefix,
+    sort_pairs,
     state_prefix,
 )
 from onceflow.core.state.types.serializers import ExpiringSerializer
@@ -105,7 +105,7 @@ class RowFormat:
         """Return the entry's key that `row_key` made `data` of."""
         return decode_key(data)
 
-    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+    def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
         return ABSENT if expired(entry) else entry
 
@@ -121,9 +121,9 @@ class ListFormat(RowFormat):
         """Return the entry of a row's value."""
         return unpack_list(data, self.cells)
 
-    def alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
+    def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the elements that have not expired."""
-        return alive_elements(entry, expired)
+        return filter_alive(entry, expired)
 
 
 class MapFormat(RowFormat):
@@ -144,7 +144,7 @@ class MapFormat(RowFormat):
     def key_of(self, data: bytes) -> Any:
         """Return the pair."""
         key, map_key = split_map_row_key(data)
-        return key, stored_map_key(map_key)
+        return key, to_stored_map_key(map_key)
 
     def row_keys(self, keys: Sequence[Any]) -> pa.Array:
         """Return the row's key of each pair."""
@@ -194,7 +194,7 @@ class RocksEntries(EntryTable):
         self._in_vain = 0
         """How many times in a row next to none was asked for."""
 
-    def older(self, key: Any) -> Any:
+    def find_older(self, key: Any) -> Any:
         """Return the entry taken or clean, or the database's, or ABSENT."""
         self._asked += 1
         for taken in self._taken:
@@ -232,7 +232,7 @@ class RocksEntries(EntryTable):
         if len(clean) + len(absent) > self._capacity:
             self._evict(len(absent))
         groups = key_groups(hash_python_keys(absent), self._max_parallelism)
-        pairs = sorted_pairs(groups, self._name, self._format.row_keys(absent), absent)
+        pairs = sort_pairs(groups, self._name, self._format.row_keys(absent), absent)
         found = self._database.get_many([row_key for row_key, _ in pairs])
         for (_, key), data in zip(pairs, found, strict=True):
             clean[key] = DELETED if data is None else self._format.unpack(data)
@@ -278,7 +278,7 @@ class RocksEntries(EntryTable):
         groups = key_groups(hashes, self._max_parallelism)
         pack = self._format.pack
         values = [None if entry is DELETED else pack(entry) for entry in entries.values()]
-        return sorted_pairs(groups, self._name, self._format.row_keys(keys), values)
+        return sort_pairs(groups, self._name, self._format.row_keys(keys), values)
 
     def all(self, key_groups_owned: range) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value."""
@@ -288,7 +288,7 @@ class RocksEntries(EntryTable):
             newer.update(entries)
         for group in key_groups_owned:
             prefix = group_prefix(group) + self._prefix
-            for row_key, value in self._database.scan(prefix, after(prefix)):
+            for row_key, value in self._database.scan(prefix, next_prefix(prefix)):
                 key = self._format.key_of(row_key[len(prefix) :])
                 if key not in newer:
                     yield key, thaw(self._format.unpack(value))
@@ -308,22 +308,22 @@ class RocksEntries(EntryTable):
         for _ in key_groups_owned:
             number, start = self._clean_at
             prefix = group_prefix(key_groups_owned[number % len(key_groups_owned)]) + self._prefix
-            rows = self._database.scan(start or prefix, after(prefix))
+            rows = self._database.scan(start or prefix, next_prefix(prefix))
             for row_key, value in rows:
                 if not count:
                     self._clean_at = number, row_key
                     return
                 count -= 1
-                self._clean_row(row_key[len(prefix) :], value, serializer.expired)
+                self._clean_row(row_key[len(prefix) :], value, serializer.is_expired)
             self._clean_at = (number + 1) % len(key_groups_owned), b""
 
     def _clean_row(self, row_key: bytes, value: bytes, expired: Callable[[Any], bool]) -> None:
         entry = self._format.unpack(value)
-        if self._format.alive(entry, expired) is entry:
+        if self._format.filter_alive(entry, expired) is entry:
             return
         key = self._format.key_of(row_key)
         entry = self.find(key)
-        alive = entry if entry is ABSENT else self._format.alive(entry, expired)
+        alive = entry if entry is ABSENT else self._format.filter_alive(entry, expired)
         if alive is ABSENT and entry is not ABSENT:
             self.forget(key)
         elif alive is not entry:
@@ -342,8 +342,8 @@ class RocksEntries(EntryTable):
 
         And some more; not half of them, for which everything would wait.
         """
-        if self._writes.settled or len(self._clean) > 2 * self._capacity:
-            self._writes.settle()
+        if self._writes.is_empty or len(self._clean) > 2 * self._capacity:
+            self._writes.flush()
             self._complete = False
             kept = max(self._capacity - self._capacity // EVICTED_SHARE - room, 0)
             for key in list(islice(self._clean, max(len(self._clean) - kept, 0))):
@@ -352,8 +352,8 @@ class RocksEntries(EntryTable):
     def scan_key(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
         """Yield (rest of the row key, value) of the database's rows of a map state's key."""
         group = hash_key(key) % self._max_parallelism
-        start = group_prefix(group) + self._prefix + prefixed(encode_key(key))
-        for row_key, value in self._database.scan(start, after(start)):
+        start = group_prefix(group) + self._prefix + add_length(encode_key(key))
+        for row_key, value in self._database.scan(start, next_prefix(start)):
             yield row_key[len(start) :], value
 
 
@@ -367,14 +367,14 @@ class RocksMapState(MapState[K, V]):
         self._touched_before: dict[Any, dict[Any, None]] = {}
         """By key, map keys changed since and in the last snapshot: the database may lack them.
 
-        They are as `stored_map_key` returns them.
+        They are as `to_stored_map_key` returns them.
         """
         table.spilled = self._forget_touched
         table.forget = self._forget_pair
 
     def get(self, key: K) -> V | None:
         """Return the value under `key`, or None."""
-        stored = self._table.find((self._table.current.key, stored_map_key(key)))
+        stored = self._table.find((self._table.current.key, to_stored_map_key(key)))
         return None if stored is ABSENT else self._table.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
@@ -384,28 +384,30 @@ class RocksMapState(MapState[K, V]):
     def remove(self, key: K) -> None:
         """Forget `key`."""
         if self.contains(key):
-            self._change(stored_map_key(key), DELETED)
+            self._change(to_stored_map_key(key), DELETED)
 
     def contains(self, key: K) -> bool:
         """Tell whether `key` is there."""
-        stored_key = stored_map_key(key)
+        stored_key = to_stored_map_key(key)
         return self._table.find((self._table.current.key, stored_key)) is not ABSENT
 
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
-        return iter(list(map(map_key_of, self._stored())))
+        return iter(list(map(from_stored_map_key, self._read_all())))
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
         thaw = self._table.cells.thaw
-        return iter([(map_key_of(key), thaw(stored)) for key, stored in self._stored().items()])
+        return iter(
+            [(from_stored_map_key(key), thaw(stored)) for key, stored in self._read_all().items()]
+        )
 
     def clear(self) -> None:
         """Forget every entry."""
-        for key in list(self._stored()):
+        for key in list(self._read_all()):
             self._change(key, DELETED)
 
-    def snapshot_taken(self) -> None:
+    def note_snapshot(self) -> None:
         """Hear that the fresh entries have been taken away."""
         self._touched_before, self._touched = self._touched, {}
 
@@ -423,11 +425,11 @@ class RocksMapState(MapState[K, V]):
         self._touched.setdefault(table.current.key, {})[key] = None
         table.put((table.current.key, key), entry)
 
-    def _stored(self) -> dict[Any, Any]:
+    def _read_all(self) -> dict[Any, Any]:
         """Return every entry by its map key as it is stored."""
         table, outer = self._table, self._table.current.key
         found = {
-            stored_map_key(decode_key(data)): table.cells.from_bytes(value)
+            to_stored_map_key(decode_key(data)): table.cells.from_bytes(value)
             for data, value in table.scan_key(outer)
         }
         for touched in (self._touched_before, self._touched):

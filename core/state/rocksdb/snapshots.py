@@ -31,19 +31,19 @@ from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.stores import PendingSnapshot
-from onceflow.core.state.heap.entries import with_map_keys_of_today
+from onceflow.core.state.api.stores import PendingKeyedSnapshot
+from onceflow.core.state.heap.entries import upgrade_map_keys
 from onceflow.core.state.rocksdb.database import (
     Database,
     Pair,
     PendingWrites,
     WriteQueue,
-    after,
     group_prefix,
-    pairs_of,
+    next_prefix,
     scan_copy,
     split_row_key,
     state_prefix,
+    to_pairs,
 )
 from onceflow.core.state.snapshots.canonical import (
     StateMeta,
@@ -115,7 +115,7 @@ def upload_copy(
         return writer.write_file(name, path, shared=shared, key_groups=context.key_groups)
 
     names = [path.name for path in large]
-    files: FileHandles = dict(zip(names, _side_by_side(written_file, large), strict=True))
+    files: FileHandles = dict(zip(names, _call_in_parallel(written_file, large), strict=True))
     manifest = Manifest(
         FORMAT,
         context.max_parallelism,
@@ -177,11 +177,11 @@ def download_copy(
     for name, data in manifest.small_files.items():
         (directory / name).write_bytes(data)
     files = {name: handles[handle] for name, handle in manifest.files.items()}
-    _side_by_side(lambda name: reader.read_to(files[name], directory / name), list(files))
+    _call_in_parallel(lambda name: reader.read_to(files[name], directory / name), list(files))
     return files
 
 
-def _side_by_side(call: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+def _call_in_parallel(call: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """Return what `call` returns for each of `items`, some at once: storage may be far away."""
     if len(items) < 2:
         return [call(item) for item in items]
@@ -218,11 +218,11 @@ class KnownFiles:
         self._undecided[checkpoint] = files
         return files
 
-    def uploaded(self, checkpoint: CheckpointId, files: FileHandles) -> None:
+    def note_upload(self, checkpoint: CheckpointId, files: FileHandles) -> None:
         """Take note of all files that the snapshot of `checkpoint` names. Any thread."""
         self._uploaded[checkpoint] = files
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def complete(self, checkpoint: CheckpointId) -> None:
         """Build on `checkpoint` from now on; all before it are decided, too."""
         files = self._uploaded.get(checkpoint)
         if files is None:
@@ -231,9 +231,9 @@ class KnownFiles:
         # An upload may have ended after a newer checkpoint had completed.
         for decided in {*self._undecided, *list(self._uploaded)}:
             if decided <= checkpoint:
-                self.aborted(decided)
+                self.abort(decided)
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def abort(self, checkpoint: CheckpointId) -> None:
         """Never build on `checkpoint`."""
         self._undecided.pop(checkpoint, None)
         self._uploaded.pop(checkpoint, None)
@@ -248,7 +248,7 @@ class Frozen:
 
     def copy(self) -> Path:
         """Return where the copy is, made if need be. Any thread."""
-        self._writes.settle_in_background()
+        self._writes.flush_in_background()
         return self._pending.copy
 
     def discard(self) -> None:
@@ -256,7 +256,7 @@ class Frozen:
         self._writes.discard(self._pending)
 
 
-class RocksSnapshot(PendingSnapshot):
+class RocksSnapshot(PendingKeyedSnapshot):
     """A snapshot on its way to storage."""
 
     def __init__(self, frozen: Frozen, upload: Upload) -> None:
@@ -275,11 +275,11 @@ class RocksSnapshot(PendingSnapshot):
         self._frozen.discard()
 
 
-def rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[StateRows]:
+def read_rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[StateRows]:
     """Yield the rows of one state in a copy of the database, key group by key group."""
     kind = pa.large_binary()
     starts = [group_prefix(group) + state_prefix(name) for group in key_groups]
-    rows = scan_copy(copy, [(start, after(start)) for start in starts])
+    rows = scan_copy(copy, [(start, next_prefix(start)) for start in starts])
     while batch := list(islice(rows, SCAN_ROWS)):
         split = [split_row_key(key) for key, _ in batch]
         groups = np.array([group for group, _, _ in split], np.uint16)
@@ -292,7 +292,7 @@ _END_OF_GROUPS = b"\xff\xff"
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoredDatabase:
     """A database that holds the restored rows, their states, and the files that storage has."""
 
     database: Database
@@ -302,7 +302,7 @@ class Restored:
     def add(self, metas: Iterable[StateMeta], context: StateContext) -> None:
         """Take note of the states of one more snapshot."""
         for meta in metas:
-            self.metas.setdefault(meta.name, meta).check(meta, str(context))
+            self.metas.setdefault(meta.name, meta).check_equal(meta, str(context))
 
 
 def restore(
@@ -311,7 +311,7 @@ def restore(
     reader: StateReader,
     directory: Path,
     new_database: Callable[[Path], Database],
-) -> Restored:
+) -> RestoredDatabase:
     """Return a database in `directory` with the rows of the context's key groups.
 
     Raises:
@@ -329,7 +329,7 @@ def restore(
     files: FileHandles = {}
     if sharing:
         files = download_copy(reader, sharing[0], by_name, directory / "db")
-    restored = Restored(new_database(directory))
+    restored = RestoredDatabase(new_database(directory))
     try:
         for manifest in manifests:
             restored.add(manifest.metas(), context)
@@ -342,7 +342,7 @@ def restore(
         canonical = [handle for handle in handles if is_canonical(handle)]
         for meta, rows in read_canonical(reader, canonical, context):
             restored.add([meta], context)
-            restored.database.write(pairs_of(with_map_keys_of_today(meta, rows), meta.name))
+            restored.database.write(to_pairs(upgrade_map_keys(meta, rows), meta.name))
     except BaseException:
         restored.database.close()
         raise

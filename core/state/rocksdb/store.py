@@ -25,7 +25,7 @@ from onceflow.core.state.api.stores import (
     KeyedStateStore,
     ListState,
     MapState,
-    PendingSnapshot,
+    PendingKeyedSnapshot,
     ValueState,
 )
 from onceflow.core.state.heap.entries import (
@@ -43,9 +43,9 @@ from onceflow.core.state.rocksdb.database import (
     Pair,
     PendingWrites,
     WriteQueue,
-    after,
     group_prefix,
-    merged,
+    merge_pairs,
+    next_prefix,
     state_prefix,
 )
 from onceflow.core.state.rocksdb.entries import (
@@ -58,12 +58,12 @@ from onceflow.core.state.rocksdb.entries import (
 from onceflow.core.state.rocksdb.snapshots import (
     Frozen,
     KnownFiles,
-    Restored,
+    RestoredDatabase,
     RocksSnapshot,
     Upload,
     file_prefix,
+    read_rows_of_copy,
     restore,
-    rows_of_copy,
     upload_copy,
 )
 from onceflow.core.state.snapshots.canonical import (
@@ -74,7 +74,7 @@ from onceflow.core.state.snapshots.canonical import (
     begins_to_expire,
     write_canonical,
 )
-from onceflow.core.state.snapshots.expired_rows import rows_of_snapshot, stamped_value
+from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
@@ -94,7 +94,7 @@ class RocksDBStore(KeyedStateStore):
         self,
         context: StateContext,
         database_id: str,
-        restored: Restored,
+        restored: RestoredDatabase,
         *,
         cache_entries: int,
         incremental: bool,
@@ -222,7 +222,7 @@ class RocksDBStore(KeyedStateStore):
         if table is None:
             found = self._claim(shape.meta)
             if found is not None and found != shape.meta:
-                self._carry_over(found, shape)
+                self._convert_totals(found, shape)
             table = RocksAccumulators(
                 shape,
                 str(self._context),
@@ -272,13 +272,15 @@ class RocksDBStore(KeyedStateStore):
         prefix = state_prefix(asked.name)
         starts = (group_prefix(group) + prefix for group in self._context.key_groups)
         if depends_on_values(found.signature, asked.signature):
-            checking = type(row_format)(row_format.cells.checking())
+            checking = type(row_format)(row_format.cells.to_checking())
             for start in starts:
-                for _, value in self._database.scan(start, after(start)):
+                for _, value in self._database.scan(start, next_prefix(start)):
                     checking.unpack(value)
             return
         ranges = islice(starts, CHECKED_GROUPS)
-        rows = chain.from_iterable(self._database.scan(start, after(start)) for start in ranges)
+        rows = chain.from_iterable(
+            self._database.scan(start, next_prefix(start)) for start in ranges
+        )
         for _, value in islice(rows, CHECKED_ROWS):
             row_format.unpack(value)
 
@@ -298,9 +300,9 @@ class RocksDBStore(KeyedStateStore):
         for aggregates in self._aggregates.values():
             aggregates.clean(count)
 
-    def opened(self) -> tuple[str, ...]:
+    def finish_open(self) -> tuple[str, ...]:
         """Refuse or delete what nobody has asked for."""
-        for meta in self._restored.opened():
+        for meta in self._restored.drop_unclaimed():
             self._delete(meta.name)
             del self._metas[meta.name]
         self._registry.complete()
@@ -309,9 +311,9 @@ class RocksDBStore(KeyedStateStore):
     def _delete(self, name: str) -> None:
         for group in self._context.key_groups:
             start = group_prefix(group) + state_prefix(name)
-            self._database.delete_range(start, after(start))
+            self._database.delete_range(start, next_prefix(start))
 
-    def _carry_over(self, found: StateMeta, shape: AccumulatorShape) -> None:
+    def _convert_totals(self, found: StateMeta, shape: AccumulatorShape) -> None:
         """Write the totals anew, in the layout of `shape`."""
 
         def carried(values: list[bytes]) -> list[bytes]:
@@ -324,38 +326,38 @@ class RocksDBStore(KeyedStateStore):
         """Write the rows anew, as used just now: the state has a time to live from here on."""
         self._rewrite(
             meta.name,
-            lambda values: [stamped_value(value, meta.kind, serializer) for value in values],
+            lambda values: [stamp_value(value, meta.kind, serializer) for value in values],
         )
 
     def _rewrite(self, name: str, change: Callable[[list[bytes]], list[bytes]]) -> None:
         for group in self._context.key_groups:
             start = group_prefix(group) + state_prefix(name)
-            rows = self._database.scan(start, after(start))
+            rows = self._database.scan(start, next_prefix(start))
             while batch := list(islice(rows, PRELOAD_BATCH)):
                 values = change([value for _, value in batch])
                 self._database.write(
                     (key, value) for (key, _), value in zip(batch, values, strict=True)
                 )
 
-    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Take the dirty entries of every state; they are written by the thread that uploads."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
 
-    def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """As `snapshot`; the upload reads every row."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
 
-    def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot:
+    def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """As `snapshot`, with every file written anew: checkpoints share none with it."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
 
     def _freeze(self, checkpoint: CheckpointId) -> Frozen:
         taken = [freeze() for freeze in self._freezers]
         copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
-        pending = PendingWrites(lambda: merged(taken), copy)
+        pending = PendingWrites(lambda: merge_pairs(taken), copy)
         self._writes.submit(pending)
         for state in self._maps:
-            state.snapshot_taken()
+            state.note_snapshot()
         return Frozen(self._writes, pending)
 
     def _upload_native(self, checkpoint: CheckpointId) -> Upload:
@@ -368,7 +370,7 @@ class RocksDBStore(KeyedStateStore):
             handles, uploaded = upload_copy(
                 writer, context, copy, metas, known, unique, shared=incremental
             )
-            files.uploaded(checkpoint, uploaded)
+            files.note_upload(checkpoint, uploaded)
             return handles
 
         return upload
@@ -391,9 +393,9 @@ class RocksDBStore(KeyedStateStore):
         def upload(writer: StateWriter, copy: Path) -> tuple[StateHandle, ...]:
             contents: list[StateContent] = []
             for meta in metas:
-                rows: Iterable[StateRows] = rows_of_copy(copy, meta.name, context.key_groups)
+                rows: Iterable[StateRows] = read_rows_of_copy(copy, meta.name, context.key_groups)
                 if meta.name in serializers:
-                    rows = rows_of_snapshot(rows, meta.kind, serializers[meta.name])
+                    rows = filter_expired(rows, meta.kind, serializers[meta.name])
                 if meta.name in alive:
                     rows = alive[meta.name](rows)
                 contents.append((meta, rows))
@@ -403,11 +405,11 @@ class RocksDBStore(KeyedStateStore):
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
         """Let later snapshots name the files of `checkpoint` again."""
-        self._files.completed(checkpoint)
+        self._files.complete(checkpoint)
 
     def notify_aborted(self, checkpoint: CheckpointId) -> None:
         """Keep later snapshots from naming the files of `checkpoint`."""
-        self._files.aborted(checkpoint)
+        self._files.abort(checkpoint)
 
     def close(self) -> None:
         """Close and delete the local database."""

@@ -27,11 +27,11 @@ from onceflow.core.state.api.descriptors import (
     check_state_name,
 )
 from onceflow.core.state.keys.key_codec import (
+    add_length,
     decode_key,
     encode_key,
     encode_map_key,
     encode_python_keys,
-    prefixed,
 )
 from onceflow.core.state.keys.key_columns import check_key_type, read_key_columns
 from onceflow.core.state.keys.key_groups import check_max_parallelism, hash_keys, key_groups
@@ -103,7 +103,7 @@ class UnkeyedEncoder:
         return msgspec.structs.replace(self.described, elements=held)
 
 
-def unkeyed_encoder_of(table: UnkeyedStateOfTable, schema: pa.Schema) -> UnkeyedEncoder:
+def make_unkeyed_encoder(table: UnkeyedStateOfTable, schema: pa.Schema) -> UnkeyedEncoder:
     """Return what makes elements of a table with columns `schema`.
 
     Raises:
@@ -111,15 +111,15 @@ def unkeyed_encoder_of(table: UnkeyedStateOfTable, schema: pa.Schema) -> Unkeyed
     """
     check_state_name(table.name)
     _check_columns(table.name, [table.value, *filter(None, [table.map_key])], schema)
-    value = _typed(schema.field(table.value), table.value_type)
+    value = _plan_column(schema.field(table.value), table.value_type)
     if table.mode != "broadcast":
         described = Saved(table.name, "", value.signature, [])
-        return UnkeyedEncoder(table.mode, described, lambda rows: value.encoded(rows, table.value))
-    map_key = _typed(schema.field(table.map_key), table.map_key_type)
+        return UnkeyedEncoder(table.mode, described, lambda rows: value.encode(rows, table.value))
+    map_key = _plan_column(schema.field(table.map_key), table.map_key_type)
 
     def entries(rows: pa.RecordBatch) -> list[bytes]:
-        keys = map(encode_map_key, _not_null(rows, table.map_key))
-        pairs = zip(keys, value.encoded(rows, table.value), strict=True)
+        keys = map(encode_map_key, _read_not_null(rows, table.map_key))
+        pairs = zip(keys, value.encode(rows, table.value), strict=True)
         return [part for pair in pairs for part in pair]
 
     described = Saved(table.name, map_key.signature, value.signature, [])
@@ -156,7 +156,7 @@ class StateEncoder:
         return StateRows(groups, self.row_keys(batch), self.row_values(batch))
 
 
-def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> StateEncoder:
+def make_encoder(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> StateEncoder:
     """Return what makes rows of a table with columns `schema`.
 
     Raises:
@@ -169,18 +169,18 @@ def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> 
     for name in table.key:
         check_key_type(schema.field(name).type, name)
     if table.kind == "accumulators":
-        return _of_aggregates(table, schema, max_parallelism)
-    value = _typed(schema.field(table.value), table.value_type, list_of=table.kind == "list")
+        return _make_aggregates_encoder(table, schema, max_parallelism)
+    value = _plan_column(schema.field(table.value), table.value_type, list_of=table.kind == "list")
     signature = value.signature
     if table.kind == "map":
-        map_key = _typed(schema.field(table.map_key), table.map_key_type)
+        map_key = _plan_column(schema.field(table.map_key), table.map_key_type)
         signature = f"{map_key.signature} -> {signature}"
 
         def row_keys(batch: pa.RecordBatch) -> pa.Array:
-            inner = _not_null(batch, table.map_key)
+            inner = _read_not_null(batch, table.map_key)
             pairs = zip(_keys(batch, table.key), inner, strict=True)
             return pa.array(
-                [prefixed(encode_key(k)) + encode_map_key(m) for k, m in pairs], pa.large_binary()
+                [add_length(encode_key(k)) + encode_map_key(m) for k, m in pairs], pa.large_binary()
             )
     else:
 
@@ -188,7 +188,7 @@ def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> 
             return encode_python_keys(_keys(batch, table.key))
 
     def row_values(batch: pa.RecordBatch) -> pa.Array:
-        return pa.array(value.encoded(batch, table.value), pa.large_binary())
+        return pa.array(value.encode(batch, table.value), pa.large_binary())
 
     meta = StateMeta(table.name, table.kind, signature)
     return StateEncoder(meta, table.key, max_parallelism, row_keys, row_values)
@@ -197,7 +197,7 @@ def encoder_of(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> 
 # --- keys and values -----------------------------------------------------------------------------
 
 
-def _not_null(batch: pa.RecordBatch, name: str) -> list[Any]:
+def _read_not_null(batch: pa.RecordBatch, name: str) -> list[Any]:
     column = batch.column(name)
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -213,7 +213,7 @@ def _keys(batch: pa.RecordBatch, names: Sequence[str]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Typed:
+class _ColumnEncoder:
     """How a column's values become those of a state's type."""
 
     signature: str
@@ -223,8 +223,8 @@ class _Typed:
     is_list: bool
     plain: Callable[[Any], Any]
 
-    def encoded(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
-        values = map(self.plain, _not_null(batch, name))
+    def encode(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
+        values = map(self.plain, _read_not_null(batch, name))
         try:
             if not self.is_list:
                 return [self._bytes(value) for value in values]
@@ -242,7 +242,7 @@ class _Typed:
         return data
 
 
-def _typed(column: pa.Field, said: str | None, *, list_of: bool = False) -> _Typed:
+def _plan_column(column: pa.Field, said: str | None, *, list_of: bool = False) -> _ColumnEncoder:
     kind = column.type
     if list_of:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -253,7 +253,9 @@ def _typed(column: pa.Field, said: str | None, *, list_of: bool = False) -> _Typ
     # A class of the user's is stored as what its fields are; only its name must be known.
     serializer = serializer_of(Any if python is None else python)
     checked = serializer.decode if said and python is not None else None
-    return _Typed(f"{PYTHON_FORMAT}{name}", serializer, checked, list_of, _plain_of(column.type))
+    return _ColumnEncoder(
+        f"{PYTHON_FORMAT}{name}", serializer, checked, list_of, _plain_of(column.type)
+    )
 
 
 def _name_of(kind: pa.DataType, column: str) -> str:
@@ -288,7 +290,9 @@ def _plain_of(kind: pa.DataType) -> Callable[[Any], Any]:
 # --- running aggregates --------------------------------------------------------------------------
 
 
-def _of_aggregates(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> StateEncoder:
+def _make_aggregates_encoder(
+    table: StateOfTable, schema: pa.Schema, max_parallelism: int
+) -> StateEncoder:
     columns = [
         AccumulatorColumn(name, op, _total_type(schema.field(name).type, op))
         for name, op in (table.aggregates or {}).items()
@@ -334,7 +338,7 @@ def buckets_of(max_parallelism: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(edges)]
 
 
-def by_bucket(rows: StateRows, buckets: Sequence[range]) -> Iterator[tuple[int, StateRows]]:
+def split_by_bucket(rows: StateRows, buckets: Sequence[range]) -> Iterator[tuple[int, StateRows]]:
     """Yield the rows of each bucket that has any."""
     for number, groups in enumerate(buckets):
         inside = rows.within(groups)
@@ -342,7 +346,7 @@ def by_bucket(rows: StateRows, buckets: Sequence[range]) -> Iterator[tuple[int, 
             yield number, inside
 
 
-def repeated_key(chunks: Iterable[pa.Array]) -> bytes | None:
+def find_repeated_key(chunks: Iterable[pa.Array]) -> bytes | None:
     """Return a row key that is there more than once; None: there is none."""
     keys = pa.chunked_array(list(chunks), pa.large_binary())
     if pc.count_distinct(keys).as_py() == len(keys):

@@ -30,7 +30,7 @@ from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import USED
 from onceflow.core.state.types.serializers import TTL_PREFIX
-from onceflow.core.state.types.widening import misfit, reads_as
+from onceflow.core.state.types.widening import explain_misfit, reads_as
 
 StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]
@@ -57,7 +57,7 @@ class StateMeta:
     kind: StateKind
     signature: str
 
-    def check(self, other: StateMeta, label: str) -> None:
+    def check_equal(self, other: StateMeta, label: str) -> None:
         """Return when this and `other`, of two parts of one snapshot, agree.
 
         Raises:
@@ -115,7 +115,7 @@ class _Part:
             )
         )
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return bool(self._sink.tell() >= PART_BYTES)
 
     def finish(self) -> pa.Buffer:
@@ -142,8 +142,8 @@ def write_canonical(
         handles.append(writer.write(name, part.finish(), key_groups=context.key_groups))
 
     for index, (_, chunks) in enumerate(states):
-        for rows in gathered(chunks):
-            if part.full():
+        for rows in merge_chunks(chunks):
+            if part.is_full():
                 close_part()
                 part = _Part(schema)
             if len(rows):
@@ -152,7 +152,7 @@ def write_canonical(
     return tuple(handles)
 
 
-def gathered(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
+def merge_chunks(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
     """Yield the same rows in larger chunks."""
     waiting: list[StateRows] = []
     count = 0
@@ -160,13 +160,13 @@ def gathered(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
         waiting.append(rows)
         count += len(rows)
         if count >= BATCH_ROWS:
-            yield _joined(waiting)
+            yield _concat(waiting)
             waiting, count = [], 0
     if count:
-        yield _joined(waiting)
+        yield _concat(waiting)
 
 
-def _joined(chunks: Sequence[StateRows]) -> StateRows:
+def _concat(chunks: Sequence[StateRows]) -> StateRows:
     if len(chunks) == 1:
         return chunks[0]
     return StateRows(
@@ -193,7 +193,7 @@ def read_canonical(
     for handle in handles:
         try:
             with pa.ipc.open_stream(reader.read(handle)) as stream:
-                metas = _metas_of(stream.schema, handle, context)
+                metas = _parse_metas(stream.schema, handle, context)
                 for meta in metas:
                     yield meta, _no_rows()
                 for batch in stream:
@@ -202,7 +202,7 @@ def read_canonical(
             raise _no_state_file(handle, context, error) from error
 
 
-def metas_of(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
     """Return the states that a part says it holds, by its first bytes if those will do.
 
     Raises:
@@ -213,7 +213,7 @@ def metas_of(reader: StateReader, handle: StateHandle, context: StateContext) ->
     for read in (reader.head, reader.read):
         try:
             with pa.ipc.open_stream(read(handle)) as stream:
-                return _metas_of(stream.schema, handle, context)
+                return _parse_metas(stream.schema, handle, context)
         except pa.ArrowInvalid as error:
             found = error
     raise _no_state_file(handle, context, found) from found
@@ -226,7 +226,7 @@ def _no_state_file(handle: StateHandle, context: StateContext, error: Exception)
     )
 
 
-def _metas_of(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
+def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
     metadata = schema.metadata or {}
     if _METADATA_KEY not in metadata:
         raise StateCorrupt(f"{handle.name} of {context} says nothing about its states")
@@ -307,9 +307,9 @@ class RestoredStates:
         Raises:
             StateIncompatible: Another part holds it as something else.
         """
-        self._left.setdefault(meta.name, meta).check(meta, self._label)
+        self._left.setdefault(meta.name, meta).check_equal(meta, self._label)
 
-    def left(self) -> tuple[StateMeta, ...]:
+    def list_unclaimed(self) -> tuple[StateMeta, ...]:
         """Return the states that nobody has asked for yet."""
         return tuple(self._left.values())
 
@@ -323,18 +323,18 @@ class RestoredStates:
             StateIncompatible: It is something else, and may not be dropped.
         """
         found = self._left.get(asked.name)
-        if found is not None and found != asked and not _taken_as(found, asked):
-            return self._partly(found, asked)
-        self._taken(asked)
+        if found is not None and found != asked and not _reads_as(found, asked):
+            return self._claim_part(found, asked)
+        self._note_claimed(asked)
         return found
 
-    def opened(self) -> tuple[StateMeta, ...]:
+    def drop_unclaimed(self) -> tuple[StateMeta, ...]:
         """Return the states that nobody has asked for when the operator has opened, to be dropped.
 
         Raises:
             StateIncompatible: They may not be dropped.
         """
-        left = self.left()
+        left = self.list_unclaimed()
         if left and not self._allowed:
             names = ", ".join(f"{meta.name!r} ({meta.kind} {meta.signature})" for meta in left)
             names_left = [f"state {meta.name!r}" for meta in left]
@@ -349,12 +349,12 @@ class RestoredStates:
         self.dropped += [f"state {meta.name!r} of {uid}" for meta in left]
         return left
 
-    def _taken(self, asked: StateMeta) -> None:
+    def _note_claimed(self, asked: StateMeta) -> None:
         self._asked.append(asked.name)
         self._left.pop(asked.name, None)
 
-    def _partly(self, found: StateMeta, asked: StateMeta) -> StateMeta | None:
-        kept, gone, new = _compared(found, asked)
+    def _claim_part(self, found: StateMeta, asked: StateMeta) -> StateMeta | None:
+        kept, gone, new = _compare(found, asked)
         if (gone or new) and not self._allowed:
             started = f" {', '.join(new)} would know only records from now on." if new else ""
             if begins_to_expire(asked, found) or _ceases_to_expire(found, asked):
@@ -363,7 +363,7 @@ class RestoredStates:
                     " checkpoint would come back. Choose a longer one."
                 )
             elif found.kind == asked.kind != "accumulators":
-                if why := misfit(found.signature, asked.signature):
+                if why := explain_misfit(found.signature, asked.signature):
                     started += f" {why[0].upper()}{why[1:]}."
                 started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
             raise StateIncompatible(
@@ -371,12 +371,12 @@ class RestoredStates:
                 f" {found.signature} and is now asked for as {asked.kind} {asked.signature}."
                 f"{started} Take it back as it was; or {_way_out(gone)}"
             )
-        self._taken(asked)
+        self._note_claimed(asked)
         self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]
         return found if kept else None
 
 
-def _taken_as(found: StateMeta, asked: StateMeta) -> bool:
+def _reads_as(found: StateMeta, asked: StateMeta) -> bool:
     same_kind = found.kind == asked.kind != "accumulators"
     return same_kind and reads_as(found.signature, asked.signature)
 
@@ -384,7 +384,7 @@ def _taken_as(found: StateMeta, asked: StateMeta) -> bool:
 def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
     """Tell whether `asked` is `found` with a time to live."""
     expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in found.signature
-    return expires_only_now and _taken_as(found, asked)
+    return expires_only_now and _reads_as(found, asked)
 
 
 def _ceases_to_expire(found: StateMeta, asked: StateMeta) -> bool:
@@ -400,7 +400,7 @@ def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
     return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
 
 
-def _compared(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
+def _compare(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
     """Return which parts of `found` are taken, which are not, and which of `asked` are new."""
     if found.kind == asked.kind == "accumulators":
         old_keys, old = aggregates_of(found)

@@ -17,7 +17,7 @@ _decode_list = msgpack_decoder(list[bytes]).decode
 _encode_list = msgspec.msgpack.Encoder().encode
 
 
-def rows_of_snapshot(
+def filter_expired(
     chunks: Iterable[StateRows], kind: StateKind, serializer: Serializer[Any]
 ) -> Iterable[StateRows]:
     """Return the rows that a full snapshot holds: all, or those that have not expired."""
@@ -46,7 +46,7 @@ class _AliveRows:
 
     def _alive(self, value: bytes) -> bytes | None:
         """Return what of a row's value has not expired, None when all of it has."""
-        expired = self._serializer.expired_bytes
+        expired = self._serializer.are_bytes_expired
         if self._kind != "list":
             return None if expired(value) else value
         elements = _decode_list(value)
@@ -56,10 +56,10 @@ class _AliveRows:
         return _encode_list(alive) if alive else None
 
 
-def stamped_value(value: bytes, kind: StateKind, serializer: Serializer[Any]) -> bytes:
+def stamp_value(value: bytes, kind: StateKind, serializer: Serializer[Any]) -> bytes:
     """Return the value of a row that was kept without times, as used just now."""
     if not isinstance(serializer, ExpiringSerializer):
         return value
     if kind != "list":
-        return serializer.stamped(value)
-    return _encode_list([serializer.stamped(element) for element in _decode_list(value)])
+        return serializer.stamp(value)
+    return _encode_list([serializer.stamp(element) for element in _decode_list(value)])

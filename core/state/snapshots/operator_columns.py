@@ -19,7 +19,7 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.api.context import StateReader
 from onceflow.core.state.keys.key_codec import decode_key
-from onceflow.core.state.operator_state import Mode, Saved, groups_of, mode_of, read_saved
+from onceflow.core.state.operator_state import Mode, Saved, find_mode, parse_groups, read_saved
 from onceflow.core.state.snapshots.state_columns import (
     ValueForm,
     key_column,
@@ -87,7 +87,7 @@ class OperatorState:
                 values = [found.value(one) for one in elements[1::2]]
                 return [key_column(keys, schema.types[0]), pa.array(values, found.arrow)]
             case "raw-keyed":
-                pairs = list(groups_of(elements))
+                pairs = list(parse_groups(elements))
                 return [
                     pa.array([group for group, _ in pairs], pa.int32()),
                     pa.array([data for _, data in pairs], pa.binary()),
@@ -108,7 +108,7 @@ def operator_states(
     firsts: dict[Mode, tuple[str, StateHandle]] = {}
     for subtask, part in parts:
         for handle in part.raw:
-            mode = mode_of(handle)
+            mode = find_mode(handle)
             if mode is not None:
                 firsts.setdefault(mode, (f"{part.uid}[{subtask}]: {handle.name}", handle))
     return [

@@ -111,7 +111,9 @@ def columns_of(meta: StateMeta, sample: bytes | None, form: ValueForm) -> StateC
         values = _values(meta.signature, form)
         if meta.kind == "list":
             values = _elements(meta.signature, form)
-        return StateColumns(meta, (Column("key", kind, lambda rows: _decoded(rows, kind)), values))
+        return StateColumns(
+            meta, (Column("key", kind, lambda rows: _decode_keys(rows, kind)), values)
+        )
     return StateColumns(
         meta,
         (
@@ -143,7 +145,7 @@ _KEY_TYPES: tuple[tuple[type[Any], pa.DataType], ...] = (
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def _decoded(rows: StateRows, kind: pa.DataType) -> pa.Array:
+def _decode_keys(rows: StateRows, kind: pa.DataType) -> pa.Array:
     return key_column(list(map(decode_key, rows.keys.to_pylist())), kind)
 
 

@@ -18,8 +18,8 @@ from onceflow.core.state.snapshots.canonical import (
     StateMeta,
     StateRows,
     is_canonical,
-    metas_of,
     read_canonical,
+    read_metas,
 )
 
 
@@ -47,7 +47,7 @@ class StatePiece:
         """
         context = self._context(range(self.max_parallelism))
         if is_canonical(self.handles[0]):
-            return metas_of(reader, self.handles[0], context)
+            return read_metas(reader, self.handles[0], context)
         from onceflow.core.state.rocksdb.snapshots import is_manifest, read_manifest
 
         manifest = next(handle for handle in self.handles if is_manifest(handle))
@@ -77,7 +77,7 @@ class StatePiece:
             download_copy,
             is_manifest,
             read_manifest,
-            rows_of_copy,
+            read_rows_of_copy,
         )
 
         by_name = {handle.name: handle for handle in self.handles}
@@ -87,13 +87,13 @@ class StatePiece:
         with tempfile.TemporaryDirectory(prefix="onceflow-state-") as scratch:
             copy = Path(scratch) / "copy"
             download_copy(reader, manifest, by_name, copy)
-            yield from rows_of_copy(copy, name, groups)
+            yield from read_rows_of_copy(copy, name, groups)
 
     def _context(self, key_groups: range) -> StateContext:
         return StateContext(self.uid, self.subtask, key_groups, self.max_parallelism, Path())
 
 
-def pieces_of(
+def list_pieces(
     snapshots: Iterable[tuple[int, OperatorSnapshot]], max_parallelism: int
 ) -> list[StatePiece]:
     """Return the pieces of an operator's keyed state; `snapshots` are by subtask.
@@ -122,7 +122,7 @@ def _check_native(uid: str, handles: Sequence[StateHandle]) -> None:
         )
 
 
-def metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dict[str, StateMeta]:
+def read_metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dict[str, StateMeta]:
     """Return the states of an operator, by name; one piece a subtask says them all.
 
     Raises:
@@ -132,5 +132,5 @@ def metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dict[str
     found: dict[str, StateMeta] = {}
     for piece in {piece.subtask: piece for piece in reversed(list(pieces))}.values():
         for meta in piece.metas(reader):
-            found.setdefault(meta.name, meta).check(meta, f"{piece.uid}[{piece.subtask}]")
+            found.setdefault(meta.name, meta).check_equal(meta, f"{piece.uid}[{piece.subtask}]")
     return dict(sorted(found.items()))

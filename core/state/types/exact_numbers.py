@@ -18,7 +18,7 @@ Check: TypeAlias = Callable[[Any], None]
 """Raises ValueError for a decoded value, not yet of its type, with an integer that no float is."""
 
 
-def exact_float(number: int) -> float:
+def to_exact_float(number: int) -> float:
     """Return `number` as the float that equals it.
 
     Raises:
@@ -30,7 +30,7 @@ def exact_float(number: int) -> float:
     return value
 
 
-def integers_check(python_type: Any) -> Callable[[bytes], None]:
+def make_integers_check(python_type: Any) -> Callable[[bytes], None]:
     """Return what raises ValueError for the bytes of a value of which an integer would be rounded.
 
     The bytes are those of another type that `python_type` widens.
@@ -147,7 +147,7 @@ def _pass(value: Any) -> None:
 
 def _check_number(value: Any) -> None:
     if isinstance(value, int):
-        exact_float(value)
+        to_exact_float(value)
 
 
 def _all(check: Check) -> Check:

@@ -26,11 +26,11 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
         try:
             types[field.name] = value_type(field.type)
         except ConfigError as error:
-            raise not_kept(field, whose, error) from error
+            raise explain_not_kept(field, whose, error) from error
     return _mapping(types)
 
 
-def not_kept(field: pa.Field, whose: str, error: ConfigError) -> ConfigError:
+def explain_not_kept(field: pa.Field, whose: str, error: ConfigError) -> ConfigError:
     """Return the error of a column whose values cannot be kept, which `error` explains."""
     return ConfigError(
         f"{whose} keeps its records, and values of column {field.name!r}, {field.type}, cannot be"

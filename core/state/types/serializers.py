@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
-from onceflow.core.state.types.exact_numbers import exact_float, integers_check
+from onceflow.core.state.types.exact_numbers import make_integers_check, to_exact_float
 from onceflow.core.state.types.signatures import type_name
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Serializer(ABC, Generic[T]):
             TypeError, ValueError: The bytes hold no value of this type.
         """
 
-    def checking(self) -> Serializer[T]:
+    def to_checking(self) -> Serializer[T]:
         """Return one that decodes what was written under another type, and rounds nothing."""
         return self
 
@@ -87,15 +87,15 @@ class ExpiringSerializer(Serializer[Any]):
         """Whether a full snapshot leaves out what has expired."""
 
     @abstractmethod
-    def stamped(self, data: bytes) -> bytes:
+    def stamp(self, data: bytes) -> bytes:
         """Return the bytes of a value that was written without a time, as if written just now."""
 
     @abstractmethod
-    def expired_bytes(self, data: bytes) -> bool:
+    def are_bytes_expired(self, data: bytes) -> bool:
         """Tell whether the value of these bytes has expired. Any thread."""
 
     @abstractmethod
-    def expired(self, stored: Any) -> bool:
+    def is_expired(self, stored: Any) -> bool:
         """Tell whether a stored value has expired."""
 
 
@@ -125,7 +125,7 @@ class MsgpackSerializer(Serializer[Any]):
             return _PLAIN_TYPES
         return (self._type,) if self._type in DIRECT_TYPES else ()
 
-    def checking(self) -> Serializer[Any]:
+    def to_checking(self) -> Serializer[Any]:
         """Return one that refuses integers that would be rounded, also inside of a value."""
         return _CheckingSerializer(self._type)
 
@@ -152,11 +152,11 @@ class MsgpackSerializer(Serializer[Any]):
                 raise
         if isinstance(value, msgspec.msgpack.Ext) and value.code == _BIG_INTEGER:
             number = int.from_bytes(value.data, "little", signed=True)
-            return exact_float(number) if self._type is float else number
+            return to_exact_float(number) if self._type is float else number
         if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
             # It may have been written as an integer, which has more digits.
             number = msgspec.msgpack.decode(data)
-            return exact_float(number) if isinstance(number, int) else value
+            return to_exact_float(number) if isinstance(number, int) else value
         return value
 
 
@@ -165,7 +165,7 @@ class _CheckingSerializer(MsgpackSerializer):
 
     def __init__(self, python_type: Any) -> None:
         super().__init__(python_type)
-        self._check = integers_check(python_type)
+        self._check = make_integers_check(python_type)
 
     def decode(self, data: bytes) -> Any:
         """Return the value that `data` holds."""
@@ -184,9 +184,9 @@ class ListSerializer(Serializer[list[Any]]):
         """That of an element, said to be a list's."""
         return f"{LIST_PREFIX}{self._element.signature}"
 
-    def checking(self) -> Serializer[list[Any]]:
+    def to_checking(self) -> Serializer[list[Any]]:
         """Return one that checks each element."""
-        return ListSerializer(self._element.checking())
+        return ListSerializer(self._element.to_checking())
 
     def encode(self, value: list[Any]) -> bytes:
         """Return a MessagePack array of the elements' bytes."""

@@ -36,24 +36,24 @@ def reads_as(found: str, asked: str) -> bool:
 
     Those that live for ever may be given a time to live.
     """
-    return found == asked or misfit(found, asked) is None
+    return found == asked or explain_misfit(found, asked) is None
 
 
-def misfit(found: str, asked: str) -> str | None:
+def explain_misfit(found: str, asked: str) -> str | None:
     """Return why values of signature `found` are not read under signature `asked`, or None.
 
     The text is empty where the signatures themselves say all.
     """
-    return _compared(found, asked)[0]
+    return _compare(found, asked)[0]
 
 
 def depends_on_values(found: str, asked: str) -> bool:
     """Tell whether `asked` takes only some values of `found`, which it widens."""
-    return found != asked and _compared(found, asked)[1]
+    return found != asked and _compare(found, asked)[1]
 
 
 @lru_cache(maxsize=256)
-def _compared(found: str, asked: str) -> tuple[str | None, bool]:
+def _compare(found: str, asked: str) -> tuple[str | None, bool]:
     old_key, _, old = found.rpartition(_MAP_ARROW)
     new_key, _, new = asked.rpartition(_MAP_ARROW)
     expires, expired_before = new.startswith(TTL_PREFIX), old.startswith(TTL_PREFIX)
@@ -133,7 +133,7 @@ class _Comparison:
         self._met.add(pair)
         kept, asked = self._found.fields[old.number], self._asked.fields[new.number]
         if kept.by_position or asked.by_position:
-            moved = _moved_field(new.word, kept, asked)
+            moved = _explain_moved_field(new.word, kept, asked)
             if moved is not None:
                 return moved
         for name, field in asked.named.items():
@@ -149,7 +149,7 @@ class _Comparison:
         return self._compare_types(old.type, new.type, f"field `{where}`")
 
 
-def _moved_field(word: str, kept: NameFields, asked: NameFields) -> str | None:
+def _explain_moved_field(word: str, kept: NameFields, asked: NameFields) -> str | None:
     """Return why fields by position are not where they were, or None."""
     if kept.by_position != asked.by_position:
         before, now = ("by position", "by name")[:: 1 if kept.by_position else -1]

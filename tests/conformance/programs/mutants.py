@@ -115,8 +115,8 @@ def keep_decimals_as_written() -> Generator[None]:
     """Store a map's decimals with the zeros behind their last digit."""
     with ExitStack() as undone:
         for module in (entries, heap, rocksdb_entries):
-            undone.enter_context(patch.object(module, "stored_map_key", _same))
-        undone.enter_context(patch.object(entries, "bytes_of_stored", encode_key))
+            undone.enter_context(patch.object(module, "to_stored_map_key", _same))
+        undone.enter_context(patch.object(entries, "encode_stored_map_key", encode_key))
         yield
 
 
@@ -203,7 +203,7 @@ def carry_aggregates_by_order() -> AbstractContextManager[Any]:
 
 def keep_what_has_expired() -> AbstractContextManager[Any]:
     """Hand values out behind their time to live."""
-    return patch.object(TimedSerializer, "visible", _always)
+    return patch.object(TimedSerializer, "is_visible", _always)
 
 
 def forget_new_columns() -> AbstractContextManager[Any]:

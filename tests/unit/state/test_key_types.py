@@ -28,9 +28,9 @@ from onceflow.core.state.keys.key_codec import (
     encode_key,
     encode_map_key,
     encode_python_keys,
+    from_stored_map_key,
     hash_python_keys,
-    map_key_of,
-    stored_map_key,
+    to_stored_map_key,
 )
 from onceflow.core.state.keys.key_columns import (
     check_key_type,
@@ -277,11 +277,11 @@ def _without_scale(key: Any) -> Any:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MAP_KEYS, max_size=6))
 def test_map_keys_are_equal_in_memory_exactly_if_their_bytes_are(keys: list[Any]) -> None:
-    stored = [stored_map_key(key) for key in keys]
+    stored = [to_stored_map_key(key) for key in keys]
     for one, its_stored in zip(keys, stored, strict=True):
-        again = map_key_of(its_stored)
+        again = from_stored_map_key(its_stored)
         assert _without_scale(again) == _without_scale(one)
-        assert stored_map_key(again) == its_stored
+        assert to_stored_map_key(again) == its_stored
         for other, others_stored in zip(keys, stored, strict=True):
             equal = _without_scale(one) == _without_scale(other)
             assert equal == (encode_map_key(one) == encode_map_key(other))
@@ -335,7 +335,7 @@ def test_maps_hold_the_same_keys_on_every_backend_through_restores(
     try:
         for keys in batches:
             seen = restored.store.map_state(described)
-            restored.store.opened()
+            restored.store.finish_open()
             restored.store.set_current_key("one")
             for key in keys:
                 known = _without_scale(key)
@@ -373,7 +373,7 @@ def test_every_key_finds_its_state_again_on_every_backend(
         for times in (1, 2):
             count = restored.store.value_state(COUNT)
             table = restored.store.accumulators("table", [array.type], columns)
-            restored.store.opened()
+            restored.store.finish_open()
             for key in keys:
                 restored.store.set_current_key(key)
                 count.set(count.get() + 1)

@@ -46,7 +46,7 @@ def test_bytes_go_with_their_key_groups_and_elements_are_dealt_out_at_any_parall
         written: list[StateHandle] = []
         for store in stores(storage, handles, parallelism):
             raw, dealt = store.raw_keyed_state("index"), store.list_state(NUMBERS)
-            store.opened()
+            store.finish_open()
             assert store.is_restored == bool(handles)
             for group in raw.key_groups:
                 found[group] = raw.get(group)
@@ -54,7 +54,7 @@ def test_bytes_go_with_their_key_groups_and_elements_are_dealt_out_at_any_parall
             numbers += dealt.get()
             if not handles:
                 dealt.update(range(40))
-            frozen = store.frozen()
+            frozen = store.freeze()
             # What changes after the barrier is not in the snapshot.
             raw.clear()
             dealt.clear()
@@ -77,7 +77,7 @@ def test_what_a_store_cannot_hold_is_refused_by_name() -> None:
         store.raw_keyed_state("index")
     with pytest.raises(ConfigError, match="'numbers' of operator 'own' has a time to live"):
         store.list_state(ListStateDescriptor[int]("numbers", int, ttl=StateTtlConfig(1)))
-    store.opened()
+    store.finish_open()
     with pytest.raises(ConfigError, match=r"'own' asks for split state 'numbers' after open\(\)"):
         store.list_state(NUMBERS)
     assert all(raw.get(group) is None for group in raw.key_groups)
@@ -87,12 +87,12 @@ def test_bytes_that_nobody_asks_for_are_refused_by_name_or_dropped_where_allowed
     storage = MemoryStorage()
     (store,) = stores(storage, (), 1)
     store.raw_keyed_state("index").put(3, b"x")
-    handles = store.frozen().upload(storage)
+    handles = store.freeze().upload(storage)
     (again,) = stores(storage, handles, 1)
     with pytest.raises(StateIncompatible, match="'own' asks for no state 'index', which its"):
-        again.opened()
+        again.finish_open()
     (dropping,) = stores(storage, handles, 1, drop=True)
-    assert dropping.opened() == ("state 'index' of operator 'own'",)
+    assert dropping.finish_open() == ("state 'index' of operator 'own'",)
 
 
 def test_elements_and_broadcast_entries_of_a_wider_type_are_kept_and_never_rounded() -> None:
@@ -112,7 +112,7 @@ def test_elements_and_broadcast_entries_of_a_wider_type_are_kept_and_never_round
         elements.add(value)
         entries.may_change = True
         entries.put("it", value)
-        return storage, store.frozen().upload(storage)
+        return storage, store.freeze().upload(storage)
 
     old = account(list[int])
     storage, handles = kept(old([2**60]), old)

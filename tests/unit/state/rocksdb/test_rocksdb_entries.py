@@ -59,7 +59,7 @@ def test_memory_is_bounded_where_each_snapshot_finds_few_changes(table: Table) -
         for key in keys:
             table.put(key, key)
         table.snapshot()
-        table.writes.settle()
+        table.writes.flush()
         table.join(len(keys))
         assert table.in_memory <= 2 * CAPACITY
     assert [table.find(key) for key in range(10 * CAPACITY)] == list(range(10 * CAPACITY))
@@ -87,6 +87,6 @@ def test_the_newest_entry_is_found_while_those_that_snapshots_took_join_the_othe
             case "snapshot":
                 table.snapshot()
             case _:
-                table.writes.settle()
+                table.writes.flush()
         assert table.find(key) == model.get(key, ABSENT), f"seed {seed}, step {step}"
     assert dict(table.all(range(128))) == model

@@ -17,7 +17,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state import (
     HeapBackend,
     KeyedStateStore,
-    PendingSnapshot,
+    PendingKeyedSnapshot,
     RocksDBBackend,
     StateContext,
     StateHandle,
@@ -170,7 +170,7 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
     retention = Retention(job)
     model: dict[int, bytes] = {}
     expected: dict[int, dict[int, bytes]] = {}
-    waiting: list[tuple[int, PendingSnapshot]] = []
+    waiting: list[tuple[int, PendingKeyedSnapshot]] = []
     news: list[Callable[[], None]] = []
     for number in range(1, 41):
         for key in rng.sample(range(60), rng.choice([0, 3, 20])):
@@ -330,13 +330,13 @@ def test_files_of_an_upload_that_ends_after_a_newer_checkpoint_are_forgotten() -
     first, second, third = map(CheckpointId, (1, 2, 3))
     known.begin(first)
     known.begin(second)
-    known.uploaded(second, Files())
-    known.completed(second)
+    known.note_upload(second, Files())
+    known.complete(second)
     late = Files()
     seen = weakref.ref(late)
-    known.uploaded(first, late)
+    known.note_upload(first, late)
     del late
     known.begin(third)
-    known.uploaded(third, Files())
-    known.completed(third)
+    known.note_upload(third, Files())
+    known.complete(third)
     assert seen() is None

@@ -21,7 +21,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.heap.entries import Cells
-from onceflow.core.state.types.exact_numbers import integers_check
+from onceflow.core.state.types.exact_numbers import make_integers_check
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import reads_as
 
@@ -162,7 +162,7 @@ class Serial(msgspec.Struct, tag=True):
 
 def test_of_several_classes_the_one_that_a_value_names_says_which_integers_are_rounded() -> None:
     large = 2**53 + 1
-    check = integers_check(list[Circle | Serial] | None)
+    check = make_integers_check(list[Circle | Serial] | None)
     check(msgspec.msgpack.encode([{"type": "Serial", "size": large}]))
     with pytest.raises(ValueError, match="is no float"):
         check(
@@ -170,10 +170,10 @@ def test_of_several_classes_the_one_that_a_value_names_says_which_integers_are_r
                 [{"type": "Serial", "size": 1}, {"type": "Circle", "size": large}]
             )
         )
-    check = integers_check(Pair | int)
+    check = make_integers_check(Pair | int)
     check(msgspec.msgpack.encode(["Pair", 1, large]))
     check(msgspec.msgpack.encode(large))
     with pytest.raises(ValueError, match="is no float"):
         check(msgspec.msgpack.encode(["Pair", large, 1]))
     with pytest.raises(ValueError, match="is no float"):
-        integers_check(float | str)(msgspec.msgpack.encode(large))
+        make_integers_check(float | str)(msgspec.msgpack.encode(large))
