@@ -349,11 +349,11 @@ class HeapStore(KeyedStateStore):
         state: T | None = self._registry.find(meta)
         if state is None:
             table = HeapEntries(self._current, codec.cells, codec)
-            found, chunks = self._claim(meta)
-            if found is not None and begins_to_expire(found, meta):
+            stored, chunks = self._claim(meta)
+            if stored is not None and begins_to_expire(stored, meta):
                 chunks = [_stamp(rows, meta, codec) for rows in chunks]
             reader = codec
-            if found is not None and depends_on_values(found.signature, meta.signature):
+            if stored is not None and depends_on_values(stored.signature, meta.signature):
                 reader = type(codec)(codec.cells.to_checking())
             for rows in chunks:
                 table.load(rows, reader)
@@ -377,9 +377,9 @@ class HeapStore(KeyedStateStore):
         if table is None:
             groups = self._context.max_parallelism
             table = AccumulatorTable(shape, str(self._context), groups, ttl)
-            found, chunks = self._claim(shape.meta)
-            if found is not None and found != shape.meta:
-                chunks = [replace(c, values=shape.convert_totals(found, c.values)) for c in chunks]
+            stored, chunks = self._claim(shape.meta)
+            if stored is not None and stored != shape.meta:
+                chunks = [replace(c, values=shape.convert_totals(stored, c.values)) for c in chunks]
             for rows in chunks:
                 table.load(rows)
             self._tables[shape.meta] = table
@@ -388,9 +388,9 @@ class HeapStore(KeyedStateStore):
 
     def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
         """Return the restored rows of a state that is asked for, which forgets them here."""
-        found = self._restored.claim(meta)
+        stored = self._restored.claim(meta)
         rows = self._rows.pop(meta.name, [])
-        return found, rows if found is not None else []
+        return stored, rows if stored is not None else []
 
     def clean(self, count: int) -> None:
         """Delete what has expired of the next entries."""

@@ -220,9 +220,9 @@ class RocksDBStore(KeyedStateStore):
         shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
         table: RocksAccumulators | None = self._registry.find(shape.meta)
         if table is None:
-            found = self._claim(shape.meta)
-            if found is not None and found != shape.meta:
-                self._convert_totals(found, shape)
+            stored = self._claim(shape.meta)
+            if stored is not None and stored != shape.meta:
+                self._convert_totals(stored, shape)
             table = RocksAccumulators(
                 shape,
                 str(self._context),
@@ -233,7 +233,7 @@ class RocksDBStore(KeyedStateStore):
                 self._context.key_groups,
                 ttl,
             )
-            if found is not None:
+            if stored is not None:
                 table.preload()
             self._aggregates[name] = table
             self._freezers.append(table.freeze)
@@ -241,7 +241,7 @@ class RocksDBStore(KeyedStateStore):
         return table
 
     def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
-        found = self._claim(meta)
+        stored = self._claim(meta)
         table = RocksEntries(
             self._current,
             meta.name,
@@ -250,17 +250,17 @@ class RocksDBStore(KeyedStateStore):
             self._database,
             self._cache_entries,
             self._context.max_parallelism,
-            complete=found is None,
+            complete=stored is None,
         )
         self._freezers.append(table.freeze)
         self._tables[meta.name] = table
-        if found is not None and begins_to_expire(found, meta):
+        if stored is not None and begins_to_expire(stored, meta):
             self._stamp(meta, row_format.cells.serializer)
-        if found is not None:
-            self._check_readable(found, meta, row_format)
+        if stored is not None:
+            self._check_readable(stored, meta, row_format)
         return table
 
-    def _check_readable(self, found: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
+    def _check_readable(self, stored: StateMeta, asked: StateMeta, row_format: RowFormat) -> None:
         """Refuse a state whose rows its type no longer takes.
 
         All are read where the type takes some values of the old one alone; else a few of them, and
@@ -271,7 +271,7 @@ class RocksDBStore(KeyedStateStore):
         """
         prefix = state_prefix(asked.name)
         starts = (group_prefix(group) + prefix for group in self._context.key_groups)
-        if depends_on_values(found.signature, asked.signature):
+        if depends_on_values(stored.signature, asked.signature):
             checking = type(row_format)(row_format.cells.to_checking())
             for start in starts:
                 for _, value in self._database.scan(start, next_prefix(start)):
@@ -287,11 +287,11 @@ class RocksDBStore(KeyedStateStore):
     def _claim(self, meta: StateMeta) -> StateMeta | None:
         """Return what is restored of a state; what is not taken of it is deleted."""
         was_there = meta.name in self._metas
-        found = self._restored.claim(meta)
-        if was_there and found is None:
+        stored = self._restored.claim(meta)
+        if was_there and stored is None:
             self._delete(meta.name)
         self._metas[meta.name] = meta
-        return found
+        return stored
 
     def clean(self, count: int) -> None:
         """Delete what has expired of the next rows."""
@@ -313,11 +313,11 @@ class RocksDBStore(KeyedStateStore):
             start = group_prefix(group) + state_prefix(name)
             self._database.delete_range(start, next_prefix(start))
 
-    def _convert_totals(self, found: StateMeta, shape: AccumulatorShape) -> None:
+    def _convert_totals(self, stored: StateMeta, shape: AccumulatorShape) -> None:
         """Write the totals anew, in the layout of `shape`."""
 
         def carried(values: list[bytes]) -> list[bytes]:
-            packed = shape.convert_totals(found, pa.array(values, pa.large_binary()))
+            packed = shape.convert_totals(stored, pa.array(values, pa.large_binary()))
             return packed.to_pylist()
 
         self._rewrite(shape.name, carried)

@@ -1,7 +1,7 @@
-"""Rows of a table as state: what a job would hold had it made these rows itself.
+"""Rows of a table turned into state, as a job would hold it that had made these rows itself.
 
-Keys are hashed and encoded as those of a stream with the same columns; values are encoded as the
-serializer of the same type does. Both go by the columns' types, so a job finds them again.
+Keys are hashed and encoded like those of a stream with the same columns. Values are encoded by the
+serializer of the columns' types. So a job finds both.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from onceflow.core.state.types.serializers import Serializer, serializer_of
 from onceflow.core.state.types.type_names import PYTHON_FORMAT, python_type_of
 
 BUCKETS = 16
-"""Ranges of key groups, each in files of its own: a slot reads those of its range alone."""
+"""Ranges of key groups that have files of their own: a slot reads only files of its range."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateOfTable:
-    """Which state, and which columns make it."""
+    """A keyed state, and the columns that it is made of."""
 
     name: str
     kind: StateKind
@@ -56,21 +56,24 @@ class StateOfTable:
     value: str = "value"
     map_key: str = ""
     value_type: str | None = None
-    """The type's name as a job's descriptor says it; None: that of the column."""
+    """The type's name in the job's descriptor; None: that of the column."""
     map_key_type: str | None = None
     aggregates: Mapping[str, AggregateOp] | None = None
-    """Of `running`: the aggregate in each column."""
+    """For `running`: the aggregate in each column."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnkeyedStateOfTable:
-    """Which state that is not kept by key, and which columns make it: a row an element or entry."""
+    """A state that is not kept by key, and the columns that it is made of.
+
+    Each row is one element or entry.
+    """
 
     name: str
     mode: Mode
     value: str = "value"
     map_key: str = ""
-    """Of a broadcast state."""
+    """For a broadcast state."""
     value_type: str | None = None
     map_key_type: str | None = None
 
@@ -81,7 +84,7 @@ class UnkeyedEncoder:
 
     mode: Mode
     described: Saved
-    """The state, which holds nothing yet."""
+    """The state, without elements."""
     elements: Callable[[pa.RecordBatch], list[bytes]]
     """Raises BadStateValue: a value is null or not of its type; names the column."""
 
@@ -89,7 +92,7 @@ class UnkeyedEncoder:
         """Return the state with `elements`.
 
         Raises:
-            BadStateValue: A key comes twice; names it.
+            BadStateValue: A key is there twice; names it.
         """
         held = list(elements)
         if self.mode == "broadcast":
@@ -104,18 +107,18 @@ class UnkeyedEncoder:
 
 
 def make_unkeyed_encoder(table: UnkeyedStateOfTable, schema: pa.Schema) -> UnkeyedEncoder:
-    """Return what makes elements of a table with columns `schema`.
+    """Return an encoder of elements for a table with columns `schema`.
 
     Raises:
         ConfigError: A column is not there, or has no type that a state can have.
     """
     check_state_name(table.name)
     _check_columns(table.name, [table.value, *filter(None, [table.map_key])], schema)
-    value = _plan_column(schema.field(table.value), table.value_type)
+    value = _make_column_encoder(schema.field(table.value), table.value_type)
     if table.mode != "broadcast":
         described = Saved(table.name, "", value.signature, [])
         return UnkeyedEncoder(table.mode, described, lambda rows: value.encode(rows, table.value))
-    map_key = _plan_column(schema.field(table.map_key), table.map_key_type)
+    map_key = _make_column_encoder(schema.field(table.map_key), table.map_key_type)
 
     def entries(rows: pa.RecordBatch) -> list[bytes]:
         keys = map(encode_map_key, _read_not_null(rows, table.map_key))
@@ -157,7 +160,7 @@ class StateEncoder:
 
 
 def make_encoder(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -> StateEncoder:
-    """Return what makes rows of a table with columns `schema`.
+    """Return an encoder of a state's rows for a table with columns `schema`.
 
     Raises:
         ConfigError: A column is not there, cannot be a key, or has no type that a state can have.
@@ -170,10 +173,12 @@ def make_encoder(table: StateOfTable, schema: pa.Schema, max_parallelism: int) -
         check_key_type(schema.field(name).type, name)
     if table.kind == "accumulators":
         return _make_aggregates_encoder(table, schema, max_parallelism)
-    value = _plan_column(schema.field(table.value), table.value_type, list_of=table.kind == "list")
+    value = _make_column_encoder(
+        schema.field(table.value), table.value_type, list_of=table.kind == "list"
+    )
     signature = value.signature
     if table.kind == "map":
-        map_key = _plan_column(schema.field(table.map_key), table.map_key_type)
+        map_key = _make_column_encoder(schema.field(table.map_key), table.map_key_type)
         signature = f"{map_key.signature} -> {signature}"
 
         def row_keys(batch: pa.RecordBatch) -> pa.Array:
@@ -202,8 +207,8 @@ def _read_not_null(batch: pa.RecordBatch, name: str) -> list[Any]:
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise BadStateValue(
-            f"column {name!r} is null in a row: {batch.slice(row, 1).to_pylist()[0]!r:.300}; leave"
-            " such rows out, for a key without a value has no state"
+            f"column {name!r} is null in a row: {batch.slice(row, 1).to_pylist()[0]!r:.300}; filter"
+            " such rows: a key without a value has no state"
         )
     return list(column.to_pylist())
 
@@ -214,12 +219,13 @@ def _keys(batch: pa.RecordBatch, names: Sequence[str]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnEncoder:
-    """How a column's values become those of a state's type."""
+    """Encodes a column's values as a state's type."""
 
     signature: str
     serializer: Serializer[Any]
-    checked: Callable[[bytes], object] | None
-    """Decodes as the job will, to find what it could not; None: the column's type says enough."""
+    check: Callable[[bytes], object] | None
+    """Decodes as the job will, and raises for what the job could not read; None: the column's type
+    rules that out."""
     is_list: bool
     plain: Callable[[Any], Any]
 
@@ -237,31 +243,34 @@ class _ColumnEncoder:
 
     def _bytes(self, value: Any) -> bytes:
         data = self.serializer.encode(value)
-        if self.checked is not None:
-            self.checked(data)
+        if self.check is not None:
+            self.check(data)
         return data
 
 
-def _plan_column(column: pa.Field, said: str | None, *, list_of: bool = False) -> _ColumnEncoder:
+def _make_column_encoder(
+    column: pa.Field, type_name: str | None, *, list_of: bool = False
+) -> _ColumnEncoder:
     kind = column.type
     if list_of:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             raise ConfigError(f"a list state needs an array, and column {column.name!r} is {kind}")
         kind = kind.value_type
-    name = said or _name_of(kind, column.name)
+    name = type_name or _name_of(kind, column.name)
     python = Any if name == "any" else python_type_of(name)
-    # A class of the user's is stored as what its fields are; only its name must be known.
+    # A class of the user's is stored as a mapping of its fields: its name is enough.
     serializer = serializer_of(Any if python is None else python)
-    checked = serializer.decode if said and python is not None else None
+    check = serializer.decode if type_name and python is not None else None
     return _ColumnEncoder(
-        f"{PYTHON_FORMAT}{name}", serializer, checked, list_of, _plain_of(column.type)
+        f"{PYTHON_FORMAT}{name}", serializer, check, list_of, _make_plain(column.type)
     )
 
 
 def _name_of(kind: pa.DataType, column: str) -> str:
     if pa.types.is_struct(kind):
         raise ConfigError(
-            f"column {column!r} is a struct: say by valueType= what class it is in the job, or any"
+            f"column {column!r} is a struct: set valueType= to the name of its class in the job, or"
+            " to any"
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"list[{_name_of(kind.value_type, column)}]"
@@ -271,16 +280,16 @@ def _name_of(kind: pa.DataType, column: str) -> str:
     return signature.removeprefix(PYTHON_FORMAT)
 
 
-def _plain_of(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return what makes dicts of a map's pairs, at any depth."""
+def _make_plain(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return a conversion of a map's pairs to dicts, at any depth of a value of `kind`."""
     if pa.types.is_map(kind):
-        item = _plain_of(kind.item_type)
+        item = _make_plain(kind.item_type)
         return lambda pairs: {key: item(value) for key, value in pairs}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = _plain_of(kind.value_type)
+        element = _make_plain(kind.value_type)
         return lambda values: [element(value) for value in values]
     if pa.types.is_struct(kind):
-        fields = {field.name: _plain_of(field.type) for field in kind}
+        fields = {field.name: _make_plain(field.type) for field in kind}
         return lambda row: {
             name: None if row[name] is None else plain(row[name]) for name, plain in fields.items()
         }
@@ -305,14 +314,14 @@ def _make_aggregates_encoder(
 
     def row_values(batch: pa.RecordBatch) -> pa.Array:
         records = np.zeros(batch.num_rows, shape.totals_type)
-        for place, one in enumerate(columns):
+        for index, one in enumerate(columns):
             rows = batch.num_rows
-            # A sum or a count is put as it is, as a last value would be.
+            # The column has final sums and counts: they are stored like last values.
             totals = totals_of(replace(one, op="last") if one.op in ("sum", "count") else one)
             totals.reserve(1, rows + 1)
             totals.put(np.arange(1, rows + 1), batch.column(one.name))
-            records[f"t{place}"] = totals.totals[1 : rows + 1]
-            records[f"s{place}"] = totals.seen[1 : rows + 1]
+            records[f"t{index}"] = totals.totals[1 : rows + 1]
+            records[f"s{index}"] = totals.seen[1 : rows + 1]
         kind = pa.binary(records.dtype.itemsize)
         data = pa.py_buffer(records.tobytes())
         return pa.Array.from_buffers(kind, len(records), [None, data]).cast(pa.large_binary())
@@ -347,10 +356,10 @@ def split_by_bucket(rows: StateRows, buckets: Sequence[range]) -> Iterator[tuple
 
 
 def find_repeated_key(chunks: Iterable[pa.Array]) -> bytes | None:
-    """Return a row key that is there more than once; None: there is none."""
+    """Return a row key that is there more than once, None if there is none."""
     keys = pa.chunked_array(list(chunks), pa.large_binary())
     if pc.count_distinct(keys).as_py() == len(keys):
         return None
     counted = pc.value_counts(keys)
-    place = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
-    return bytes(counted.field("values")[place].as_py())
+    first = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
+    return bytes(counted.field("values")[first].as_py())

@@ -2,17 +2,17 @@
 
 One snapshot of one subtask is one or more *parts*, each an Arrow IPC stream that stands alone.
 Its schema metadata holds, under `onceflow.state`, JSON: format, max parallelism and every state's
-name, kind and signature. Its columns: `state` (place in that list), `key_group`, `key` and
-`value`. What `key` and `value` hold follows from the kind:
+name, kind and signature. Its columns: `state` (index into that list), `key_group`, `key` and
+`value`. What `key` and `value` hold depends on the kind:
 
     value, list     key = encoded key;  value = the value, or the MessagePack array of the elements
     map             key = 4-byte big-endian length and encoded key, then the encoded map key
     accumulators    key = encoded key columns;  value = the columns' totals, then their flags
 
-A state without rows is in the metadata all the same, so its type is still checked.
+A state without rows is in the metadata, too, so that its type is checked.
 
-On the way back, nothing is dropped in silence: a state that nobody asks for, or that is asked for
-as something else, is refused by name. Where the user allows it, exactly that is dropped and told.
+A restore drops nothing in silence. It refuses, by name, a state that the operator does not ask for,
+or asks for as something else. If the user allows it, exactly this state is dropped and logged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMAT = 1
 PART_PREFIX = "canonical-"
 BATCH_ROWS = 32_768
 PART_BYTES = 32 << 20
-"""A part is closed when it has grown past this; bounds the memory of an upload."""
+"""A part is closed once it is larger; bounds the memory of an upload."""
 _METADATA_KEY = b"onceflow.state"
 _FIELDS = [
     pa.field("state", pa.uint16()),
@@ -58,11 +58,7 @@ class StateMeta:
     signature: str
 
     def check_equal(self, other: StateMeta, label: str) -> None:
-        """Return when this and `other`, of two parts of one snapshot, agree.
-
-        Raises:
-            StateIncompatible: They are of another kind or type; names both.
-        """
+        """Raise StateIncompatible unless `other`, of another part of the snapshot, is equal."""
         if self != other:
             raise StateIncompatible(
                 f"the parts of one snapshot hold state {self.name!r} of {label} as {self.kind}"
@@ -184,7 +180,7 @@ def is_canonical(handle: StateHandle) -> bool:
 def read_canonical(
     reader: StateReader, handles: Iterable[StateHandle], context: StateContext
 ) -> Iterator[tuple[StateMeta, StateRows]]:
-    """Yield the rows of the context's key groups, and for every state at least once, maybe no rows.
+    """Yield the rows of the context's key groups; for every state at least once, even without rows.
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
@@ -203,20 +199,21 @@ def read_canonical(
 
 
 def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
-    """Return the states that a part says it holds, by its first bytes if those will do.
+    """Return the states that a part holds, as its metadata says.
 
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
         StateCorrupt: The bytes are no such part.
         CheckpointCorrupt: The file is gone, or not what was written.
     """
+    # The head nearly always has the whole schema, and saves reading the part.
     for read in (reader.head, reader.read):
         try:
             with pa.ipc.open_stream(read(handle)) as stream:
                 return _parse_metas(stream.schema, handle, context)
         except pa.ArrowInvalid as error:
-            found = error
-    raise _no_state_file(handle, context, found) from found
+            failure = error
+    raise _no_state_file(handle, context, failure) from failure
 
 
 def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
@@ -229,36 +226,36 @@ def _no_state_file(handle: StateHandle, context: StateContext, error: Exception)
 def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
     metadata = schema.metadata or {}
     if _METADATA_KEY not in metadata:
-        raise StateCorrupt(f"{handle.name} of {context} says nothing about its states")
+        raise StateCorrupt(f"{handle.name} of {context} has no metadata of its states")
     about: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
     check_format(about["format"], FORMAT, handle.name, context)
     check_same_max_parallelism(about["max_parallelism"], context)
     return [StateMeta(*state) for state in about["states"]]
 
 
-def check_format(found: int, known: int, name: str, context: StateContext) -> None:
-    """Raise StateIncompatible unless this version reads files of format `found`."""
-    if found > known:
+def check_format(stored: int, known: int, name: str, context: StateContext) -> None:
+    """Raise StateIncompatible unless this version reads files of format `stored`."""
+    if stored > known:
         raise StateIncompatible(
-            f"{name} of {context} has format {found}, this onceflow reads {known}: upgrade it"
+            f"{name} of {context} has format {stored}, this onceflow reads {known}: upgrade it"
         )
-    if found < known:
+    if stored < known:
         raise StateIncompatible(
-            f"{name} of {context} has format {found}, this onceflow reads {known}: take a canonical"
-            " savepoint with the version that wrote it, and start from that"
+            f"{name} of {context} has format {stored}, this onceflow reads {known}: take a"
+            " canonical savepoint with the version that wrote it, and start from that"
         )
 
 
-def check_same_max_parallelism(found: int, context: StateContext) -> None:
-    """Return when state written with `found` key groups can be restored.
+def check_same_max_parallelism(stored: int, context: StateContext) -> None:
+    """Raise StateIncompatible unless state written with `stored` key groups can be restored.
 
-    Raises:
-        StateIncompatible: The number is another one now, so keys would be looked for elsewhere.
+    With another number of key groups, keys would be looked for in other groups.
     """
-    if found != context.max_parallelism:
+    if stored != context.max_parallelism:
         raise StateIncompatible(
-            f"state of {context} was written with max parallelism {found} and is restored with"
-            f" {context.max_parallelism}; it cannot change in a job's life: set it back to {found}"
+            f"state of {context} was written with max parallelism {stored} and is restored with"
+            f" {context.max_parallelism}; a job's max parallelism cannot change: set it back to"
+            f" {stored}"
         )
 
 
@@ -281,8 +278,8 @@ def _no_rows() -> StateRows:
     return StateRows(np.zeros(0, np.uint16), none, none)
 
 
-def _way_out(gone: Sequence[str]) -> str:
-    """Return what a user may do besides, and what that deletes."""
+def _describe_deletion(gone: Sequence[str]) -> str:
+    """Return how a user may drop state, and what that deletes."""
     deleted = ", ".join(gone) if gone else "nothing"
     return (
         "start with Pipeline(…, allow_non_restored_state=True), which deletes"
@@ -296,101 +293,102 @@ class RestoredStates:
     def __init__(self, context: StateContext, metas: Iterable[StateMeta] = ()) -> None:
         self._label = str(context)
         self._allowed = context.allow_non_restored_state
-        self._left = {meta.name: meta for meta in metas}
+        self._unclaimed = {meta.name: meta for meta in metas}
         self._asked: list[str] = []
         self.dropped: list[str] = []
-        """What the snapshot held and the operator does not take, for people."""
+        """The states and aggregates that were dropped, for people."""
 
     def add(self, meta: StateMeta) -> None:
-        """Take note of a state in one more part of the snapshot.
+        """Add a state of one more part of the snapshot.
 
         Raises:
             StateIncompatible: Another part holds it as something else.
         """
-        self._left.setdefault(meta.name, meta).check_equal(meta, self._label)
+        self._unclaimed.setdefault(meta.name, meta).check_equal(meta, self._label)
 
     def list_unclaimed(self) -> tuple[StateMeta, ...]:
-        """Return the states that nobody has asked for yet."""
-        return tuple(self._left.values())
+        """Return the states that the operator has not asked for yet."""
+        return tuple(self._unclaimed.values())
 
     def claim(self, asked: StateMeta) -> StateMeta | None:
-        """Return what the snapshot holds under the name that is `asked` for, None when nothing.
+        """Return how the snapshot holds the state that is `asked` for; None if it does not.
 
-        May return running aggregates of which only some are asked for, a state without time to
-        live that is asked for with one, and a state of a narrower type.
+        What is returned may differ: it may have further aggregates, no time to live, or a narrower
+        type.
 
         Raises:
-            StateIncompatible: It is something else, and may not be dropped.
+            StateIncompatible: It does not read as `asked`, and may not be dropped.
         """
-        found = self._left.get(asked.name)
-        if found is not None and found != asked and not _reads_as(found, asked):
-            return self._claim_part(found, asked)
+        stored = self._unclaimed.get(asked.name)
+        if stored is not None and stored != asked and not _reads_as(stored, asked):
+            return self._claim_part(stored, asked)
         self._note_claimed(asked)
-        return found
+        return stored
 
     def drop_unclaimed(self) -> tuple[StateMeta, ...]:
-        """Return the states that nobody has asked for when the operator has opened, to be dropped.
+        """Drop the states that the operator, which has opened, did not ask for; return them.
 
         Raises:
             StateIncompatible: They may not be dropped.
         """
-        left = self.list_unclaimed()
-        if left and not self._allowed:
-            names = ", ".join(f"{meta.name!r} ({meta.kind} {meta.signature})" for meta in left)
-            names_left = [f"state {meta.name!r}" for meta in left]
+        unclaimed = self.list_unclaimed()
+        if unclaimed and not self._allowed:
+            names = ", ".join(f"{meta.name!r} ({meta.kind} {meta.signature})" for meta in unclaimed)
+            gone = [f"state {meta.name!r}" for meta in unclaimed]
             asked = ", ".join(map(repr, sorted(self._asked))) or "none"
             raise StateIncompatible(
                 f"the checkpoint holds state {names} of {self._label}, and the operator does not"
                 f" ask for it when it opens (it asks for {asked}): a renamed state would start"
-                f" empty. Take the old name or function back; or {_way_out(names_left)}"
+                f" empty. Restore the old name or function; or {_describe_deletion(gone)}"
             )
-        self._left.clear()
+        self._unclaimed.clear()
         uid = self._label.partition("[")[0]
-        self.dropped += [f"state {meta.name!r} of {uid}" for meta in left]
-        return left
+        self.dropped += [f"state {meta.name!r} of {uid}" for meta in unclaimed]
+        return unclaimed
 
     def _note_claimed(self, asked: StateMeta) -> None:
         self._asked.append(asked.name)
-        self._left.pop(asked.name, None)
+        self._unclaimed.pop(asked.name, None)
 
-    def _claim_part(self, found: StateMeta, asked: StateMeta) -> StateMeta | None:
-        kept, gone, new = _compare(found, asked)
+    def _claim_part(self, stored: StateMeta, asked: StateMeta) -> StateMeta | None:
+        """Claim the aggregates that both have; drop all else if that is allowed."""
+        kept, gone, new = _compare(stored, asked)
         if (gone or new) and not self._allowed:
             started = f" {', '.join(new)} would know only records from now on." if new else ""
-            if begins_to_expire(asked, found) or _ceases_to_expire(found, asked):
+            if begins_to_expire(asked, stored) or _ceases_to_expire(stored, asked):
                 started += (
                     " Its time to live cannot be taken away: what has expired and is still in the"
                     " checkpoint would come back. Choose a longer one."
                 )
-            elif found.kind == asked.kind != "accumulators":
-                if why := explain_misfit(found.signature, asked.signature):
+            elif stored.kind == asked.kind != "accumulators":
+                if why := explain_misfit(stored.signature, asked.signature):
                     started += f" {why[0].upper()}{why[1:]}."
                 started += " A class that was only renamed is found by New.__qualname__ = 'Old'."
             raise StateIncompatible(
-                f"state {asked.name!r} of {self._label} was written as {found.kind}"
-                f" {found.signature} and is now asked for as {asked.kind} {asked.signature}."
-                f"{started} Take it back as it was; or {_way_out(gone)}"
+                f"state {asked.name!r} of {self._label} was written as {stored.kind}"
+                f" {stored.signature} and is now asked for as {asked.kind} {asked.signature}."
+                f"{started} Declare it as it was; or {_describe_deletion(gone)}"
             )
         self._note_claimed(asked)
         self.dropped += [f"{one} of {self._label.partition('[')[0]}" for one in gone]
-        return found if kept else None
+        return stored if kept else None
 
 
-def _reads_as(found: StateMeta, asked: StateMeta) -> bool:
-    same_kind = found.kind == asked.kind != "accumulators"
-    return same_kind and reads_as(found.signature, asked.signature)
+def _reads_as(stored: StateMeta, asked: StateMeta) -> bool:
+    same_kind = stored.kind == asked.kind != "accumulators"
+    return same_kind and reads_as(stored.signature, asked.signature)
 
 
-def begins_to_expire(found: StateMeta, asked: StateMeta) -> bool:
-    """Tell whether `asked` is `found` with a time to live."""
-    expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in found.signature
-    return expires_only_now and _reads_as(found, asked)
+def begins_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `asked` is `stored` with a time to live."""
+    expires_only_now = TTL_PREFIX in asked.signature and TTL_PREFIX not in stored.signature
+    return expires_only_now and _reads_as(stored, asked)
 
 
-def _ceases_to_expire(found: StateMeta, asked: StateMeta) -> bool:
-    """Tell whether `found` are aggregates with a time to live, and `asked` are some without."""
-    both = found.kind == asked.kind == "accumulators"
-    return both and USED.name in aggregates_of(found)[1].keys() - aggregates_of(asked)[1].keys()
+def _ceases_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
+    """Tell whether `stored` are aggregates with a time to live, and `asked` are some without."""
+    both = stored.kind == asked.kind == "accumulators"
+    return both and USED.name in aggregates_of(stored)[1].keys() - aggregates_of(asked)[1].keys()
 
 
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
@@ -400,15 +398,18 @@ def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
     return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
 
 
-def _compare(found: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
-    """Return which parts of `found` are taken, which are not, and which of `asked` are new."""
-    if found.kind == asked.kind == "accumulators":
-        old_keys, old = aggregates_of(found)
+def _compare(stored: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
+    """Return which aggregates of `stored` are kept, what of it is gone, and what of `asked` is new.
+
+    What is no table of aggregates is kept as a whole or not at all.
+    """
+    if stored.kind == asked.kind == "accumulators":
+        old_keys, old = aggregates_of(stored)
         new_keys, new = aggregates_of(asked)
-        if old_keys == new_keys and not _ceases_to_expire(found, asked):
+        if old_keys == new_keys and not _ceases_to_expire(stored, asked):
             kept = [name for name, what in old.items() if new.get(name) == what]
             gone = [f"aggregate {name!r}" for name in old if name not in kept]
-            # A value state begins empty wherever it is new; an aggregate would miss records.
+            # A new value state may begin empty. A new aggregate would miss the records so far.
             started = [n for n, what in new.items() if n in old or not what.startswith("last(")]
             return kept, gone, [f"aggregate {name!r}" for name in started if name not in kept]
-    return [], [f"state {found.name!r}"], [f"state {asked.name!r}"]
+    return [], [f"state {stored.name!r}"], [f"state {asked.name!r}"]

@@ -1,4 +1,4 @@
-"""Rows of states that expire: what of them a snapshot leaves out, and how they begin to."""
+"""Rows of states that expire: which ones snapshots leave out, and how old rows get a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def filter_expired(
 
 
 class _AliveRows:
-    """Rows without what has expired when they are written."""
+    """Rows without those that have expired by the time at which they are written."""
 
     def __init__(
         self, chunks: Iterable[StateRows], kind: StateKind, serializer: ExpiringSerializer
@@ -45,7 +45,7 @@ class _AliveRows:
             yield StateRows(rows.groups[alive], rows.keys.filter(mask), kept)
 
     def _alive(self, value: bytes) -> bytes | None:
-        """Return what of a row's value has not expired, None when all of it has."""
+        """Return the part of a row's value that has not expired; None if all of it has."""
         expired = self._serializer.are_bytes_expired
         if self._kind != "list":
             return None if expired(value) else value
@@ -57,7 +57,7 @@ class _AliveRows:
 
 
 def stamp_value(value: bytes, kind: StateKind, serializer: Serializer[Any]) -> bytes:
-    """Return the value of a row that was kept without times, as used just now."""
+    """Return a value that was stored without a time, with now as the time of its last use."""
     if not isinstance(serializer, ExpiringSerializer):
         return value
     if kind != "list":

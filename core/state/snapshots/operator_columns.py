@@ -1,10 +1,10 @@
 """Rows of a snapshot's states that are not kept by key, as columns.
 
-    split, union   subtask, element, value; a row an element
-    broadcast      map_key, value; a row an entry, of one subtask: all have the same
+    split, union   subtask, element, value; one row for each element
+    broadcast      map_key, value; one row for each entry, of one subtask: all have the same
     raw-keyed      key_group, value: the function's own bytes
 
-Values are typed as those of keyed state are; see `state_columns`.
+Values are typed like those of keyed state; see `state_columns`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OperatorState:
     key_signature: str
     signature: str
     sample: bytes | None
-    """A key of a broadcast state, which says the type of all; None where there is none."""
+    """Any key of a broadcast state, for the type of all keys; None if there is none."""
 
     @property
     def type(self) -> str:
@@ -57,10 +57,10 @@ class OperatorState:
                 return pa.schema([("key_group", pa.int32()), value])
 
     def batch(self, saved: Saved, subtask: int, form: ValueForm) -> pa.RecordBatch:
-        """Return what one subtask holds of it.
+        """Return the rows of one subtask.
 
         Raises:
-            StateIncompatible: A value has no place in its column's type.
+            StateIncompatible: A value does not fit its column's type.
         """
         schema, elements = self.schema(form), saved.elements
         try:
@@ -74,18 +74,18 @@ class OperatorState:
     def _columns(
         self, elements: Sequence[bytes], subtask: int, schema: pa.Schema, form: ValueForm
     ) -> list[pa.Array]:
-        found = value_type_of(self.signature, form)
+        value_type = value_type_of(self.signature, form)
         match self.mode:
             case "split" | "union":
                 return [
                     pa.array([subtask] * len(elements), pa.int32()),
                     pa.array(range(len(elements)), pa.int32()),
-                    pa.array([found.value(one) for one in elements], found.arrow),
+                    pa.array([value_type.value(one) for one in elements], value_type.arrow),
                 ]
             case "broadcast":
                 keys = [decode_key(key) for key in elements[::2]]
-                values = [found.value(one) for one in elements[1::2]]
-                return [key_column(keys, schema.types[0]), pa.array(values, found.arrow)]
+                values = [value_type.value(one) for one in elements[1::2]]
+                return [key_column(keys, schema.types[0]), pa.array(values, value_type.arrow)]
             case "raw-keyed":
                 pairs = list(parse_groups(elements))
                 return [
@@ -99,7 +99,7 @@ def operator_states(
 ) -> list[OperatorState]:
     """Return the states of an operator that are not kept by key; `parts` are by subtask.
 
-    All subtasks ask for the same, so of each mode one handle is read.
+    All subtasks have the same states, so only one handle of each mode is read.
 
     Raises:
         StateIncompatible: A newer onceflow wrote them.

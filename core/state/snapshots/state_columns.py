@@ -1,4 +1,4 @@
-"""Rows of a snapshot's states as columns: keys and values typed where the snapshot says their type.
+"""Rows of a snapshot's states as columns, typed wherever the snapshot names the type.
 
     value          key_group, key, value
     list           key_group, key, value (an array)
@@ -6,10 +6,14 @@
     accumulators   key_group, key, value (a struct of the aggregates)
     any other      key_group, key, value as the bytes that the snapshot holds
 
-A key of several columns is a struct with fields _1, _2, …. A value is typed where its type is one
-of Python's own; of any other type (a dataclass, say) it is the JSON of its MessagePack, and bytes
-where a serializer of the user's wrote it. A value that expires comes without the time of its last
-use, and also when it has expired and is not cleaned yet.
+A key of several columns is a struct with fields _1, _2, …. The form of a value depends on its type:
+
+    a type of Python's own                    a typed column
+    any other type, such as a dataclass       the JSON of its MessagePack
+    written by a serializer of the user's     bytes
+
+A value that expires is without the time of its last use. It is included until it is cleaned, even
+if it has expired.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ class StateColumns:
         """Return `rows` as columns.
 
         Raises:
-            StateIncompatible: A value has no place in its column's type; says which.
+            StateIncompatible: A value does not fit its column's type; names the column.
             StateCorrupt: The bytes are no key or value.
         """
         groups = pa.array(rows.groups).cast(pa.int32())
@@ -92,12 +96,12 @@ class StateColumns:
 def columns_of(meta: StateMeta, sample: bytes | None, form: ValueForm) -> StateColumns:
     """Return how rows of `meta` become columns; `sample` is the row key of any of them.
 
-    Keys of all kinds but accumulators say their own type, so without a sample they are text.
+    The type of keys is that of the sample, and text without one. Those of accumulators are in
+    `meta`.
     """
     if meta.kind == "accumulators":
         return StateColumns(meta, _of_accumulators(meta))
     if meta.kind == "map":
-        # Both keys of a map's row say their types.
         key, map_key = (None, None) if sample is None else split_map_row_key(sample)
         outer, inner = key_type_of(key), key_type_of(map_key)
         columns = (
@@ -139,7 +143,7 @@ _KEY_TYPES: tuple[tuple[type[Any], pa.DataType], ...] = (
     (date, pa.date32()),
     (Decimal, DECIMAL),
 )
-"""A subclass before its base."""
+"""A subclass stands before its base."""
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -154,7 +158,7 @@ def _pairs(rows: StateRows) -> list[tuple[Any, Any]]:
 
 
 def key_column(keys: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return keys as a column of type `kind`, which `key_type_of` has told of one of them."""
+    """Return keys as a column of type `kind`, which `key_type_of` returned for one of them."""
     return pa.array([_as_field(key) for key in keys], kind)
 
 
@@ -168,37 +172,39 @@ def _as_field(key: Any) -> Any:
 
 
 def _values(signature: str, form: ValueForm) -> Column:
-    found = value_type_of(signature, form)
-    return Column("value", found.arrow, lambda rows: _array(rows.values.to_pylist(), found))
+    value_type = value_type_of(signature, form)
+    return Column(
+        "value", value_type.arrow, lambda rows: _array(rows.values.to_pylist(), value_type)
+    )
 
 
 def _elements(signature: str, form: ValueForm) -> Column:
-    found = value_type_of(signature, form)
-    kind = pa.list_(found.arrow)
+    value_type = value_type_of(signature, form)
+    kind = pa.list_(value_type.arrow)
     decode = msgpack_decoder(list[bytes]).decode
 
     def values(rows: StateRows) -> pa.Array:
         lists = [decode(value) for value in rows.values.to_pylist()]
-        return pa.array([[found.value(one) for one in elements] for elements in lists], kind)
+        return pa.array([[value_type.value(one) for one in elements] for elements in lists], kind)
 
     return Column("value", kind, values)
 
 
-def _array(values: Sequence[bytes], found: StateType) -> pa.Array:
-    return pa.array([found.value(value) for value in values], found.arrow)
+def _array(values: Sequence[bytes], value_type: StateType) -> pa.Array:
+    return pa.array([value_type.value(value) for value in values], value_type.arrow)
 
 
 def value_type_of(signature: str, form: ValueForm) -> StateType:
-    """Return the column's type for values of `signature`, and what makes them of stored bytes."""
+    """Return the column's type for values of `signature`, and how stored bytes become values."""
     if signature.startswith(TTL_PREFIX):
         kept = value_type_of(signature.removeprefix(TTL_PREFIX), form)
         return StateType(kept.arrow, lambda data: kept.value(data[STAMP_BYTES:]))
     if form == "binary" or not signature.startswith(PYTHON_FORMAT):
         return StateType(pa.binary(), lambda data: data)
     if form == "typed":
-        found = state_type(signature.removeprefix(PYTHON_FORMAT))
-        if found is not None:
-            return found
+        value_type = state_type(signature.removeprefix(PYTHON_FORMAT))
+        if value_type is not None:
+            return value_type
     return StateType(pa.string(), json_of)
 
 
@@ -223,23 +229,23 @@ def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
     keys, aggregates = aggregates_of(meta)
     kinds = keys.partition("[")[2].removesuffix("]").split(",")
     columns: list[AccumulatorColumn] = []
-    for name, said in aggregates.items():
-        match = _AGGREGATE.fullmatch(said)
+    for name, text in aggregates.items():
+        match = _AGGREGATE.fullmatch(text)
         if match is None:
-            raise StateIncompatible(f"state {meta.name!r} has an aggregate {name}={said}")
+            raise StateIncompatible(f"state {meta.name!r} has an aggregate {name}={text}")
         columns.append(AccumulatorColumn(name, match[1], _arrow_type(match[2])))  # type: ignore[arg-type]
     namespaced = kinds[0] == NAMESPACE
     key_types = tuple(map(_key_type, kinds[namespaced:]))
     return AccumulatorShape(meta.name, key_types, tuple(columns), namespaced)
 
 
-def _arrow_type(said: str) -> pa.DataType:
-    if zoned := _ZONED.fullmatch(said):
+def _arrow_type(text: str) -> pa.DataType:
+    if zoned := _ZONED.fullmatch(text):
         return pa.timestamp(zoned[1], zoned[2])
-    if decimal := _DECIMAL.fullmatch(said):
+    if decimal := _DECIMAL.fullmatch(text):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    found: pa.DataType = pa.type_for_alias(said)
-    return found
+    kind: pa.DataType = pa.type_for_alias(text)
+    return kind
 
 
 def _key_type(kind: str) -> pa.DataType:
@@ -256,14 +262,14 @@ def _key_type(kind: str) -> pa.DataType:
     }
     if kind not in kinds:
         raise StateIncompatible(
-            f"a checkpoint of another version has keys of type {kind!r}, which this one does not"
-            " know: read it with the version that wrote it"
+            f"a checkpoint has keys of type {kind!r}, which this version does not know: read it"
+            " with the version that wrote it"
         )
     return kinds[kind]
 
 
 def _read_key_type(kept: pa.DataType) -> pa.DataType:
-    """Return the column's type for keys kept as `kept`: instants in Spark's unit."""
+    """Return the column's type for keys stored as `kept`: instants are in Spark's unit."""
     return pa.timestamp("us", kept.tz) if pa.types.is_timestamp(kept) else kept
 
 
@@ -286,9 +292,11 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
 
     def values(rows: StateRows) -> pa.Array:
         records, texts = decode_totals(rows.values, shape.totals_type, shape.of_bytes)
-        left = iter(texts)
+        next_text = iter(texts)
         arrays = [
-            _texts(records, n, one, next(left)) if is_of_bytes(one) else _totals(records, n, one)
+            _texts(records, n, one, next(next_text))
+            if is_of_bytes(one)
+            else _totals(records, n, one)
             for n, one in enumerate(shape.columns)
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(value_type))
@@ -296,15 +304,15 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
     return (Column("key", key_type, keys), Column("value", value_type, values))
 
 
-def _texts(records: Any, place: int, column: AccumulatorColumn, texts: pa.Array) -> pa.Array:
-    seen = pa.array(records[f"s{place}"] != 0)
-    found: pa.Array = pc.if_else(seen, texts, pa.scalar(None, texts.type))
-    return found.cast(column.type)
+def _texts(records: Any, index: int, column: AccumulatorColumn, texts: pa.Array) -> pa.Array:
+    seen = pa.array(records[f"s{index}"] != 0)
+    values: pa.Array = pc.if_else(seen, texts, pa.scalar(None, texts.type))
+    return values.cast(column.type)
 
 
-def _totals(records: Any, place: int, column: AccumulatorColumn) -> pa.Array:
+def _totals(records: Any, index: int, column: AccumulatorColumn) -> pa.Array:
     totals, rows = totals_of(column), len(records)
     totals.reserve(1, rows + 1)
-    totals.totals[1 : rows + 1] = records[f"t{place}"]
-    totals.seen[1 : rows + 1] = records[f"s{place}"]
+    totals.totals[1 : rows + 1] = records[f"t{index}"]
+    totals.seen[1 : rows + 1] = records[f"s{index}"]
     return totals.values(np.arange(1, rows + 1))

@@ -1,7 +1,7 @@
 """Keyed state of a snapshot, read without a store and without the program that wrote it.
 
-A piece is what one reader can read on its own: one part of a canonical snapshot, or one RocksDB. A
-RocksDB is copied to local disk first, into a directory that is deleted with the last row.
+A piece is what one reader reads: one part of a canonical snapshot, or one RocksDB. A RocksDB is
+copied to local disk first, into a directory that is deleted after the last row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StatePiece:
         return one.key_group_first <= group <= one.key_group_last
 
     def metas(self, reader: StateReader) -> list[StateMeta]:
-        """Return the states that it says it holds; reads no more than it must.
+        """Return the states that the piece holds; reads metadata alone if possible.
 
         Raises:
             StateIncompatible: A newer onceflow or another backend wrote it.
@@ -82,8 +82,8 @@ class StatePiece:
 
         by_name = {handle.name: handle for handle in self.handles}
         manifest = read_manifest(reader, next(filter(is_manifest, self.handles)), context)
-        mine, wanted = manifest.key_groups, context.key_groups
-        groups = range(max(mine.start, wanted.start), min(mine.stop, wanted.stop))
+        stored, asked = manifest.key_groups, context.key_groups
+        groups = range(max(stored.start, asked.start), min(stored.stop, asked.stop))
         with tempfile.TemporaryDirectory(prefix="onceflow-state-") as scratch:
             copy = Path(scratch) / "copy"
             download_copy(reader, manifest, by_name, copy)
@@ -117,20 +117,21 @@ def _check_native(uid: str, handles: Sequence[StateHandle]) -> None:
 
     if not any(map(is_manifest, handles)):
         raise StateIncompatible(
-            f"the state of {uid!r} was written by a backend that is read by itself alone"
-            f" ({handles[0].name}): take a savepoint, and read that"
+            f"the state of {uid!r} is in the own form of another backend ({handles[0].name}): take"
+            " a canonical savepoint, and read that"
         )
 
 
 def read_metas_by_name(pieces: Iterable[StatePiece], reader: StateReader) -> dict[str, StateMeta]:
-    """Return the states of an operator, by name; one piece a subtask says them all.
+    """Return the states of an operator, by name.
 
     Raises:
         StateIncompatible: Two subtasks hold a name as different things.
         CheckpointCorrupt: A file is damaged or missing; names it.
     """
-    found: dict[str, StateMeta] = {}
+    states: dict[str, StateMeta] = {}
+    # Every piece of a subtask names all its states: one of each subtask will do.
     for piece in {piece.subtask: piece for piece in reversed(list(pieces))}.values():
         for meta in piece.metas(reader):
-            found.setdefault(meta.name, meta).check_equal(meta, f"{piece.uid}[{piece.subtask}]")
-    return dict(sorted(found.items()))
+            states.setdefault(meta.name, meta).check_equal(meta, f"{piece.uid}[{piece.subtask}]")
+    return dict(sorted(states.items()))

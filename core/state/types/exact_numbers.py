@@ -1,7 +1,7 @@
-"""Whether integers that were kept read exactly where a type asks for floats now.
+"""Checks that stored integers are exact as floats, for states whose type is now float.
 
-A float equals every integer up to 2^53, and only some beyond. Which ones were kept, the bytes tell:
-they are asked once, when a state opens under another type than it was written with.
+A float equals every integer up to 2^53, and only some beyond. So the stored values are checked
+once, when a state opens under another type than it was written with.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from msgspec import inspect
 from onceflow.core.decoders import type_info
 
 Check: TypeAlias = Callable[[Any], None]
-"""Raises ValueError for a decoded value, not yet of its type, with an integer that no float is."""
+"""Raises ValueError unless all integers in a decoded MessagePack value are exact as floats."""
 
 
 def to_exact_float(number: int) -> float:
     """Return `number` as the float that equals it.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No float does.
     """
     value = float(number)
     if value != number:
@@ -31,9 +31,9 @@ def to_exact_float(number: int) -> float:
 
 
 def make_integers_check(python_type: Any) -> Callable[[bytes], None]:
-    """Return what raises ValueError for the bytes of a value of which an integer would be rounded.
+    """Return a check that raises ValueError if a value's integer would be rounded by `python_type`.
 
-    The bytes are those of another type that `python_type` widens.
+    The check takes the bytes of a value of another type, which `python_type` widens.
     """
     check = _Checks().of(type_info(python_type))
     return lambda data: check(msgspec.msgpack.decode(data))
@@ -44,7 +44,7 @@ class _Checks:
 
     def __init__(self) -> None:
         self._classes: dict[int, Check | None] = {}
-        """None while a class is at hand: one that holds itself. The types outlive this object."""
+        """By the id of a class, which outlives this object; None while its check is being made."""
 
     def of(self, kind: inspect.Type) -> Check:
         check: Check
@@ -89,7 +89,7 @@ class _Checks:
         return self._classes[number] or self._later(number)
 
     def _later(self, number: int) -> Check:
-        """Return the check of a class that is being made."""
+        """Return a check that uses the check of a class once it is made: for recursive classes."""
 
         def check(value: Any) -> None:
             made = self._classes[number]
@@ -99,7 +99,7 @@ class _Checks:
         return check
 
     def _union(self, alternatives: Sequence[inspect.Type]) -> Check:
-        """Return a check that tells by the value which alternative it is, as msgspec does."""
+        """Return a check that finds the alternative by the value, as msgspec does."""
         integers = any(isinstance(one, inspect.IntType) for one in alternatives)
         tagged: dict[object, Check] = {}
         arrays: Check = _pass
@@ -116,15 +116,15 @@ class _Checks:
 
         floats = any(isinstance(one, inspect.FloatType) for one in alternatives)
 
-        def named_by(tags: Iterable[Any], otherwise: Check) -> Check:
+        def find_check(tags: Iterable[Any], otherwise: Check) -> Check:
             known = (tagged[tag] for tag in tags if isinstance(tag, str | int) and tag in tagged)
             return next(known, otherwise)
 
         def check(value: Any) -> None:
             if value.__class__ is list:
-                named_by(value[:1], arrays)(value)
+                find_check(value[:1], arrays)(value)
             elif value.__class__ is dict:
-                named_by((value.get(field) for field in fields), mappings)(value)
+                find_check((value.get(field) for field in fields), mappings)(value)
             elif floats and not integers:
                 _check_number(value)
 
@@ -168,7 +168,8 @@ def _values(check: Check) -> Check:
 
 def _each(checks: Sequence[Check]) -> Check:
     def check_each(values: Any) -> None:
-        # Fields that are new since are not there; elements of fields that are gone come last.
+        # New fields are at the end of the type and missing in old values; elements of removed
+        # fields are at the end of old values. `zip` skips both.
         for check, value in zip(checks, values, strict=False):
             check(value)
 

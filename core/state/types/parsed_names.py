@@ -1,4 +1,4 @@
-"""The names that `signatures.type_name` gives types, taken apart."""
+"""Parses the names that `signatures.type_name` gives types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.core.errors import InvariantViolation
 
 @dataclass(frozen=True, slots=True)
 class NamedType:
-    """A type that is no class with fields, or such a class of which the fields are not known."""
+    """A type without fields, or a class whose fields the name does not have."""
 
     word: str
     arguments: tuple[NamedTypes, ...] = ()
@@ -31,7 +31,7 @@ class NameField:
 
 @dataclass(frozen=True, slots=True)
 class ClassType:
-    """A class with fields; they are kept by its number, for it may hold itself."""
+    """A class with fields: `ParsedName.fields[number]`, as a class may hold itself."""
 
     word: str
     number: int
@@ -47,7 +47,7 @@ NamedTypes: TypeAlias = "tuple[NameElement, ...]"
 
 @dataclass(frozen=True, slots=True)
 class NameFields:
-    """The fields of a class, in order, and whether their order alone tells them apart."""
+    """The fields of a class, in order, and whether values have them by position or by name."""
 
     by_position: bool
     named: dict[str, NameField]
@@ -59,14 +59,14 @@ def text_of(kind: NamedTypes) -> str:
 
 
 class ParsedName:
-    """The parts of one name."""
+    """A parsed name: its type, and the fields of the classes in it."""
 
     def __init__(self, name: str) -> None:
         self._tokens: list[str] = re.findall(r"[\[\]{}|,:?*]|[^\[\]{}|,:?*]+", name)
         self._at = 0
         self._classes = 0
         self.fields: dict[int, NameFields] = {}
-        """Those of each class, by its number: they begin with 1, in the order of their braces."""
+        """By the number of a class. Numbers begin with 1, in the order of the "{" in the name."""
         self.type = self._type()
 
     def _next(self) -> str:

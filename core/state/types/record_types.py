@@ -1,7 +1,7 @@
 """The Python type of a stream's records, for states that keep whole records.
 
-A record is kept as a mapping by column name, each value typed by its column: decimals, dates and
-times come back as what they were. A column that is new since is not there in older records.
+A record is kept as a mapping by column name. Each value has the type of its column, so decimals,
+dates and times read back as they were. Records from before a column was added are without it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def record_type(schema: pa.Schema, whose: str) -> Any:
 
 
 def explain_not_kept(field: pa.Field, whose: str, error: ConfigError) -> ConfigError:
-    """Return the error of a column whose values cannot be kept, which `error` explains."""
+    """Return the error for a column whose values cannot be kept, for the reason `error`."""
     return ConfigError(
         f"{whose} keeps its records, and values of column {field.name!r}, {field.type}, cannot be"
-        f" kept ({error}); cast or leave out the column before"
+        f" kept ({error}); cast or drop the column before"
     )
 
 
@@ -49,7 +49,7 @@ def value_type(kind: pa.DataType) -> Any:
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = GenericAlias(list, (value_type(kind.value_type),))
     elif pa.types.is_map(kind):
-        # As Arrow's arrays give them.
+        # Arrow's arrays return maps as lists of pairs.
         pair = GenericAlias(tuple, (value_type(kind.key_type), value_type(kind.item_type)))
         inner = GenericAlias(list, (pair,))
     elif pa.types.is_dictionary(kind):

@@ -1,10 +1,11 @@
 """How values become bytes: typed, named in the snapshot, and refused when the type has changed.
 
-A serializer's *signature* is written beside the state. Restoring under another signature is refused
-by name, before a single value is read. A `direct` serializer holds values that nobody can change in
-place (numbers, text, dates): they are kept as they are and encoded only for a snapshot. All others
-are encoded when they are set and decoded when they are read, so no snapshot and no other reader
-ever shares an object with user code.
+A serializer's *signature* is stored with the state. A restore under a signature that does not fit
+is refused by name, before any value is read.
+
+Values of `direct_types` (numbers, text, dates) cannot be changed in place: they are kept as they
+are and encoded only for a snapshot. All others are encoded when they are set and decoded when they
+are read. So no snapshot and no other reader ever shares an object with user code.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DIRECT_TYPES: tuple[type[Any], ...] = (
 )  # fmt: skip
 _PLAIN_TYPES: tuple[type[Any], ...] = (int, float, str, bytes, bool)
 _EXACT_FLOAT_MAX = 2.0**53
-"""Integers up to here are floats; from here on some are not."""
+"""Every integer up to this is a float exactly; beyond it only some are."""
 _BIG_INTEGER = 1
 """msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
 
@@ -68,18 +69,18 @@ class Serializer(ABC, Generic[T]):
         """
 
     def to_checking(self) -> Serializer[T]:
-        """Return one that decodes what was written under another type, and rounds nothing."""
+        """Return one for values that were written under another type; it refuses to round them."""
         return self
 
 
 TTL_PREFIX = "ttl/1:"
-"""What the signature of values that expire has before that of the values."""
+"""Precedes the signature of the values in that of values that expire."""
 LIST_PREFIX = "list/1:"
-"""What the signature of a list has before that of its elements."""
+"""Precedes the signature of the elements in that of a list."""
 
 
 class ExpiringSerializer(Serializer[Any]):
-    """Encodes values with a time from which on they count as forgotten."""
+    """Encodes values together with the time of their last use, from which they expire."""
 
     @property
     @abstractmethod
@@ -88,7 +89,7 @@ class ExpiringSerializer(Serializer[Any]):
 
     @abstractmethod
     def stamp(self, data: bytes) -> bytes:
-        """Return the bytes of a value that was written without a time, as if written just now."""
+        """Return the bytes of a value that was stored without a time, with now as its time."""
 
     @abstractmethod
     def are_bytes_expired(self, data: bytes) -> bool:
@@ -115,12 +116,12 @@ class MsgpackSerializer(Serializer[Any]):
 
     @property
     def signature(self) -> str:
-        """The type's name, that of a class with its fields."""
+        """The type's name, including the fields of classes."""
         return self._signature
 
     @property
     def direct_types(self) -> tuple[type[Any], ...]:
-        """The type itself if it is a scalar; the plain scalars if any type is taken."""
+        """The type itself if it is a scalar; the plain scalars for `Any`."""
         if self._type is Any:
             return _PLAIN_TYPES
         return (self._type,) if self._type in DIRECT_TYPES else ()
@@ -154,14 +155,14 @@ class MsgpackSerializer(Serializer[Any]):
             number = int.from_bytes(value.data, "little", signed=True)
             return to_exact_float(number) if self._type is float else number
         if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
-            # It may have been written as an integer, which has more digits.
+            # It may be stored as an integer, which has more digits than a float.
             number = msgspec.msgpack.decode(data)
             return to_exact_float(number) if isinstance(number, int) else value
         return value
 
 
 class _CheckingSerializer(MsgpackSerializer):
-    """Reads what was written under another type, and rounds no integer inside of it."""
+    """Reads values that were written under another type; refuses to round an integer in them."""
 
     def __init__(self, python_type: Any) -> None:
         super().__init__(python_type)
@@ -181,7 +182,7 @@ class ListSerializer(Serializer[list[Any]]):
 
     @property
     def signature(self) -> str:
-        """That of an element, said to be a list's."""
+        """The element's signature behind `LIST_PREFIX`."""
         return f"{LIST_PREFIX}{self._element.signature}"
 
     def to_checking(self) -> Serializer[list[Any]]:

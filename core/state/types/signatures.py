@@ -1,16 +1,16 @@
 """The name of a type in a state's signature: the same in every process and for every import path.
 
-A class goes by its own name (that of its module is `__main__` in one run and not in another) and
-has its fields behind it:
+A class is named without its module, which is `__main__` in one run and not in another, and with its
+fields:
 
     type    ::= element ("|" element)*                             sorted
     element ::= word | word "[" type ("," type)* "]" | word "{" fields "}" | word "{..." number "}"
     fields  ::= ["*"] [field ("," field)*]                         "*": kept by position
     field   ::= word ["?"] ":" type                                "?": may be left out
 
-`{...2}` is the class whose fields the second "{" of the signature begins: classes that hold
-themselves or each other end, and each is written once. A word has none of the letters of this
-grammar, nor white space: they are written as `%` and their number.
+`{...2}` is the class whose fields begin at the second "{" of the signature. So each class is
+written once, and the names of classes that hold themselves or each other end. Words do not have
+characters of this grammar or white space: these are escaped as `%` and their number.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Names:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        """Of the classes whose fields are written already. The types outlive this object."""
+        """Numbers of the classes that are written already, by id; they outlive this object."""
 
     def of(self, kind: inspect.Type) -> str:
         match kind:
@@ -81,7 +81,7 @@ class _Names:
                 return f"{_word(kind)}[{inside}]" if inside else _word(kind)
 
     def _arguments(self, kind: inspect.Type) -> list[str]:
-        """Return what stands in brackets: nothing where it is any type, or there are no parts."""
+        """Return what goes in brackets; nothing for a type without parts, or with parts of any."""
         match kind:
             case inspect.LiteralType(values=values):
                 return sorted(_escape(repr(value)) for value in values)
@@ -100,11 +100,11 @@ class _Names:
         if id(kind) in self._numbers:
             return f"{_word(kind)}{{...{self._numbers[id(kind)]}}}"
         self._numbers[id(kind)] = len(self._numbers) + 1
-        said = (
+        names = (
             f"{_escape(field.encode_name)}{'' if field.required else '?'}:{self.of(field.type)}"
             for field in fields
         )
-        return f"{_word(kind)}{{{mark}{','.join(said)}}}"
+        return f"{_word(kind)}{{{mark}{','.join(names)}}}"
 
 
 def _word(kind: inspect.Type) -> str:
@@ -117,4 +117,4 @@ def _word(kind: inspect.Type) -> str:
 
 def _escape(text: str) -> str:
     """Return `text` as a word; two texts are never one word."""
-    return _RESERVED.sub(lambda found: f"%{ord(found[0]):02x}", text)
+    return _RESERVED.sub(lambda match: f"%{ord(match[0]):02x}", text)

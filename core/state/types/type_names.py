@@ -1,7 +1,7 @@
-"""The types that a state's signature names, as columns; the opposite of `serializers.type_name`.
+"""Turns the names of types in signatures into columns and Python types.
 
-A name is one or several elements with "|" between them; an element is a word, and may have names
-in brackets, with "," between them.
+A name is one or several elements with "|" between them. An element is a word, which may have names
+in brackets with "," between them. `signatures.type_name` makes these names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onceflow.core.state.types.serializers import serializer_of
 PYTHON_FORMAT = "msgpack/1:"
 """What the signature of a Python type begins with; its name follows."""
 DECIMAL = pa.decimal128(38, 18)
-"""A decimal without a scale of its own, as where tables of databases are read."""
+"""The type for decimals of any scale, as for tables of databases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Known:
     python: Any
     arrow: pa.DataType
     plain: Callable[[Any], Any] = lambda value: value
-    """Makes what `pa.array` takes of a value that is not None."""
+    """Converts a value that is not None to one that `pa.array` takes."""
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -61,42 +61,42 @@ _WORD = re.compile(r"[\w.]+")
 
 
 def state_type(name: str) -> StateType | None:
-    """Return the column for values of the type called `name`; None when it needs the user's class.
+    """Return the column for values of the type called `name`; None if it needs the user's class.
 
-    Numbers beyond 64 bits do not fit their column: `pa.array` says so.
+    Numbers beyond 64 bits do not fit their column: `pa.array` raises for them.
     """
-    known, rest = _alternatives(name)
-    if known is None or rest:
+    known, following = _alternatives(name)
+    if known is None or following:
         return None
     decode, plain = serializer_of(known.python).decode, known.plain
 
-    def value(data: bytes) -> Any:
-        found = decode(data)
-        return None if found is None else plain(found)
+    def to_plain_value(data: bytes) -> Any:
+        value = decode(data)
+        return None if value is None else plain(value)
 
-    return StateType(known.arrow, value)
+    return StateType(known.arrow, to_plain_value)
 
 
 def python_type_of(name: str) -> Any | None:
-    """Return the type called `name`; None when it needs the user's class."""
-    known, rest = _alternatives(name)
-    return None if known is None or rest else known.python
+    """Return the type called `name`; None if it needs the user's class."""
+    known, following = _alternatives(name)
+    return None if known is None or following else known.python
 
 
 def _alternatives(text: str) -> tuple[_Known | None, str]:
-    """Return the type that `text` begins with, and what follows it."""
-    found: list[_Known | None] = []
+    """Return the type that `text` begins with, and the text behind it."""
+    types: list[_Known | None] = []
     optional = False
     while True:
         if text.startswith("none"):
             optional, text = True, text[4:]
         else:
             one, text = _element(text)
-            found.append(one)
+            types.append(one)
         if not text.startswith("|"):
             break
         text = text[1:]
-    (one, *others) = found or [None]
+    (one, *others) = types or [None]
     if one is None or others:
         return None, text
     if not optional:

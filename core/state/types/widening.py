@@ -1,12 +1,12 @@
 """Which states may be asked for under another type than they were written with.
 
-Types go by the names that `signatures.type_name` gives them. A type *widens* another when each of
-the other's values reads as one of its own: `float` and `int | None` widen `int`, and
-`list[float]` widens `list[int]`. A class widens one of its name field by field: a field that is new
-may be left out, one that is gone is passed over, and the type of each other widens the old one.
+Types have the names that `signatures.type_name` gives them. A type *widens* another if each of the
+other's values reads as one of its own: `float` and `int | None` widen `int`, and `list[float]`
+widens `list[int]`. A class widens another of the same name if each new field has a default, and the
+type of each field that both have is equal or widened. Fields that are gone are skipped.
 
-Some changes are good for some values alone: an integer beyond 2^53 may be no float, and a field
-that could be left out may have been. Of these each value is read when the state opens.
+Some types widen others for some values only: an integer beyond 2^53 may not be a float, and a field
+that has no default any more may be missing. Then all values are read when the state opens.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _OF_ELEMENTS = frozenset({"list", "set", "frozenset", "tuple"})
 _INT, _FLOAT = NamedType("int"), NamedType("float")
 
 
-def reads_as(found: str, asked: str) -> bool:
-    """Tell whether values of signature `found` are read under signature `asked`.
+def reads_as(stored: str, asked: str) -> bool:
+    """Tell whether values of signature `stored` can be read under signature `asked`.
 
-    Those that live for ever may be given a time to live.
+    A time to live may be added, and not taken away.
     """
-    return found == asked or explain_misfit(found, asked) is None
+    return stored == asked or explain_misfit(stored, asked) is None
 
 
-def explain_misfit(found: str, asked: str) -> str | None:
-    """Return why values of signature `found` are not read under signature `asked`, or None.
+def explain_misfit(stored: str, asked: str) -> str | None:
+    """Return why values of signature `stored` cannot be read under signature `asked`, or None.
 
-    The text is empty where the signatures themselves say all.
+    The text is empty if the two signatures are explanation enough.
     """
-    return _compare(found, asked)[0]
+    return _compare(stored, asked)[0]
 
 
-def depends_on_values(found: str, asked: str) -> bool:
-    """Tell whether `asked` takes only some values of `found`, which it widens."""
-    return found != asked and _compare(found, asked)[1]
+def depends_on_values(stored: str, asked: str) -> bool:
+    """Tell whether `asked` widens `stored` for some of its values only."""
+    return stored != asked and _compare(stored, asked)[1]
 
 
 @lru_cache(maxsize=256)
-def _compare(found: str, asked: str) -> tuple[str | None, bool]:
-    old_key, _, old = found.rpartition(_MAP_ARROW)
+def _compare(stored: str, asked: str) -> tuple[str | None, bool]:
+    old_key, _, old = stored.rpartition(_MAP_ARROW)
     new_key, _, new = asked.rpartition(_MAP_ARROW)
     expires, expired_before = new.startswith(TTL_PREFIX), old.startswith(TTL_PREFIX)
     if old_key != new_key or (expired_before and not expires):
@@ -75,8 +75,8 @@ def _compare(found: str, asked: str) -> tuple[str | None, bool]:
 class _Comparison:
     """Whether one type widens another, and for which values."""
 
-    def __init__(self, found: ParsedName, asked: ParsedName) -> None:
-        self._found = found
+    def __init__(self, stored: ParsedName, asked: ParsedName) -> None:
+        self._stored = stored
         self._asked = asked
         self._met: set[tuple[int, int]] = set()
         """Pairs of classes that are compared, or are being compared: they may hold themselves."""
@@ -84,11 +84,11 @@ class _Comparison:
 
     def misfit(self) -> str | None:
         """Return what `misfit` returns."""
-        return self._compare_types(self._found.type, self._asked.type, "")
+        return self._compare_types(self._stored.type, self._asked.type, "")
 
-    def _compare_types(self, found: NamedTypes, asked: NamedTypes, where: str) -> str | None:
-        """Return why `asked`, of the field that `where` names, does not widen `found`, or None."""
-        for old in found:
+    def _compare_types(self, stored: NamedTypes, asked: NamedTypes, where: str) -> str | None:
+        """Return why `asked`, of the field that `where` names, does not widen `stored`, or None."""
+        for old in stored:
             alike = [new for new in asked if new.word == old.word]
             if not alike and old == _INT and _FLOAT in asked:
                 self.depends_on_values = True
@@ -96,17 +96,17 @@ class _Comparison:
             reasons = [self._compare_elements(old, new) for new in alike]
             if None not in reasons:
                 inside = next(filter(None, reasons), "")
-                types = f"{where} was {text_of(found)} and is {text_of(asked)}" if where else ""
+                types = f"{where} was {text_of(stored)} and is {text_of(asked)}" if where else ""
                 return inside or types
         return None
 
     def _compare_elements(self, old: NameElement, new: NameElement) -> str | None:
-        """Compare two types of one word; the reason is empty where both names say all."""
+        """Return why one of two types of one word does not widen the other, or None."""
         match old, new:
             case ClassType(), ClassType():
                 return self._compare_classes(old, new)
             case NamedType(arguments=()), ClassType():
-                # Its fields are not known to what wrote it: the bytes tell.
+                # The version that wrote it did not name the fields: the values must be read.
                 self.depends_on_values = True
                 return None
             case NamedType(), NamedType():
@@ -131,7 +131,7 @@ class _Comparison:
         if pair in self._met:
             return None
         self._met.add(pair)
-        kept, asked = self._found.fields[old.number], self._asked.fields[new.number]
+        kept, asked = self._stored.fields[old.number], self._asked.fields[new.number]
         if kept.by_position or asked.by_position:
             moved = _explain_moved_field(new.word, kept, asked)
             if moved is not None:
@@ -150,11 +150,11 @@ class _Comparison:
 
 
 def _explain_moved_field(word: str, kept: NameFields, asked: NameFields) -> str | None:
-    """Return why fields by position are not where they were, or None."""
+    """Return why fields by position are not in their old order, or None."""
     if kept.by_position != asked.by_position:
         before, now = ("by position", "by name")[:: 1 if kept.by_position else -1]
         return f"the fields of {word} were kept {before} and are asked for {now}"
-    for place, (old, new) in enumerate(zip(kept.named, asked.named, strict=False), 1):
+    for number, (old, new) in enumerate(zip(kept.named, asked.named, strict=False), 1):
         if old != new:
-            return f"field {place} of {word} was `{old}` and is `{new}`, and they go by position"
+            return f"field {number} of {word} was `{old}` and is `{new}`, and they go by position"
     return None
