@@ -121,6 +121,15 @@ class MySQLType:
         return tuple(member.replace("''", "'") for member in quoted)
 
 
+def resolve_table(session: Session, name: TableName) -> TableName:
+    """Return `name` without the session's own database; in lower case if case does not matter."""
+    ((database, ignores_case),) = session.query("SELECT DATABASE(), @@lower_case_table_names")
+    if ignores_case:
+        name = TableName(name.schema and name.schema.lower(), name.name.lower())
+        database = database and str(database).lower()
+    return TableName(None if name.schema == database else name.schema, name.name)
+
+
 def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name`, in the session's database unless it names one; or None."""
     database = "DATABASE()" if name.schema is None else literal(name.schema)

@@ -20,7 +20,7 @@ from onceflow.sinks.mysql.server import MySQLDiagnosis
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session
+from onceflow.sinks.sql.session import AccessDenied, Endpoint, NameUnknown, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
@@ -94,6 +94,11 @@ class MySQLDialect(Dialect):
     @override
     def find_table(self, session: Session, name: TableName) -> Table | None:
         return catalog.find_table(session, name)
+
+    @override
+    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+        with endpoint.connect("onceflow looks for a table") as session:
+            return catalog.resolve_table(session, name)
 
     @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> MySQLFit | None:

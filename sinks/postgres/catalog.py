@@ -110,6 +110,20 @@ _UNIQUE_KEYS = """
 """
 
 
+def find_schema(session: Session, name: TableName) -> str | None:
+    """Return the schema in which the search path finds the table, or in which it creates one.
+
+    None if the path names no schema.
+    """
+    ((schema,),) = session.query(
+        "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        f" WHERE c.oid = pg_catalog.to_regclass({literal(identifier(name))})),"
+        " pg_catalog.current_schema())::text"
+    )
+    return None if schema is None else str(schema)
+
+
 def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name` as the search path finds it, or None."""
     known = session.query(_TABLE.format(name=literal(identifier(name))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from onceflow.sinks.postgres.server import PostgresDiagnosis, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Session
+from onceflow.sinks.sql.session import Endpoint, Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Taken in every transaction that creates or alters something: IF NOT EXISTS alone loses to a
 # concurrent creator with a unique violation in the catalogs. The number is "onceflow" in ASCII.
 _DDL_LOCK = int.from_bytes(b"onceflow", "big")
+_DEFAULT_SCHEMA = "public"
 
 
 class PostgresDialect(Dialect):
@@ -56,6 +58,15 @@ class PostgresDialect(Dialect):
     @override
     def find_table(self, session: Session, name: TableName) -> Table | None:
         return catalog.find_table(session, name)
+
+    @override
+    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+        schema = name.schema
+        if schema is None:
+            # Only the server knows the search path, and which of its schemas has the table.
+            with endpoint.connect("onceflow looks for a table") as session:
+                schema = catalog.find_schema(session, name)
+        return replace(name, schema=None if schema == _DEFAULT_SCHEMA else schema)
 
     @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> PostgresFit | None:

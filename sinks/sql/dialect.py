@@ -167,6 +167,18 @@ class Dialect(ABC):
         """Return the table called `name` as the session finds it, or None."""
 
     @abstractmethod
+    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+        """Return the name that all spellings of a table share; asks the server where only it knows.
+
+        The usual schema is left out: public, or the url's database. A table that is missing has
+        the name under which it would be created.
+
+        Raises:
+            ConfigError, SinkError: The server refuses the connection.
+            SqlError: It does not answer.
+        """
+
+    @abstractmethod
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> ColumnFit | None:
         """Return how values of `given` go into `column`; None when they cannot unchanged."""
 

@@ -223,6 +223,21 @@ class SqlSink(DatabaseAccess, Sink):
             return None
         return read_record(self.settings, context)
 
+    def resolve_table(self) -> TableName:
+        """Return the name of the table that all its spellings share; runs on the driver.
+
+        A table that is missing has the name under which it would be created. Changes nothing.
+
+        Raises:
+            ConfigError: The table's name is none, or the server refuses the connection for good.
+            SinkError: The server cannot be asked now.
+        """
+        settings = self.settings
+        try:
+            return settings.dialect.resolve_table(settings.endpoint, settings.table)
+        except SqlError as error:
+            raise refusal(error, f"table {settings.table} cannot be looked for") from error
+
     @override
     def list_blockers(self, context: CommitterContext) -> Sequence[str]:
         """Describe whom the attempt's sessions wait for, as far as the user may see it.

@@ -57,6 +57,12 @@ class SQLiteDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
+    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+        # Without asking: connecting would create the file, and a look at it must not.
+        schema = None if name.schema == "main" else name.schema
+        return TableName(schema, name.name.lower())
+
+    @override
     def fit(self, column: TableColumn, given: pa.DataType, *, is_key: bool) -> SQLiteFit | None:
         kind = column.type
         assert isinstance(kind, catalog.SQLiteType), kind

@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.integration.kafka_sink_kit import decided_ids_in
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
 from tests.spark_formats.batches import SCHEMA, Driver, rows
-from tests.spark_formats.write_cases import TOKEN, file_ids, own_sink, sqlite_ids
+from tests.spark_formats.write_cases import (
+    TOKEN,
+    MakeCase,
+    file_ids,
+    mysql_case,
+    own_sink,
+    postgres_case,
+    sqlite_case,
+    sqlite_ids,
+)
 from tests.spark_formats.writes import save
 
 from onceflow.connectors.spark.batch.identity import stream_target, write_target
@@ -42,6 +52,48 @@ def test_one_token_writes_each_of_several_tables_once_however_often_it_is_repeat
     for file in (tmp_path / "a.db", tmp_path / "b.db"):
         for index in range(tables):
             assert sqlite_ids(file, f"t_{index}") == list(range(index * 100, index * 100 + 50))
+
+
+@pytest.mark.parametrize(
+    ("make", "schema"),
+    [
+        pytest.param(sqlite_case, "main", id="sqlite"),
+        pytest.param(postgres_case, "public", id="postgres", marks=pytest.mark.integration),
+        pytest.param(mysql_case, "{database}", id="mysql", marks=pytest.mark.integration),
+    ],
+)
+def test_a_token_is_written_once_however_its_table_is_spelled(
+    request: pytest.FixtureRequest, tmp_path: Path, make: MakeCase, schema: str
+) -> None:
+    case = make(request, tmp_path, "orders")
+    database = urlsplit(case.options["url"]).path.rpartition("/")[2]
+    qualified = {**case.options, "dbtable": f"{schema.format(database=database)}.orders"}
+    for options in (case.options, qualified, case.options):
+        save(case.make_sink, options, range(5), range(5, 9))
+    assert case.ids() == list(range(9))
+
+
+@pytest.mark.integration
+def test_a_token_writes_each_table_of_one_name_that_search_paths_lead_to(
+    postgres_database: str,
+) -> None:
+    query(
+        postgres_database,
+        "CREATE SCHEMA north",
+        "CREATE TABLE north.orders (id bigint, account text, amount int)",
+    )
+    in_north = f"{postgres_database}?options=-csearch_path%3Dnorth,public"
+    options = {"dbtable": "orders", "createtable": "true", **TOKEN}
+    for _ in range(2):
+        save(PostgresFormat.make_sink, {"url": in_north, **options}, [1])
+        save(PostgresFormat.make_sink, {"url": postgres_database, **options}, [2])
+    save(
+        PostgresFormat.make_sink,
+        {"url": postgres_database, **options, "dbtable": "north.orders"},
+        [1],
+    )
+    assert ids_in(postgres_database, "north.orders") == [1]
+    assert ids_in(postgres_database, "public.orders") == [2]
 
 
 def test_several_tables_without_a_token_take_turns_under_ids_of_their_own_and_given_ones(

@@ -196,7 +196,7 @@ def _write_location(sink: Sink) -> _WriteLocation:
     if isinstance(sink, SqlSink):
         server = str(sink.endpoint).partition(" as user")[0]
         column = f" and tables of column {sink.table_column}" if sink.table_column else ""
-        return _WriteLocation(server, f"{sink.table}{column}", {})
+        return _WriteLocation(server, f"{sink.resolve_table()}{column}", {})
     # A sink's module imports its client: only that of the sink at hand is imported already.
     if is_kafka(sink):
         from onceflow.sinks.kafka.sink import KafkaSink
