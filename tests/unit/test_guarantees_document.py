@@ -1,4 +1,4 @@
-"""docs/guarantees.md names tests and clauses that exist, and a proof for each of its lines.
+"""docs/internals/proofs.md names tests and clauses that exist, and a proof for each of its lines.
 
 In a run of all tests, one that this run has, if only the default one.
 """
@@ -16,7 +16,7 @@ from onceflow.integration.conformance.catalogue import CLAUSES, NOT_OF_SINKS
 from onceflow.integration.conformance.clause import Clause
 
 ROOT = Path(__file__).parents[2]
-_DOCUMENT = ROOT / "docs" / "guarantees.md"
+_DOCUMENT = ROOT / "docs" / "internals" / "proofs.md"
 _PROOF = re.compile(r"`(\w+)::([\w-]+)`")
 
 
