@@ -8,7 +8,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from onceflow.core.api.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.api.event_time import WatermarkStrategy
@@ -35,6 +35,7 @@ from onceflow.core.state import StateBackend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 
 class Job:
@@ -235,7 +236,8 @@ class Job:
 class Pipeline:
     """Describes a dataflow, operator by operator, and starts it on `cluster`.
 
-    `cluster` is a Spark session, or `LocalProcesses()` for tests and small jobs on one machine.
+    `cluster` is a Spark session, also one of Spark Connect; or `LocalProcesses()`, for tests and
+    small jobs on one machine.
     `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
     the number of slots, each one Spark task, or one local process, for as long as the job runs.
     `max_parallelism` (the number of key groups) is fixed with the first checkpoint. `restart` says
@@ -265,7 +267,7 @@ class Pipeline:
 
     def __init__(
         self,
-        cluster: SparkSession | LocalProcesses,
+        cluster: SparkSession | ConnectSession | LocalProcesses,
         *,
         name: str,
         checkpointing: Checkpointing | None = None,
@@ -426,10 +428,14 @@ def _result(asked: Future[str], timeout_s: float | None) -> str:
         ) from None
 
 
-def _opened(cluster: SparkSession | LocalProcesses) -> Cluster:
+def _opened(cluster: SparkSession | ConnectSession | LocalProcesses) -> Cluster:
     """Return `cluster` as the runtime sees it. Spark is imported only where it is used."""
     if isinstance(cluster, LocalProcesses):
         return cluster
+    if type(cluster).__module__.startswith("pyspark.sql.connect."):
+        from onceflow.core.runtime.cluster.spark_connect import SparkConnectCluster
+
+        return SparkConnectCluster(cast("ConnectSession", cluster))
     from onceflow.core.runtime.cluster.spark import SparkCluster
 
-    return SparkCluster(cluster)
+    return SparkCluster(cast("SparkSession", cluster))

@@ -225,6 +225,8 @@ class RuntimeSettings:
     commit_deadline_s: float = 120.0
     scratch_dir: str | None = None
     """Where slots keep working files; default: a temporary directory, deleted with the slot."""
+    driver_host: str | None = None
+    """Address at which slots reach the driver; default: what Spark knows of it."""
     tls: Literal["auto", "on", "off"] | TlsFiles = "auto"
     """Mutual TLS between driver and slots. On: with certificates that each attempt draws; auto: so
     unless the master is local, where all of it stays on one machine."""

@@ -60,6 +60,8 @@ def _cluster(master: str) -> AnyCluster:
     from pyspark.sql import SparkSession
     from tests.support.standalone import SPARK_JVM
 
+    if master.startswith("sc://"):
+        return SparkSession.Builder().remote(master).getOrCreate()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     return (

@@ -1,7 +1,7 @@
 """The seam between the job driver and what runs its slots.
 
-`spark` runs them in a barrier stage, `local_processes` as processes of this machine. Slots, their
-messages and their channels are the same on both.
+`spark` runs them in a barrier stage, `spark_connect` in a barrier query, `local_processes` as
+processes of this machine. Slots, their messages and their channels are the same on all.
 """
 
 from __future__ import annotations

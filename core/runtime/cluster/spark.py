@@ -114,7 +114,7 @@ class SparkCluster:
 
     def take_signals(self) -> None:
         """Have the JVM ignore SIGINT and hand SIGTERM on to this process. Idempotent."""
-        _take_signals_from_jvm()
+        take_signals_from_jvm()
 
 
 class SparkStage:
@@ -246,7 +246,8 @@ class _HandedOn:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _take_signals_from_jvm() -> None:
+def take_signals_from_jvm() -> None:
+    """Have the JVM that this process has started, if any, leave signals to it. Idempotent."""
     spark, gateways = cast("Any", SparkContext), cast("Any", java_gateway)
     gateway, jvm = spark._gateway, spark._jvm
     if gateway is None or _HandedOn.gateway is gateway:

@@ -368,7 +368,9 @@ class JobDriver:
             self._tracker.publish(StateDropped(state))
         token, (own_tls, slot_tls) = new_token(), self._tls()
         server = ControlServer(
-            self._cluster.driver_host, Credentials(token, own_tls), self._events.put
+            plan.settings.driver_host or self._cluster.driver_host,
+            Credentials(token, own_tls),
+            self._events.put,
         )
         probe = storage.probe_write(log.attempt)
         attempt_plan = AttemptPlan(
