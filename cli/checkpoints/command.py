@@ -8,7 +8,6 @@ storage cannot be reached.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeAlias
@@ -18,8 +17,7 @@ import typer
 from onceflow.cli.jobs.client import DriverLocation
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
-from onceflow.core.protocol.recovery import committables_of
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.storage.snapshots.savepoints import damages
 from onceflow.core.storage.snapshots.stored_checkpoints import (
@@ -29,6 +27,7 @@ from onceflow.core.storage.snapshots.stored_checkpoints import (
     open_job,
     savepoint_at,
     savepoints_of,
+    size_bytes,
 )
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
@@ -64,7 +63,7 @@ def list_(storage: Storage, job: Job = None, json_: Json = False) -> None:
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
         opened = open_job(_storage(storage), job)
-        rows = [_facts(one) for one in _all(storage, opened)]
+        rows = [one.describe() for one in _all(storage, opened)]
         if json_:
             print(json.dumps({"job": opened.job, "checkpoints": rows}))
             return
@@ -81,7 +80,7 @@ def show(name: OneName, storage: Storage, job: Job = None, json_: Json = False) 
     """Show what one checkpoint or savepoint holds, by operator."""
     with _exit_status():
         checkpoint = _one(storage, job, name)
-        facts = _facts(checkpoint) | {"operators": _operators(checkpoint.completed)}
+        facts = checkpoint.describe() | {"operators": _operators(checkpoint.completed)}
         if json_:
             print(json.dumps(facts))
             return
@@ -186,29 +185,6 @@ def _one(storage: str, job: str | None, name: str) -> StoredCheckpoint:
     return checkpoint_at(open_job(_storage(storage), job), int(name))
 
 
-def _facts(checkpoint: StoredCheckpoint) -> dict[str, Any]:
-    completed = checkpoint.completed
-    files = handles_of(completed.snapshots)
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))
-    return {
-        "name": checkpoint.name,
-        "kind": checkpoint.kind,
-        "checkpoint": completed.checkpoint,
-        "attempt": completed.attempt,
-        "completed": at,
-        "parallelism": completed.parallelism,
-        "max_parallelism": completed.max_parallelism,
-        "final": completed.final,
-        "bytes": sum(_size_bytes(o) for s in completed.snapshots for o in s.operators),
-        "files": len(files),
-        "transactions": len(committables_of(completed)),
-    }
-
-
-def _size_bytes(operator: Any) -> int:
-    return sum(handle.size_bytes for handle in (*operator.keyed, *operator.raw))
-
-
 def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
     uids = sorted({o.uid for s in completed.snapshots for o in s.operators})
     rows: list[dict[str, Any]] = []
@@ -218,7 +194,7 @@ def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
             {
                 "uid": uid,
                 "subtasks": len(parts),
-                "bytes": sum(map(_size_bytes, parts)),
+                "bytes": sum(map(size_bytes, parts)),
                 "lists": sum(len(e) for part in parts for e in part.lists.values()),
                 "transactions": sum(len(part.committables) for part in parts),
             }

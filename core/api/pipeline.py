@@ -29,6 +29,7 @@ from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.configuration import Configuration
+from onceflow.core.settings.effective_settings import list_effective
 from onceflow.core.settings.pipeline_settings import Checkpointing, Endpoint, RuntimeSettings
 from onceflow.core.spi import Sink, Source
 from onceflow.core.state import StateBackend
@@ -288,6 +289,8 @@ class Pipeline:
                 " digit; checkpoints and transactions go by it"
             )
         configured = config if isinstance(config, Configuration) else Configuration.load(config)
+        asked_parallelism, asked_max_parallelism = parallelism, max_parallelism
+        asked_endpoint = endpoint if isinstance(endpoint, Endpoint) else None
         parallelism = configured.parallelism(parallelism)
         max_parallelism = configured.max_parallelism(max_parallelism)
         groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
@@ -296,6 +299,19 @@ class Pipeline:
                 f"parallelism={parallelism} must be at least 1 and at most max_parallelism="
                 f"{groups}, and that at most {PARALLELISM_MAX}"
             )
+        self._shown_settings = list_effective(
+            configured,
+            checkpointing,
+            settings,
+            {
+                "pipeline.parallelism": asked_parallelism,
+                "pipeline.max_parallelism": asked_max_parallelism,
+                "pipeline.allow_non_restored_state": allow_non_restored_state,
+                "state_backend": state_backend,
+                "restart": restart,
+                "endpoint": "none" if endpoint is None else asked_endpoint,
+            },
+        )
         self.name = name
         self._cluster = cluster
         self._parallelism = parallelism
@@ -406,6 +422,7 @@ class Pipeline:
             ),
             listeners=self._listeners,
             endpoint=self._endpoint,
+            shown_settings=self._shown_settings,
             restore=None
             if from_savepoint is None
             else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),

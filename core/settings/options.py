@@ -543,6 +543,7 @@ OPTIONS: tuple[Option, ...] = (
     _option("endpoint.host", _T, Endpoint, "rest.bind-address"),
     _option("endpoint.port", _C, Endpoint, "rest.port"),
     _option("endpoint.token_file", _T, Endpoint),
+    _option("endpoint.names", _T, Endpoint),
     _option("endpoint.certificate", _T, TlsFiles),
     _option("endpoint.key", _T, TlsFiles),
     _option("endpoint.authority", _T, TlsFiles),

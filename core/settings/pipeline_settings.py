@@ -186,6 +186,9 @@ class Endpoint:
     is not there. For checkpoint storage that many may read."""
     tls: TlsFiles | None = None
     """The certificate to show. Clients need none: they have the token."""
+    names: str | None = None
+    """Host names under which clients ask, besides addresses, `localhost`, `host` and the machine's
+    own name; separated by commas. Any other name is refused: a web site may claim this address."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:

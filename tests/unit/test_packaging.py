@@ -88,6 +88,8 @@ def written_modules() -> set[str]:
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
     }
+    page = (ROOT / "core/runtime/driver/page").iterdir()
+    modules |= {f"onceflow/{path.relative_to(ROOT).as_posix()}" for path in page}
     found_by_spark = {path.name for path in (ROOT / "src").glob("pyspark_*.py")}
     return (
         modules

@@ -47,6 +47,12 @@ from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
+from onceflow.core.runtime.driver.job_views import (
+    GraphView,
+    describe_graph,
+    describe_stored,
+    prove_sinks,
+)
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
@@ -87,6 +93,7 @@ from onceflow.core.runtime.transport.credentials import (
     identity_in,
     new_token,
 )
+from onceflow.core.settings.effective_settings import EffectiveSetting
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
@@ -124,6 +131,8 @@ class JobPlan:
     """Where the job can be asked; None: nowhere."""
     restore: RestoreFrom | None = None
     """The savepoint that the job is to begin from."""
+    shown_settings: tuple[EffectiveSetting, ...] = ()
+    """Every setting with its origin, for people."""
 
 
 class JobDriver:
@@ -208,6 +217,32 @@ class JobDriver:
     def request(self, kind: CheckpointKind) -> None:
         """Ask for a checkpoint of `kind`. Any thread; returns at once."""
         self._events.put(CheckpointRequested(kind))
+
+    def graph_view(self) -> GraphView:
+        """Return the dataflow, as a page draws it. Any thread."""
+        return describe_graph(self._plan.graph, self._plan.parallelism)
+
+    def settings(self) -> Sequence[EffectiveSetting]:
+        """Return every setting with its origin. Any thread."""
+        return self._plan.shown_settings
+
+    def prove_sinks(self) -> Mapping[str, Any]:
+        """Read what the decision log and each target say now. Any thread; connects to targets.
+
+        Raises:
+            StorageError: The log cannot be read.
+            CheckpointCorrupt: It is damaged.
+        """
+        return prove_sinks(self._plan.graph, self._storage)
+
+    def describe_stored(self) -> Mapping[str, Any]:
+        """Read which checkpoints and savepoints are in storage. Any thread; reads files.
+
+        Raises:
+            StorageError: They cannot be read.
+            CheckpointCorrupt: The log, or a savepoint, is damaged.
+        """
+        return describe_stored(self._described, self._storage)
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
         """Return what the last completed checkpoint holds under one key. Any thread; reads files.

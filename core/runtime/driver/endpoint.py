@@ -86,7 +86,7 @@ class EndpointServer:
     def _run(self) -> None:
         try:
             token, kept_elsewhere = self._token()
-            self._api = api = JobApi(self._job, self._instance, token)
+            self._api = api = JobApi(self._job, self._instance, token, self._names())
             self._job.add_listener(api.on_event)
             server = HttpServer(self._settings.host, self._settings.port, api, self._tls())
             with self._lock:
@@ -112,6 +112,13 @@ class EndpointServer:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(files.certificate, files.key)
         return context
+
+    def _names(self) -> set[str]:
+        settings = self._settings
+        names = {settings.host, socket.gethostname()}
+        if not settings.is_loopback:
+            names.add(socket.getfqdn())
+        return names | {name.strip() for name in (settings.names or "").split(",") if name.strip()}
 
     def _address(self, server: HttpServer) -> DriverAddress:
         settings, port = self._settings, server.port

@@ -1,6 +1,11 @@
 """What the driver answers over HTTP: JSON in, JSON out.
 
-    GET  /v1/status  /v1/checkpoints  /v1/subtasks  /v1/events?after=N
+    GET  /  /page/*                      the page; the one thing that needs no token
+    GET  /v1/about                       what answers here
+    GET  /v1/overview  /v1/timeline  /v1/history?before=N&limit=M  /v1/graph  /v1/settings
+    GET  /v1/stored                      checkpoints and savepoints in storage, read now
+    GET  /v1/proof                       what log and targets say, read now
+    GET  /v1/status  /v1/checkpoints  /v1/subtasks?chain=C  /v1/events?after=N
     GET  /v1/state?uid=U&state=S&key=K   of the last completed checkpoint; key= once a key column
     POST /v1/checkpoint  /v1/savepoint {path}  /v1/stop {savepoint, drain, path}  /v1/cancel
     GET  /v1/operations/ID
@@ -10,9 +15,9 @@ state is `pending`, `done` or `failed`. Every request shows the token, and names
 instance if it knows it: after a crash another driver, or another job, may listen at the address.
 A POST may carry a deadline.
 Answers are 200 and 202, or `{"error": …}` with 400 (a bad request), 401 (no token, or an old one),
-404, 405, 409 (the job cannot do that now), 410 (read after its deadline), 421 (another instance),
-and the server's own: 408, 413 and 431. Runs on the server's threads; nothing here waits for the
-job.
+403 (a browser that another site sends), 404, 405, 409 (the job cannot do that now), 410 (read after
+its deadline), 421 (another instance, or a foreign host name), and the server's own: 408, 413 and
+431. Runs on the server's threads; nothing here waits for the job.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -36,10 +41,19 @@ from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.http_server import Request, Response
+from onceflow.core.runtime.driver.job_views import (
+    GraphView,
+    describe_history,
+    describe_now,
+    describe_timeline,
+)
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, keys_meant
+from onceflow.core.runtime.driver.web_page import SECURITY_HEADERS, WebPage, find_stranger
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
+from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.settings.effective_settings import EffectiveSetting
 
 INSTANCE_HEADER = "Onceflow-Instance"
 DEADLINE_HEADER = "Onceflow-Deadline"
@@ -66,6 +80,22 @@ class ControlledJob(Protocol):
         self, kind: CheckpointKind, directory: str | None, form: StateForm
     ) -> AskedSavepoint:
         """Ask for a savepoint."""
+        ...
+
+    def graph_view(self) -> GraphView:
+        """Return the job's dataflow."""
+        ...
+
+    def settings(self) -> Sequence[EffectiveSetting]:
+        """Return every setting with its origin."""
+        ...
+
+    def prove_sinks(self) -> Mapping[str, Any]:
+        """Read what the decision log and each target say."""
+        ...
+
+    def describe_stored(self) -> Mapping[str, Any]:
+        """Read which checkpoints and savepoints are in storage."""
         ...
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
@@ -113,10 +143,17 @@ class _Operation:
 class JobApi:
     """One driver's application. Any number of threads."""
 
-    def __init__(self, job: ControlledJob, instance: str, token: str) -> None:
+    def __init__(
+        self, job: ControlledJob, instance: str, token: str, names: Collection[str] = ()
+    ) -> None:
+        """Take the host names under which browsers may ask, besides addresses and localhost."""
         self._job = job
         self._instance = instance
         self._token = token
+        self._names = frozenset(name.lower() for name in names)
+        self._page = WebPage()
+        self._history = JobHistory()
+        self._proving = threading.Lock()
         self._lock = threading.Lock()
         self._operations: dict[str, _Operation] = {}
         self._events: deque[tuple[int, JobEvent]] = deque(maxlen=EVENTS_KEPT)
@@ -124,7 +161,7 @@ class JobApi:
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
         """Remember what has happened; a listener of the job."""
-        del status
+        self._history.on_event(event, status)
         with self._lock:
             self._events_seen += 1
             self._events.append((self._events_seen, event))
@@ -139,6 +176,10 @@ class JobApi:
 
     def refuse(self, head: Request) -> Response | None:
         """Return the answer to whoever does not mean this driver, or may not ask it."""
+        if stranger := find_stranger(head, self._names):
+            return self.explain(*stranger)
+        if self._page.has(urlsplit(head.target).path):
+            return None
         meant = head.headers.get(INSTANCE_HEADER.lower(), self._instance)
         if meant != self._instance:
             another = "another driver answers here now"
@@ -168,6 +209,7 @@ class JobApi:
         self, status: HTTPStatus, answer: object, sent: Callable[[], None] = lambda: None
     ) -> Response:
         headers = {
+            **SECURITY_HEADERS,
             "Content-Type": "application/json",
             "Cache-Control": "no-store",
             INSTANCE_HEADER: self._instance,
@@ -178,14 +220,24 @@ class JobApi:
 
     def _answer(self, request: Request) -> Response:
         target = urlsplit(request.target)
+        if self._page.has(target.path):
+            return self._page.answer(request)
         path, query = unquote(target.path).rstrip("/"), target.query
         name = path.removeprefix("/v1/")
         if name.startswith("operations/"):
             return self._operation(name.removeprefix("operations/"))
         reads: dict[str, Callable[[], object]] = {
+            "about": lambda: {"kind": "job", "job": self._job.status().job},
+            "overview": lambda: describe_now(self._job.status(), self._history, self._instance),
+            "timeline": lambda: describe_timeline(self._job.status(), self._history),
+            "history": partial(self._history_before, query),
+            "graph": self._job.graph_view,
+            "settings": lambda: {"settings": self._job.settings()},
+            "stored": self._job.describe_stored,
+            "proof": self._proof,
             "status": self._status,
             "checkpoints": self._checkpoints,
-            "subtasks": lambda: {"slots": self._job.status().slots},
+            "subtasks": partial(self._subtasks, query),
             "events": partial(self._events_after, query),
             "state": partial(self._state, query),
         }
@@ -231,11 +283,32 @@ class JobApi:
             "savepoints": status.savepoints,
         }
 
+    def _proof(self) -> object:
+        # One at a time: each asks every target, over connections of its own.
+        with self._proving:
+            return self._job.prove_sinks()
+
+    def _history_before(self, query: str) -> object:
+        before, limit = _number_in(query, "before"), _number_in(query, "limit")
+        return describe_history(self._job.status(), self._history, before, limit or 100)
+
+    def _subtasks(self, query: str) -> object:
+        slots = self._job.status().slots
+        chain = parse_qs(query).get("chain", [""])[0]
+        if not chain:
+            return {"slots": slots}
+        loads = self._history.loads()
+        return {
+            "subtasks": [
+                {"slot": slot.slot, "metrics": metrics, "load": loads.get(metrics.subtask)}
+                for slot in slots
+                for metrics in slot.subtasks
+                if metrics.subtask.chain == chain
+            ]
+        }
+
     def _events_after(self, query: str) -> object:
-        try:
-            after = int(parse_qs(query).get("after", ["0"])[0])
-        except ValueError:
-            raise _Refused(HTTPStatus.BAD_REQUEST, "after=N: N is the number of an event") from None
+        after = _number_in(query, "after") or 0
         with self._lock:
             found = [(number, event) for number, event in self._events if number > after]
             last = self._events_seen
@@ -329,6 +402,16 @@ class JobApi:
             while len(self._operations) > OPERATIONS_KEPT:
                 del self._operations[next(iter(self._operations))]
         return {"operation": name, "what": what, "state": "pending", "place": place}
+
+
+def _number_in(query: str, name: str) -> int | None:
+    """Return the number that `query` has under `name`; None where it has none."""
+    text = parse_qs(query, keep_blank_values=True).get(name, [None])[0]
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name}={text[:40]!r} is not a number from 0 on")
+    return int(text)
 
 
 def _form_of(wanted: _SavepointBody | _StopBody) -> StateForm:

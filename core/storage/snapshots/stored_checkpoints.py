@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from onceflow.core.errors import ConfigError, SavepointRefused
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import (
+    CompletedCheckpoint,
+    OperatorSnapshot,
+    handles_of,
+)
+from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.snapshots.state_files import FileStateReader
@@ -30,6 +37,29 @@ class StoredCheckpoint:
     def __str__(self) -> str:
         what = "savepoint" if self.savepoint else "checkpoint"
         return f"{what} {self.name} of job {self.job!r}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return its name, kind, age and sizes, for people and for JSON."""
+        completed = self.completed
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "checkpoint": completed.checkpoint,
+            "attempt": completed.attempt,
+            "completed": at,
+            "parallelism": completed.parallelism,
+            "max_parallelism": completed.max_parallelism,
+            "final": completed.final,
+            "bytes": sum(size_bytes(o) for s in completed.snapshots for o in s.operators),
+            "files": len(handles_of(completed.snapshots)),
+            "transactions": len(committables_of(completed)),
+        }
+
+
+def size_bytes(operator: OperatorSnapshot) -> int:
+    """Return how large the state of one operator's subtask is."""
+    return sum(handle.size_bytes for handle in (*operator.keyed, *operator.raw))
 
 
 def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +16,12 @@ from onceflow.core.errors import SavepointFailed, StorageError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest, StateForm
 from onceflow.core.runtime.driver.http_server import Request
 from onceflow.core.runtime.driver.job_api import JobApi
+from onceflow.core.runtime.driver.job_views import GraphView
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.events.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.events.status import JobStatus, apply
+from onceflow.core.settings.effective_settings import EffectiveSetting
 
 TOKEN, INSTANCE = "the token", "this one"
 DIRECTORY = FileSystemStorage("/kept").open_savepoint("/kept/1")
@@ -47,6 +49,19 @@ class Job:
             raise StorageError("/refused cannot be written")
         self.asked.append((kind, directory))
         return AskedSavepoint(SavepointRequest("1", kind), DIRECTORY, self.done)
+
+    def graph_view(self) -> GraphView:
+        return GraphView((), (), 1)
+
+    def settings(self) -> Sequence[EffectiveSetting]:
+        return (EffectiveSetting("pipeline.parallelism", "2", "program", "1"),)
+
+    def prove_sinks(self) -> Mapping[str, Any]:
+        self.asked.append("proof")
+        return {"sinks": []}
+
+    def describe_stored(self) -> Mapping[str, Any]:
+        return {"checkpoints": []}
 
     def look_up(self, uid: str, state: str | None, keys: Sequence[Any]) -> StateAnswer:
         self.asked.append((uid, state, keys))
@@ -80,7 +95,10 @@ class Client:
         return response.status.value, json.loads(response.body)
 
 
-READS = ["status", "checkpoints", "subtasks", "events"]
+READS = [
+    *("status", "checkpoints", "subtasks", "events", "about", "overview", "timeline", "history"),
+    *("graph", "settings", "stored"),
+]
 ASKS = ["checkpoint", "savepoint", "stop", "cancel"]
 
 

@@ -1,0 +1,157 @@
+"""What the decision log says of a sink, held against what the sink's target says.
+
+    agrees       every decision in which the sink had rows is proven by the target
+    committing   the target does not prove the last decision yet: its commits are under way
+    behind       the target lacks what the log knows to be committed: it was put back
+    ahead        the target has committed what the log does not know: rows may be there twice
+    silent       the target keeps no record that can be asked for
+    unreachable  the target cannot be asked now
+
+The log is read twice, before the target and after it. Otherwise a decision and its commit between
+two readings would look like a contradiction. The target must prove what was decided before it was
+asked, and the log must know all that was decided until the target had answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import (
+    TargetRecord,
+    is_set_back,
+    last_unknown_commit,
+)
+from onceflow.core.protocol.recovery import committables_of
+
+
+class Agreement(Enum):
+    """How log and target go together; see the module."""
+
+    AGREES = "agrees"
+    COMMITTING = "committing"
+    BEHIND = "behind"
+    AHEAD = "ahead"
+    SILENT = "silent"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkProof:
+    """One sink, as log and target have it."""
+
+    uid: str
+    sink_id: str
+    agreement: Agreement
+    reason: str
+    """One sentence for people."""
+    decided: Decided | None
+    """The last decision of the log in which the sink had rows; None: it had none yet."""
+    listed_transactions: int
+    """Those of the last decision that the job did not know to be committed when it decided."""
+    listed_rows: int
+    proven: Decided | None
+    """The last commit that the target's ledger proves."""
+    claimed_attempt: int | None
+    """The newest attempt that the target has seen."""
+    in_doubt: int | None
+    """Transactions that the target holds prepared; None: it was not asked."""
+
+
+def find_decided_last(view: LogView, sink_id: str) -> Decided | None:
+    """Return the last decision in which `sink_id` had rows; None: none that is remembered."""
+    listed = committables_of(view.completed[-1]) if view.decided else ()
+    known = (*listed, *view.memory.of_sink(sink_id))
+    marks = [
+        (one.transaction.attempt, one.transaction.checkpoint)
+        for one in known
+        if one.transaction.sink_id == sink_id
+    ]
+    return Decided(*max(marks)) if marks else None
+
+
+def judge_sink(
+    uid: str,
+    sink_id: str,
+    before: LogView,
+    record: TargetRecord | None,
+    after: LogView,
+    in_doubt: int | None,
+) -> SinkProof:
+    """Return how `record` of the target goes with the log, read `before` and `after` it."""
+    decided = find_decided_last(before, sink_id)
+    listed = [
+        one
+        for one in (committables_of(before.completed[-1]) if before.decided else ())
+        if one.transaction.sink_id == sink_id
+    ]
+    agreement, reason = _judge(sink_id, decided, record, before, after)
+    return SinkProof(
+        uid=uid,
+        sink_id=sink_id,
+        agreement=agreement,
+        reason=reason,
+        decided=decided,
+        listed_transactions=len(listed),
+        listed_rows=sum(one.rows for one in listed),
+        proven=None if record is None else _proven(record),
+        claimed_attempt=record.attempt if record and record.attempt else None,
+        in_doubt=in_doubt,
+    )
+
+
+def describe_unreachable(uid: str, sink_id: str, view: LogView, error: str) -> SinkProof:
+    """Return what is known of a sink whose target cannot be asked now."""
+    silent = judge_sink(uid, sink_id, view, None, view, None)
+    return SinkProof(
+        uid,
+        sink_id,
+        Agreement.UNREACHABLE,
+        error,
+        silent.decided,
+        silent.listed_transactions,
+        silent.listed_rows,
+        None,
+        None,
+        None,
+    )
+
+
+def _judge(
+    sink_id: str,
+    decided: Decided | None,
+    record: TargetRecord | None,
+    before: LogView,
+    after: LogView,
+) -> tuple[Agreement, str]:
+    if record is None:
+        return Agreement.SILENT, "the target keeps no record of what was committed"
+    if unknown := last_unknown_commit(after, record):
+        return Agreement.AHEAD, (
+            f"the target has committed {unknown}, which the decision log does not know: stop the"
+            " job and see 'Storage that is behind its target' in docs/operations.md"
+        )
+    if is_set_back(record, before.memory.of_sink(sink_id)):
+        return Agreement.BEHIND, (
+            "the target lacks rows that the log knows to be committed: it was put back to an older"
+            " copy. Stop the job and see docs/operations.md"
+        )
+    proven = _proven(record)
+    if decided is None:
+        return Agreement.AGREES, "nothing is decided of this sink yet, and nothing is committed"
+    through = record.through >= decided.checkpoint
+    if through or (
+        proven and (proven.attempt, proven.checkpoint) >= (decided.attempt, decided.checkpoint)
+    ):
+        return Agreement.AGREES, "the target proves the last decision of the log"
+    return Agreement.COMMITTING, (
+        f"checkpoint {decided.checkpoint} is decided, and the target does not prove its commit yet"
+    )
+
+
+def _proven(record: TargetRecord) -> Decided | None:
+    if record.committed:
+        return record.committed[-1]
+    return Decided(record.attempt, record.through) if record.through else None

@@ -1,0 +1,277 @@
+"""What the endpoint tells of a job besides its status, as plain values: JSON is made of them.
+
+graph      the operators as the user named them, and the chains in which they run
+overview   how the job is now, of a size that does not depend on the number of subtasks
+proof      what the decision log says beside what each target says, read when it is asked for
+stored     checkpoints and savepoints in storage
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onceflow.core.api.graph import Chain, Graph, Operator, ReadFrom, WriteTo
+from onceflow.core.commit.committers import read_target_record
+from onceflow.core.commit.proof import SinkProof, describe_unreachable, judge_sink
+from onceflow.core.errors import OnceflowError
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.runtime.events.job_history import CheckpointSummary, JobHistory
+from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.spi import CommittedBy, CommitterContext, Sink
+from onceflow.core.storage import CheckpointStorage, JobStorage
+from onceflow.core.storage.snapshots.stored_checkpoints import (
+    StoredCheckpoint,
+    checkpoints_of,
+    savepoints_of,
+)
+
+SPLITS_SHOWN_MAX = 200
+"""Splits of one source that an overview names: those with the largest lag."""
+CHECKPOINTS_SHOWN_MAX = 1_000
+"""Checkpoints that one answer holds: about 500 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorView:
+    """One operator, as a page draws it."""
+
+    uid: str
+    kind: str
+    """source, sink, or the class of its work."""
+    name: str
+    """The class of the source or sink; otherwise the kind again."""
+    chain: str
+    inputs: tuple[str, ...]
+    """The uids of the operators whose rows flow into it."""
+    sink_id: str = ""
+    takes_dead_letters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeView:
+    """Rows on their way from one chain to another."""
+
+    above: str
+    below: str
+    exchange: str
+    """forward, by_key or broadcast."""
+    key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """A job's dataflow."""
+
+    operators: tuple[OperatorView, ...]
+    edges: tuple[EdgeView, ...]
+    parallelism: int
+
+
+def describe_graph(graph: Graph, parallelism: int) -> GraphView:
+    """Return `graph` as a page draws it, operators behind all that flows into them."""
+    chains = graph.chains()
+    home = {operator.uid: chain.id for chain in chains for operator in chain.operators}
+    return GraphView(
+        tuple(_describe_operator(operator, home[operator.uid]) for operator in graph.operators),
+        tuple(edge for chain in chains for edge in _describe_edges(chain)),
+        parallelism,
+    )
+
+
+def _describe_operator(operator: Operator, chain: str) -> OperatorView:
+    inputs = tuple(dict.fromkeys(feed.uid for feed in operator.feeds))
+    match operator.work:
+        case ReadFrom(source):
+            return OperatorView(operator.uid, "source", type(source).__name__, chain, inputs)
+        case WriteTo(sink, sink_id, takes_dead_letters=takes):
+            name = type(sink).__name__
+            return OperatorView(operator.uid, "sink", name, chain, inputs, sink_id, takes)
+        case work:
+            name = type(work).__name__
+            return OperatorView(operator.uid, name, name, chain, inputs)
+
+
+def _describe_edges(chain: Chain) -> Iterable[EdgeView]:
+    for edge in chain.edges:
+        yield EdgeView(edge.above, chain.id, edge.exchange.value, edge.key)
+
+
+def describe_now(status: JobStatus, history: JobHistory, instance: str) -> dict[str, Any]:
+    """Return how the job is now; the page and `onceflow top` poll it."""
+    last = status.last_checkpoint
+    return {
+        "job": status.job,
+        "instance": instance,
+        "running": not status.state.ended,
+        "now_ms": int(time.time() * 1000),
+        "state": status.state,
+        "summary": str(status),
+        "attempt": status.attempt,
+        "restores": status.restores,
+        "attempt_count": len(status.attempts),
+        "attempt_began_at_s": status.attempts[-1].began_at_s if status.attempts else None,
+        "last_error": status.last_error,
+        "records_in": status.records_in,
+        "rejected": status.rejected,
+        "checkpoints_completed": status.checkpoints_completed,
+        "checkpoints_failed": status.checkpoints_failed,
+        "last_checkpoint": CheckpointSummary.from_stats(last) if last else None,
+        "pending": [
+            {
+                "checkpoint": pending.checkpoint,
+                "kind": pending.kind,
+                "triggered_at_s": pending.triggered_at.wall_s,
+                "acked": len(pending.subtasks),
+            }
+            for pending in status.pending
+        ],
+        "sources": [_describe_source(uid, status) for uid in sorted(status.sources)],
+        "sinks": [
+            asdict(sink) | {"blockers": status.blockers.get(sink.uid, ())} for sink in status.sinks
+        ],
+        "chains": history.chains(status),
+        "slots": [
+            {
+                "slot": slot.slot,
+                "host": slot.host,
+                "pid": slot.pid,
+                "rss_bytes": slot.rss_bytes,
+                "heard_at_s": slot.heard_at_s,
+            }
+            for slot in status.slots
+        ],
+        "dropped_state": status.dropped_state,
+        "restored_savepoint": status.restored_savepoint,
+        "savepoints": status.savepoints,
+    }
+
+
+def _describe_source(uid: str, status: JobStatus) -> dict[str, Any]:
+    splits = status.offsets.get(uid)
+    shown = sorted(splits or (), key=lambda split: -split.lag)[:SPLITS_SHOWN_MAX]
+    return {
+        "uid": uid,
+        "lag": None if splits is None else status.lag[uid],
+        "split_count": None if splits is None else len(splits),
+        "splits": [
+            {"split": split.split_id, "next": split.next, "end": split.end, "lag": split.lag}
+            for split in shown
+        ],
+    }
+
+
+def describe_timeline(status: JobStatus, history: JobHistory) -> dict[str, Any]:
+    """Return what happened when: attempts, what broke, and half an hour of measurements."""
+    return {
+        "now_ms": int(time.time() * 1000),
+        "attempts": status.attempts,
+        "incidents": history.incidents(),
+        "samples": history.samples(),
+    }
+
+
+def describe_history(
+    status: JobStatus, history: JobHistory, before: int | None, limit: int
+) -> dict[str, Any]:
+    """Return completed checkpoints below number `before`, and the last that were given up."""
+    limit = max(1, min(limit, CHECKPOINTS_SHOWN_MAX))
+    return {
+        "completed": status.checkpoints_completed,
+        "failed": status.checkpoints_failed,
+        "checkpoints": history.checkpoints(before, limit, status),
+        "failures": [
+            {
+                "checkpoint": failure.checkpoint,
+                "attempt": failure.attempt,
+                "failed_at_s": failure.failed_at_s,
+                "reason": failure.reason,
+                "acked": len(failure.subtasks),
+            }
+            for failure in status.failures
+        ],
+    }
+
+
+# --- read from storage and targets ---------------------------------------------------------------
+
+
+def prove_sinks(graph: Graph, storage: JobStorage) -> dict[str, Any]:
+    """Return what the log and each target say. Reads both now; changes nothing. Any thread.
+
+    Raises:
+        StorageError: The decision log cannot be read.
+        CheckpointCorrupt: It is damaged.
+    """
+    before = storage.log.read()
+    proofs = [
+        _prove_sink(operator.uid, work.sink_id, work.sink, storage, before)
+        for operator, work in graph.sinks()
+    ]
+    return describe_decision(before) | {"sinks": proofs, "read_at_ms": int(time.time() * 1000)}
+
+
+def _prove_sink(
+    uid: str, sink_id: str, sink: Sink, storage: JobStorage, before: LogView
+) -> SinkProof:
+    context = CommitterContext(
+        storage.job,
+        uid,
+        sink_id,
+        AttemptId(max(1, before.attempt)),
+        log_id=storage.log_id,
+        staging=storage.staging(sink_id),
+    )
+    try:
+        in_doubt = None
+        if sink.committed_by is CommittedBy.SLOTS:
+            committer = sink.committer(context)
+            try:
+                in_doubt = len(committer.in_doubt())
+            finally:
+                committer.close()
+        record = read_target_record(sink, context)
+    except OnceflowError as error:
+        return describe_unreachable(uid, sink_id, before, f"{type(error).__name__}: {error}")
+    return judge_sink(uid, sink_id, before, record, storage.log.read(), in_doubt)
+
+
+def describe_decision(view: LogView) -> dict[str, Any]:
+    """Return the last decision of a log, and who owns it."""
+    last: CompletedCheckpoint | None = view.completed[-1] if view.decided else None
+    return {
+        "attempt": view.attempt,
+        "decision": None
+        if last is None
+        else {
+            "checkpoint": last.checkpoint,
+            "attempt": last.attempt,
+            "completed_at_ms": last.completed_at_ms,
+            "final": last.final,
+        },
+    }
+
+
+def describe_stored(described: CheckpointStorage, storage: JobStorage) -> dict[str, Any]:
+    """Return the checkpoints and savepoints in storage, and the savepoints that are not whole.
+
+    Raises:
+        StorageError: They cannot be read now.
+        CheckpointCorrupt: The log, or a savepoint, is damaged.
+    """
+    stored: list[StoredCheckpoint] = checkpoints_of(storage)
+    refused: list[str] = []
+    for savepoint in savepoints_of(described, storage):
+        if isinstance(savepoint, StoredCheckpoint):
+            stored.append(savepoint)
+        else:
+            refused.append(str(savepoint))
+    return {
+        "location": str(storage),
+        "checkpoints": [one.describe() for one in stored],
+        "unfinished": refused,
+    }

@@ -1,0 +1,36 @@
+// Asks the endpoint. The token lives in this tab's session storage and in a header, and never in a URL.
+const KEY = "onceflow-token";
+
+export class Refused extends Error {
+  constructor(status, text) {
+    super(text);
+    this.status = status;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => sessionStorage.setItem(KEY, value),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+async function ask(path, options, headers) {
+  const asked = { cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(60_000), ...options };
+  const response = await fetch(`v1/${path}`, { ...asked, headers: { Authorization: `Bearer ${token.get()}`, ...headers } });
+  let answer = {};
+  try {
+    answer = await response.json();
+  } catch {
+    throw new Refused(response.status, `no JSON came from v1/${path} (status ${response.status})`);
+  }
+  if (!response.ok) throw new Refused(response.status, answer.error ?? `status ${response.status}`);
+  return answer;
+}
+
+export const read = (path) => ask(path, { method: "GET" }, {});
+
+// Names the driver that the page has shown: another one that answers there now does not do it. The deadline is by the
+// driver's clock, `ahead` milliseconds before ours.
+export const request = (path, instance, ahead, body) =>
+  ask(path, { method: "POST", body: JSON.stringify(body ?? {}) },
+    { "Content-Type": "application/json", "Onceflow-Instance": instance, "Onceflow-Deadline": `${Math.round(Date.now() + ahead + 15_000)}` });

@@ -1,0 +1,119 @@
+"""The page that a browser gets: static files of the package, and what keeps other sites away.
+
+The files hold no data. Every datum comes from `/v1/…`, whose requests carry the token in a header:
+no cookie and no URL ever does, so another site cannot act through a user's browser. Three checks
+stand before that. A browser that believes a foreign name to be this machine (DNS rebinding) sends
+that name as its Host. A script of another site sends its Origin. A page that frames ours is refused
+by the browser itself, by the policy in the headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import resources
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from onceflow.core.runtime.driver.http_server import Request, Response
+
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "Content-Security-Policy": _POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+)
+_SAME_SITE = frozenset({"same-origin", "none"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asset:
+    content: bytes
+    content_type: str
+    tag: str
+
+
+class WebPage:
+    """The static files, read once. Any thread."""
+
+    def __init__(self) -> None:
+        self._assets: dict[str, _Asset] = {}
+        for file in resources.files("onceflow.core.runtime.driver").joinpath("page").iterdir():
+            suffix = file.name[file.name.rfind(".") :]
+            if suffix not in _CONTENT_TYPES:
+                continue
+            content = file.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            self._assets[path] = _Asset(content, _CONTENT_TYPES[suffix], tag)
+
+    def has(self, path: str) -> bool:
+        """Return whether `path` is one of the files."""
+        return path in self._assets
+
+    def answer(self, request: Request) -> Response:
+        """Return the file at the path of `request`, or 304 to a browser that has it."""
+        asset = self._assets[urlsplit(request.target).path]
+        headers = {
+            **SECURITY_HEADERS,
+            "Content-Type": asset.content_type,
+            "Cache-Control": "no-cache",
+            "ETag": asset.tag,
+        }
+        if request.headers.get("if-none-match") == asset.tag:
+            return Response(HTTPStatus.NOT_MODIFIED, b"", headers)
+        if request.method != "GET":
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"", {**headers, "Allow": "GET"})
+        return Response(HTTPStatus.OK, asset.content, headers)
+
+
+def find_stranger(head: Request, names: Collection[str]) -> tuple[HTTPStatus, str] | None:
+    """Return why a browser's request is refused, with the status to answer; None: it is not.
+
+    `names` are the host names of this endpoint, in lower case. An address in digits is nobody's
+    name, so no foreign name can stand for it.
+    """
+    host = head.headers.get("host", "")
+    if host and not _is_own(host, names):
+        return HTTPStatus.MISDIRECTED_REQUEST, (
+            f"Host: {host[:100]!r} is no name of this endpoint: ask it by its address, or list the"
+            " name in endpoint.names"
+        )
+    origin = head.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        return HTTPStatus.FORBIDDEN, f"Origin: {origin[:100]!r} is another site"
+    site = head.headers.get("sec-fetch-site", "none")
+    # A link of another site may open the page. It cannot read it, nor ask for anything.
+    opens = head.headers.get("sec-fetch-mode") == "navigate" and head.method == "GET"
+    if site not in _SAME_SITE and not opens:
+        return HTTPStatus.FORBIDDEN, f"Sec-Fetch-Site: {site[:40]!r}: another site asks"
+    return None
+
+
+def _is_own(host: str, names: Collection[str]) -> bool:
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name == "localhost" or name in names
+    return True

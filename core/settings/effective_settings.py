@@ -1,0 +1,76 @@
+"""What each setting of one pipeline is in the end, and who says so: for pages and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.settings.configuration import Configuration, Setting
+from onceflow.core.settings.options import Value
+from onceflow.core.settings.pipeline_settings import Checkpointing, RuntimeSettings
+
+PROGRAM = "program"
+"""The origin of what the program passes to `Pipeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """One setting as it holds for a pipeline."""
+
+    name: str
+    value: str
+    origin: str
+    """`program`, a file with its line, a variable of the environment, or `default`."""
+    default: str
+
+
+def list_effective(
+    configured: Configuration,
+    checkpointing: Checkpointing | None,
+    runtime: RuntimeSettings | None,
+    objects: Mapping[str, object],
+) -> tuple[EffectiveSetting, ...]:
+    """Return every setting. `objects` are what the program passes besides, by a name's beginning.
+
+    An object that is taken whole (a backend, a restart strategy, an endpoint) stands under the
+    name of its section; the settings that it replaces are left out.
+    """
+    shown: list[EffectiveSetting] = []
+    given = {name: value for name, value in objects.items() if value is not None}
+    for name, value in given.items():
+        shown.append(EffectiveSetting(name, _show(value), PROGRAM, ""))
+    for setting in configured.settings():
+        name = setting.option.name
+        if any(name == one or name.startswith(f"{one}.") for one in given):
+            continue
+        holder = {"checkpointing": checkpointing, "runtime": runtime}.get(name.partition(".")[0])
+        shown.append(_find_effective(setting, holder))
+    return tuple(sorted(shown, key=lambda one: one.name))
+
+
+def _find_effective(
+    setting: Setting, holder: Checkpointing | RuntimeSettings | None
+) -> EffectiveSetting:
+    option = setting.option
+    default = option.shown(option.default)
+    if holder is not None and option.target in holder.given:
+        value: object = getattr(holder, option.target)
+        return EffectiveSetting(option.name, _show_as(setting, value), PROGRAM, default)
+    return EffectiveSetting(option.name, option.shown(setting.value), setting.origin, default)
+
+
+def _show_as(setting: Setting, value: object) -> str:
+    plain: Value
+    if value is None or isinstance(value, (str, int, float, bool)):
+        plain = value
+        try:
+            return setting.option.shown(plain)
+        except (ConfigError, ValueError):
+            return str(value)
+    return _show(value)
+
+
+def _show(value: object) -> str:
+    """Return a description that holds no secret: objects of ours print none."""
+    return str(value.value) if hasattr(value, "value") else str(value)
