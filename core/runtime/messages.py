@@ -39,10 +39,10 @@ def encode_message(message: SlotMessage | DriverMessage) -> bytes:
     try:
         return _ENCODER.encode([name, message])
     except UnicodeEncodeError:
-        return _ENCODER.encode([name, _escaped(message)])
+        return _ENCODER.encode([name, _escape(message)])
 
 
-def _escaped(message: SlotMessage | DriverMessage) -> SlotMessage | DriverMessage:
+def _escape(message: SlotMessage | DriverMessage) -> SlotMessage | DriverMessage:
     prose: dict[str, Any] = {
         name: getattr(message, name).encode("utf-8", "backslashreplace").decode()
         for name in _PROSE

@@ -28,7 +28,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.splits import key_group_range
 from onceflow.core.runtime.driver import restore
-from onceflow.core.runtime.driver.restore import restored_slots
+from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.state import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -204,7 +204,7 @@ class Program:
     def _restore(self, completed: CompletedCheckpoint | None, model: Model) -> None:
         self._waiting.clear()
         parallelism = self._rng.choice([1, 2, 3, 5])
-        slots = restored_slots(GRAPH, completed, parallelism) if completed else []
+        slots = assign_state(GRAPH, completed, parallelism) if completed else []
         self._subtasks = []
         for index in range(parallelism):
             store = OperatorStateStore(

@@ -71,7 +71,7 @@ from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.background import Background, CheckpointsCleaner
 from onceflow.core.runtime.driver.global_commits import GlobalCommits
-from onceflow.core.runtime.driver.restore import restored_slots
+from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.driver.savepoints import text_of
 from onceflow.core.runtime.driver.sink_blockers import BlockerMonitor
 from onceflow.core.runtime.driver.slot_pool import SlotPool
@@ -225,9 +225,9 @@ class Attempt:
             case SavepointRequest():
                 self._tell(SavepointBegun(decision, self._context.savepoints.begin(decision)))
             case SavepointWritten(_, checkpoint, request, size_bytes):
-                place = self._context.savepoints.place_of(request)
-                self._publish(SavepointCompleted(checkpoint, place, size_bytes))
-                self._context.savepoints.succeeded(request)
+                location = self._context.savepoints.find_location(request)
+                self._publish(SavepointCompleted(checkpoint, location, size_bytes))
+                self._context.savepoints.record_success(request)
             case TriggerCheckpoint(checkpoint, kind):
                 self._publish(CheckpointTriggered(checkpoint, kind))
                 self._slots.send_all(decision)
@@ -237,7 +237,7 @@ class Attempt:
                 self._write_savepoint(decision)
             case AbortSavepoint(request, checkpoint, reason):
                 self._publish(CheckpointFailed(checkpoint, reason))
-                self._context.savepoints.failed(request, reason)
+                self._context.savepoints.record_failure(request, reason)
             case NotifyComplete():
                 self._after_complete(decision)
             case NotifyAbort() | GloballyCommitted() | Shutdown():
@@ -291,7 +291,7 @@ class Attempt:
     def _deploy(self) -> None:
         plan, restored = self._plan, self._context.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
-        begins = restored_slots(self._context.graph, restored, plan.parallelism)
+        begins = assign_state(self._context.graph, restored, plan.parallelism)
         for slot, link in self._slots:
             link.send(
                 Deploy(
@@ -358,9 +358,9 @@ class Attempt:
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))
-        self._global_commits.decided(retained[-1])
-        self._lag.completed(retained[-1])
-        self._cleaner.completed(checkpoint, decision.oldest_retained, retained[-1])
+        self._global_commits.commit_decided(retained[-1])
+        self._lag.measure_by(retained[-1])
+        self._cleaner.clean_after(checkpoint, decision.oldest_retained, retained[-1])
 
 
 def _settings_of(context: AttemptContext) -> AttemptSettings:

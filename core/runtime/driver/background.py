@@ -1,7 +1,7 @@
-"""What is done beside an attempt's thread: in order, and waited for within a deadline.
+"""Work beside an attempt's thread: done in order, and awaited within a deadline.
 
-Correctness waits for no cleaning. What fails is tried again at the next completed checkpoint (I3,
-I9); what a crash leaves undone is done by a later attempt.
+Correctness never depends on cleaning up. Work that fails is tried again at the next completed
+checkpoint (I3, I9); a later attempt does what a crash has left undone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """One thread that does what it is asked to, in order. All methods: one thread, another one.
+    """One thread that does submitted work in order. One other thread calls all methods.
 
     It is a daemon: work that hangs for ever must not keep the process from ending.
     """
@@ -50,7 +50,7 @@ class Background:
         return done.wait(timeout_s)
 
     def end(self, last: Callable[[], object], timeout_s: float) -> bool:
-        """Drop what has not begun, do `last` after what has; return whether that is in time."""
+        """Drop work that has not begun, do `last` after the rest; return whether all is in time."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._asked.get_nowait()
@@ -89,17 +89,18 @@ class CheckpointsCleaner:
         """Delete state that no checkpoint names any more."""
         self._background.submit(lambda: self._discard(handles))
 
-    def completed(
+    def clean_after(
         self,
         checkpoint: CheckpointId,
         oldest_retained: CheckpointId,
         newest: CompletedCheckpoint,
     ) -> None:
-        """Drop what `checkpoint` has made superfluous, and once what older attempts left."""
+        """Delete records that `checkpoint` has superseded, and once what older attempts left.
+
+        Called by the attempt's thread with each completed checkpoint; returns at once.
+        """
         # Records go before the files that they name: a crash in between leaves no dangling name.
-        self._background.submit(
-            lambda: self._done(lambda: self._context.log.prune(oldest_retained))
-        )
+        self._background.submit(lambda: self._try(lambda: self._context.log.prune(oldest_retained)))
         if self._undeleted:
             self.discard(())
         if self._left_by_older and not self._sweeping and checkpoint > GENESIS:
@@ -108,7 +109,7 @@ class CheckpointsCleaner:
 
     def _sweep(self, newest: CompletedCheckpoint) -> None:
         self._left_by_older = [
-            sweep for sweep in self._left_by_older if not self._done(partial(sweep, newest))
+            sweep for sweep in self._left_by_older if not self._try(partial(sweep, newest))
         ]
         self._sweeping = False
 
@@ -124,10 +125,10 @@ class CheckpointsCleaner:
 
     def _discard(self, handles: Sequence[StateHandle]) -> None:
         handles, self._undeleted = (*self._undeleted, *handles), []
-        if not self._done(lambda: self._context.storage.discard(handles)):
+        if not self._try(lambda: self._context.storage.discard(handles)):
             self._undeleted = list(handles)
 
-    def _done(self, work: Callable[[], object]) -> bool:
+    def _try(self, work: Callable[[], object]) -> bool:
         try:
             work()
         except Exception:

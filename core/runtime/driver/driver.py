@@ -84,7 +84,7 @@ from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.slot.context import AttemptPlan
-from onceflow.core.runtime.slot.program import Program, pickled_program
+from onceflow.core.runtime.slot.program import Program, pickle_program
 from onceflow.core.runtime.transport.control_plane import ControlServer
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
@@ -141,7 +141,7 @@ class JobDriver:
     def __init__(self, cluster: Cluster, plan: JobPlan) -> None:
         self._cluster = cluster
         self._plan = plan
-        self._program = pickled_program(Program(plan.graph, plan.backend))
+        self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
             identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
         cluster.check(plan.parallelism)
@@ -203,7 +203,7 @@ class JobDriver:
     def stopping_on_signals(self) -> AbstractContextManager[None]:
         """Have SIGINT and SIGTERM stop the job meanwhile, unless it is set to leave them alone."""
         if self._plan.settings.stop_on_signals:
-            return STOP_SIGNALS.handled(self._cluster.take_signals)
+            return STOP_SIGNALS.handle(self._cluster.take_signals)
         return contextlib.nullcontext()
 
     def status(self) -> JobStatus:
@@ -267,7 +267,7 @@ class JobDriver:
         asked = self._savepoints.ask(kind, directory, form)
         self._events.put(asked.request)
         if self._ended.is_set():
-            self._savepoints.job_ended("the job has ended")
+            self._savepoints.fail_all("the job has ended")
         return asked
 
     def stop(self) -> None:
@@ -303,7 +303,7 @@ class JobDriver:
                 self._tell_sources()
             end = JobEnded(JobState.FINISHED if finished else JobState.STOPPED)
         except JobCancelled:
-            end = self._cancelled()
+            end = self._finish_cancelled()
         except BaseException as error:  # the edge: the user sees it through the job handle
             self._error = error
             end = JobEnded(JobState.FAILED, _text_of(error))
@@ -315,16 +315,21 @@ class JobDriver:
             STOP_SIGNALS.remove(self)
             ended = self._tracker.status
             why = f": {ended.last_error}" if ended.state is JobState.FAILED else ""
-            self._savepoints.job_ended(f"the job has {ended.state.value}{why}")
+            self._savepoints.fail_all(f"the job has {ended.state.value}{why}")
             self._recorder.end(ended.state, ended.attempt, ended.last_error)
             if self._endpoint is not None:
                 self._endpoint.close()
             self._ended.set()
 
-    def _cancelled(self) -> JobEnded:
-        """Delete the checkpoints where that is wanted; a job whose process ends keeps them."""
-        wanted = self._cancelled_by_request and self._plan.checkpointing.deletes_on_cancel()
-        if not wanted or self._log is None or not self._log.view.completed:
+    def _finish_cancelled(self) -> JobEnded:
+        """Delete the checkpoints if the settings say so; return how the job has ended.
+
+        A job that is cancelled because its process ends keeps them.
+        """
+        deletes_checkpoints = (
+            self._cancelled_by_request and self._plan.checkpointing.deletes_on_cancel()
+        )
+        if not deletes_checkpoints or self._log is None or not self._log.view.completed:
             return JobEnded(JobState.CANCELLED)
         try:
             self._log = self._log.claim_again()
@@ -457,7 +462,7 @@ class JobDriver:
         storage.check_creates()
         # Before the claim, which says that the job writes under the sink ids of this graph.
         view = storage.log.read()
-        savepoint = self._restore.checked(view) if self._restore else None
+        savepoint = self._restore.read_checked(view) if self._restore else None
         check_left = partial(check_sinks, graph, retired=self._plan.retired_sinks)
         check_left(seeded(view, savepoint) if savepoint else view)
         if not view.decided:
@@ -536,7 +541,7 @@ class JobDriver:
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
             self._drain(attempt.unanswered)
-            self._savepoints.attempt_ended(f"attempt {context.plan.attempt} has ended")
+            self._savepoints.fail_begun(f"attempt {context.plan.attempt} has ended")
 
     def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
         """Return the log's view and the number of key groups.

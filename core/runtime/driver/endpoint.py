@@ -78,7 +78,7 @@ class EndpointServer:
             with self._lock:
                 self._closed, server, self._server = True, self._server, None
             if self._api is not None and server is not None:
-                self._api.await_told(TOLD_TIMEOUT_S)
+                self._api.await_answers(TOLD_TIMEOUT_S)
                 self._files.remove(self._instance)
                 server.close()
         atexit.unregister(self.close)

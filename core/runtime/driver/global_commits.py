@@ -38,25 +38,27 @@ class GlobalCommits:
                     uid,
                     GlobalCommitQueue(sink_id, retry, restored),
                     committer,
-                    committed=partial(self._committed, uid, sink_id),
-                    failed=partial(self._failed, uid, sink_id),
+                    committed=partial(self._report_commit, uid, sink_id),
+                    failed=partial(self._report_failure, uid, sink_id),
                 )
             )
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        """Commit what `completed` decides, soon; called with each decision, in order."""
+    def commit_decided(self, completed: CompletedCheckpoint) -> None:
+        """Queue the commit of what `completed` decides. Called with each decision, in order."""
         for worker in self._workers:
-            worker.decided(completed)
+            worker.commit_decided(completed)
 
     def close(self, timeout_s: float) -> Iterable[str]:
         """End every committer; return the uids of those that do not end within `timeout_s`."""
         return [worker.uid for worker in self._workers if not worker.close(timeout_s)]
 
-    def _committed(self, uid: str, sink_id: str, through: CheckpointId, commit_ms: float) -> None:
+    def _report_commit(
+        self, uid: str, sink_id: str, through: CheckpointId, commit_ms: float
+    ) -> None:
         del commit_ms
         self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, through))
 
-    def _failed(self, uid: str, sink_id: str, error: BaseException) -> None:
+    def _report_failure(self, uid: str, sink_id: str, error: BaseException) -> None:
         restored = self._context.restored.checkpoint
         self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, restored, error))
 
@@ -77,7 +79,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         self._committer = committer
         self._thread.start()
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
+    def commit_decided(self, completed: CompletedCheckpoint) -> None:
         with self._condition:
             self._queue.decided(completed)
             self._condition.notify()
@@ -85,8 +87,8 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:
         return self._committer.commit_checkpoint(commit.checkpoint, commit.committables)
 
-    def _ended(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
-        """Slots count what is committed."""
+    def _record_end(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
+        """Count nothing: the slots count what is committed."""
 
     def _release(self) -> None:
         self._committer.close()

@@ -48,7 +48,7 @@ from onceflow.core.runtime.driver.job_views import (
     describe_timeline,
 )
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
-from onceflow.core.runtime.driver.state_lookup import StateAnswer, keys_meant
+from onceflow.core.runtime.driver.state_lookup import StateAnswer, parse_keys
 from onceflow.core.runtime.driver.web_page import SECURITY_HEADERS, WebPage, find_stranger
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
@@ -131,13 +131,13 @@ class _NoBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Operation:
-    """`answer` is asked whenever somebody wants to know; it says what to tell, None: pending."""
+    """What a POST has asked for. `answer` returns its state and a text; None: it is pending."""
 
     what: str
-    place: str
+    location: str
     answer: Callable[[JobStatus], tuple[str, str] | None]
-    told: threading.Event = field(default_factory=threading.Event)
-    """Set once somebody has been sent how it ended."""
+    outcome_sent: threading.Event = field(default_factory=threading.Event)
+    """Set once a client has been sent how it ended."""
 
 
 class JobApi:
@@ -166,13 +166,13 @@ class JobApi:
             self._events_seen += 1
             self._events.append((self._events_seen, event))
 
-    def await_told(self, timeout_s: float) -> None:
-        """Wait, once the job has ended, until all who asked for something know how it ended."""
+    def await_answers(self, timeout_s: float) -> None:
+        """Wait until every client knows how its operation ended. Called once the job has ended."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             operations = tuple(self._operations.values())
         for operation in operations:
-            operation.told.wait(max(0.0, deadline - time.monotonic()))
+            operation.outcome_sent.wait(max(0.0, deadline - time.monotonic()))
 
     def refuse(self, head: Request) -> Response | None:
         """Return the answer to whoever does not mean this driver, or may not ask it."""
@@ -264,8 +264,8 @@ class JobApi:
 
     def _status(self) -> object:
         status = self._job.status()
-        told = (field.name for field in fields(status) if field.name != "tally")
-        return {name: getattr(status, name) for name in told} | {
+        names = (field.name for field in fields(status) if field.name != "tally")
+        return {name: getattr(status, name) for name in names} | {
             "summary": str(status),
             "records_in": status.records_in,
             "rejected": status.rejected,
@@ -310,12 +310,12 @@ class JobApi:
     def _events_after(self, query: str) -> object:
         after = _number_in(query, "after") or 0
         with self._lock:
-            found = [(number, event) for number, event in self._events if number > after]
+            events = [(number, event) for number, event in self._events if number > after]
             last = self._events_seen
         return {
             "events": [
                 {"number": number, "event": type(event).__name__, "fields": event}
-                for number, event in found
+                for number, event in events
             ],
             "last": last,
         }
@@ -327,7 +327,7 @@ class JobApi:
         if len(asked.get("uid", ())) != 1 or not asked.get("key"):
             raise _Refused(HTTPStatus.BAD_REQUEST, "say uid= and key=, the key once a column")
         state = asked["state"][0] if "state" in asked else None
-        return self._job.look_up(asked["uid"][0], state, keys_meant(asked["key"]))
+        return self._job.look_up(asked["uid"][0], state, parse_keys(asked["key"]))
 
     def _operation(self, name: str) -> Response:
         operation = self._operations.get(name)
@@ -339,17 +339,17 @@ class JobApi:
             "operation": name,
             "what": operation.what,
             "state": state,
-            "place": operation.place,
+            "place": operation.location,
             "error" if state == "failed" else "result": text,
         }
         if outcome is None:
             return self._respond(HTTPStatus.OK, answer)
-        return self._respond(HTTPStatus.OK, answer, operation.told.set)
+        return self._respond(HTTPStatus.OK, answer, operation.outcome_sent.set)
 
     # --- asking ----------------------------------------------------------------------------------
 
     def _checkpoint(self, body: bytes) -> object:
-        _parsed(body, _NoBody)
+        _parse_body(body, _NoBody)
         status = self._job.status()
         known = [one.checkpoint for one in status.pending]
         before = max([*known, *(one.checkpoint for one in status.history)], default=0)
@@ -359,49 +359,49 @@ class JobApi:
                 return "done", str(now.history[-1].checkpoint)
             return _unless_running(now)
 
-        begun = self._begun("checkpoint", answer)
+        begun = self._begin_operation("checkpoint", answer)
         self._job.request(CheckpointKind.MANUAL)
         return begun
 
     def _savepoint(self, body: bytes) -> object:
-        wanted = _parsed(body, _SavepointBody)
-        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, wanted.path, _form_of(wanted))
-        return self._begun("savepoint", lambda _: _outcome(asked.done), asked.place)
+        options = _parse_body(body, _SavepointBody)
+        asked = self._job.savepoint(CheckpointKind.SAVEPOINT, options.path, _form_of(options))
+        return self._begin_operation("savepoint", lambda _: _outcome(asked.done), asked.location)
 
     def _stop(self, body: bytes) -> object:
-        wanted = _parsed(body, _StopBody)
-        if not wanted.savepoint:
-            if wanted.drain or wanted.path or wanted.native:
+        options = _parse_body(body, _StopBody)
+        if not options.savepoint:
+            if options.drain or options.path or options.native:
                 raise ConfigError("drain, path and native are for a stop with a savepoint")
-            begun = self._begun("stop", _has_stopped)
+            begun = self._begin_operation("stop", _has_stopped)
             self._job.request(CheckpointKind.STOP)
             return begun
-        drains = wanted.drain
+        drains = options.drain
         kind = CheckpointKind.SAVEPOINT_DRAIN if drains else CheckpointKind.SAVEPOINT_STOP
-        asked = self._job.savepoint(kind, wanted.path, _form_of(wanted))
+        asked = self._job.savepoint(kind, options.path, _form_of(options))
 
         def answer(now: JobStatus) -> tuple[str, str] | None:
             taken = _outcome(asked.done)
             return taken if taken is None or taken[0] == "failed" else _has_stopped(now)
 
-        return self._begun("stop with savepoint", answer, asked.place)
+        return self._begin_operation("stop with savepoint", answer, asked.location)
 
     def _cancel(self, body: bytes) -> object:
-        _parsed(body, _NoBody)
-        # Begun first: a job that ends at once still waits for who asked.
-        begun = self._begun("cancel", _has_stopped)
+        _parse_body(body, _NoBody)
+        # The operation is begun first: a job that ends at once still waits for the client.
+        begun = self._begin_operation("cancel", _has_stopped)
         self._job.cancel()
         return begun
 
-    def _begun(
-        self, what: str, answer: Callable[[JobStatus], tuple[str, str] | None], place: str = ""
+    def _begin_operation(
+        self, what: str, answer: Callable[[JobStatus], tuple[str, str] | None], location: str = ""
     ) -> object:
         name = uuid.uuid4().hex
         with self._lock:
-            self._operations[name] = _Operation(what, place, answer)
+            self._operations[name] = _Operation(what, location, answer)
             while len(self._operations) > OPERATIONS_KEPT:
                 del self._operations[next(iter(self._operations))]
-        return {"operation": name, "what": what, "state": "pending", "place": place}
+        return {"operation": name, "what": what, "state": "pending", "place": location}
 
 
 def _number_in(query: str, name: str) -> int | None:
@@ -414,8 +414,8 @@ def _number_in(query: str, name: str) -> int | None:
     return int(text)
 
 
-def _form_of(wanted: _SavepointBody | _StopBody) -> StateForm:
-    return StateForm.NATIVE if wanted.native else StateForm.CANONICAL
+def _form_of(options: _SavepointBody | _StopBody) -> StateForm:
+    return StateForm.NATIVE if options.native else StateForm.CANONICAL
 
 
 def _outcome(done: Future[str]) -> tuple[str, str] | None:
@@ -454,7 +454,7 @@ def _unless_running(status: JobStatus) -> tuple[str, str] | None:
     return "failed", f"the job has {status.state.value}: {status.last_error}".rstrip(": ")
 
 
-def _parsed(body: bytes, kind: type[_Body]) -> _Body:
+def _parse_body(body: bytes, kind: type[_Body]) -> _Body:
     try:
         return json_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
-"""Whether a pipeline can go on from what its job's log says, and what each slot gets of it.
+"""Checks that a pipeline can go on from its job's decision log, and divides the state among slots.
 
-Nothing decided is left behind.
+Invariant: every operator's state, every row in flight and every sink id of the restored checkpoint
+belongs to a part of the new pipeline, unless the user has said that it may be dropped.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ _log = logging.getLogger("onceflow.runtime.driver")
 
 
 def check_max_parallelism(restored: CompletedCheckpoint, max_parallelism: int) -> None:
-    """Return when keys keep their owners.
+    """Raise StateIncompatible unless the number of key groups is that of `restored`.
 
-    Raises:
-        StateIncompatible: The number of key groups differs.
+    With another number, keys would change their owners.
     """
     if restored.max_parallelism != max_parallelism:
         raise StateIncompatible(
@@ -97,13 +97,9 @@ def _takes(work: Work | None, snapshot: OperatorSnapshot) -> bool:
 
 
 def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
-    """Return when every row that was in flight has an operator of `graph` to go to.
-
-    Raises:
-        StateIncompatible: Rows would be lost.
-    """
-    found = {(one.chain, one.input) for s in restored.snapshots for one in s.in_flight}
-    lost = sorted({chain for chain, _ in found - _keyed_inputs(graph)})
+    """Raise StateIncompatible unless `graph` has an operator for every row that was in flight."""
+    inputs = {(one.chain, one.input) for s in restored.snapshots for one in s.in_flight}
+    lost = sorted({chain for chain, _ in inputs - _find_keyed_inputs(graph)})
     if lost:
         raise StateIncompatible(
             f"checkpoint {restored.checkpoint} holds rows that were on their way into"
@@ -113,8 +109,11 @@ def check_in_flight(graph: Graph, restored: CompletedCheckpoint) -> None:
         )
 
 
-def _keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
-    """Return the inputs, by chain and number, into which rows go by key: others have no owner."""
+def _find_keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
+    """Return the inputs, by chain and number, into which rows go by key.
+
+    Rows of other inputs have no owner, so a checkpoint never holds them.
+    """
     return {
         (chain.id, edge.input)
         for chain in graph.chains()
@@ -126,18 +125,14 @@ def _keyed_inputs(graph: Graph) -> set[tuple[str, int]]:
 def without_in_flight(
     restored: CompletedCheckpoint, attempt: AttemptId, now_ms: int
 ) -> CompletedCheckpoint:
-    """Return the decision after `restored` that leaves out the rows in flight: they are lost."""
+    """Return a decision after `restored` without its rows in flight, which are then lost."""
     again = with_lists(restored, SPLITS, {}, attempt=attempt, now_ms=now_ms)
     snapshots = tuple(replace(snapshot, in_flight=()) for snapshot in again.snapshots)
     return replace(again, snapshots=snapshots)
 
 
 def check_operators(graph: Graph, restored: CompletedCheckpoint) -> None:
-    """Return when an operator in `graph` takes every operator's state in `restored`.
-
-    Raises:
-        StateIncompatible: State would be left behind.
-    """
+    """Raise StateIncompatible unless `graph` has every operator whose state is in `restored`."""
     left = operators_left(graph, restored)
     if left:
         known = ", ".join(sorted(operator.uid for operator in graph.operators))
@@ -177,18 +172,17 @@ def check_settings(graph: Graph, restored: CompletedCheckpoint) -> None:
 
 
 def check_sinks(graph: Graph, view: LogView, retired: Collection[str]) -> None:
-    """Return when nothing can be in doubt under a sink id that nobody will settle.
+    """Raise ConfigError unless every sink id of the log is in `graph` or in `retired`.
 
-    Raises:
-        ConfigError: A sink id of the log is neither in `graph` nor in `retired`.
+    Otherwise nobody would commit or abort the transactions in doubt under that id.
     """
     mine = {work.sink_id for _, work in graph.sinks()}
     left = sorted(view.sinks - mine - set(retired))
     if left:
-        raise ConfigError(_left_behind(left, sorted(mine), view))
+        raise ConfigError(_describe_left_sinks(left, sorted(mine), view))
 
 
-def _left_behind(left: Sequence[str], mine: Sequence[str], view: LogView) -> str:
+def _describe_left_sinks(left: Sequence[str], mine: Sequence[str], view: LogView) -> str:
     names = ", ".join(map(repr, left))
     listed = committables_of(view.completed[-1]) if view.decided else ()
     lost = [one for one in listed if one.transaction.sink_id in left]
@@ -204,18 +198,16 @@ def _left_behind(left: Sequence[str], mine: Sequence[str], view: LogView) -> str
         f"{what}, and no sink of the pipeline has it (there are"
         f" {', '.join(map(repr, mine)) or 'none'}): what is decided would never be committed, and"
         " the rest stay prepared. If the sink was renamed, give it its old id:"
-        f" write(…, sink_id={left[0]!r}). If it is not wanted any more, hand it over to be settled"
-        f" at the start: Pipeline(…, retired_sinks={{{left[0]!r}: <the sink as it was>}})"
+        f" write(…, sink_id={left[0]!r}). If it is not wanted any more, have its transactions"
+        " committed or aborted at the start:"
+        f" Pipeline(…, retired_sinks={{{left[0]!r}: <the sink as it was>}})"
     )
 
 
 def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
-    """Return when the sinks of a new job are no sinks of another job in the same storage.
+    """Raise ConfigError if a sink id of a new job belongs to another job in the same storage.
 
-    `others` are the logs of those jobs, by name.
-
-    Raises:
-        ConfigError: One is: it may be this job, which had another name.
+    `others` are the logs of those jobs, by name. The other job may be this one under an older name.
     """
     mine = {work.sink_id for _, work in graph.sinks()}
     uids = {operator.uid for operator in graph.operators}
@@ -250,12 +242,12 @@ class RestoredSlot:
     """What it replays; rows of other slots among it."""
 
 
-def restored_slots(
+def assign_state(
     graph: Graph, restored: CompletedCheckpoint, parallelism: int
 ) -> list[RestoredSlot]:
-    """Return what each slot of `parallelism` begins with.
+    """Return the state with which each of `parallelism` slots begins.
 
-    For all at once: what a slot gets of thousands of handles is not looked for in all of them.
+    One pass serves all slots: a search of all handles for each slot would be quadratic.
     """
     operators: list[list[RestoredOperator]] = [[] for _ in range(parallelism)]
     groups = restored.max_parallelism
@@ -266,7 +258,7 @@ def restored_slots(
         match operator.work:
             case ReadFrom():
                 elements = [e for _, o in old for e in o.lists.get(SPLITS, ())]
-                for slot, mine in enumerate(_dealt(elements, parallelism)):
+                for slot, mine in enumerate(_divide_splits(elements, parallelism)):
                     operators[slot].append(RestoredOperator(operator.uid, lists={SPLITS: mine}))
             case WriteTo():
                 pass
@@ -275,8 +267,8 @@ def restored_slots(
                 by_owner = _by_owner(handles, _itself, groups, parallelism)
                 raw = _without_key([o for _, o in old], parallelism)
                 bytes_of_groups = _by_owner(_raw_keyed(old), _itself, groups, parallelism)
-                told = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
-                lists = {EVENT_TIME: told} if told else {}
+                event_times = tuple(e for _, o in old for e in o.lists.get(EVENT_TIME, ()))
+                lists = {EVENT_TIME: event_times} if event_times else {}
                 if old:
                     slots = zip(operators, by_owner, raw, bytes_of_groups, strict=True)
                     for of_slot, keyed, unkeyed, owned in slots:
@@ -290,10 +282,10 @@ def restored_slots(
     return [RestoredSlot(tuple(of_slot), replayed) for of_slot, replayed in pairs]
 
 
-def _dealt(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
+def _divide_splits(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
     by_id = {decode_split(element).id: element for element in elements}
-    dealt = assign_splits(sorted(by_id), parallelism)
-    return [tuple(by_id[split] for split in mine) for mine in dealt]
+    assigned = assign_splits(sorted(by_id), parallelism)
+    return [tuple(by_id[split] for split in mine) for mine in assigned]
 
 
 def _raw_keyed(old: Sequence[tuple[int, OperatorSnapshot]]) -> list[StateHandle]:
@@ -305,7 +297,7 @@ def _without_key(
 ) -> list[tuple[StateHandle, ...]]:
     """Return, by slot, the handles of state without a key.
 
-    Of what is broadcast each gets one copy. Of all else it gets everything, and takes its share.
+    Each slot gets one copy of broadcast state. It gets all other handles, and takes its share.
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
@@ -330,7 +322,7 @@ def _by_owner(
     parallelism: int,
 ) -> list[tuple[_Item, ...]]:
     """Return, by slot, the items whose handle may hold keys of its own, in their order."""
-    found: list[list[_Item]] = [[] for _ in range(parallelism)]
+    items_by_slot: list[list[_Item]] = [[] for _ in range(parallelism)]
     for item in items:
         handle = handle_of(item)
         if handle.key_group_last < handle.key_group_first:
@@ -338,5 +330,5 @@ def _by_owner(
         first = owner_of(handle.key_group_first, max_parallelism, parallelism)
         last = owner_of(handle.key_group_last, max_parallelism, parallelism)
         for slot in range(first, last + 1):
-            found[slot].append(item)
-    return [tuple(of_slot) for of_slot in found]
+            items_by_slot[slot].append(item)
+    return [tuple(of_slot) for of_slot in items_by_slot]

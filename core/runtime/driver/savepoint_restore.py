@@ -42,7 +42,7 @@ _GOES_ON = (
 class RestoreFrom:
     """Which savepoint to begin from, and what is allowed."""
 
-    place: str
+    location: str
     claim: bool
     """Whether the savepoint becomes the job's: it is deleted once the job has begun from it."""
     allow_rewind: bool
@@ -54,14 +54,14 @@ class SavepointRestore:
 
     def __init__(
         self,
-        wanted: RestoreFrom,
+        settings: RestoreFrom,
         storage: CheckpointStorage,
         job_storage: JobStorage,
         native_form: str,
     ) -> None:
-        self._wanted = wanted
-        self._directory = restore_point(storage, job_storage, wanted.place)
-        if wanted.claim:
+        self._settings = settings
+        self._directory = restore_point(storage, job_storage, settings.location)
+        if settings.claim:
             check_not_claimed(self._directory)
         self._storage = job_storage
         self._native_form = native_form
@@ -71,8 +71,8 @@ class SavepointRestore:
         self._last_attempt = AttemptId(0)
         self._records: Sequence[TargetRecord] = ()
 
-    def checked(self, view: LogView) -> Savepoint | None:
-        """Return the savepoint that may be restored; None: the job has begun from it already.
+    def read_checked(self, view: LogView) -> Savepoint | None:
+        """Read the savepoint and check it; None: the job has begun from it already.
 
         Runs before the claim, so that what is refused disturbs no running job.
 
@@ -109,7 +109,7 @@ class SavepointRestore:
         again = self._begun_before
         if self._savepoint is None and again is not None:
             put_back = any(is_set_back(one, view.memory.committed) for one in records)
-            if self._wanted.allow_rewind and put_back:
+            if self._settings.allow_rewind and put_back:
                 self._check(again, view)
                 self._savepoint = again
             else:
@@ -122,7 +122,7 @@ class SavepointRestore:
             view,
             records,
             all_tell=all_tell,
-            allow_rewind=self._wanted.allow_rewind,
+            allow_rewind=self._settings.allow_rewind,
         )
         self._records = records
 
@@ -151,16 +151,16 @@ class SavepointRestore:
             savepoint, log.view, attempt=log.attempt, now_ms=now_ms, records=self._records
         )
         decision = self._storage.with_state_of(decision, self._directory.reader())
-        place = str(self._directory)
-        log.begins_from(savepoint, place, self._records)
+        location = str(self._directory)
+        log.begins_from(savepoint, location, self._records)
         log.append(decision)
         self._savepoint = None
-        if self._wanted.claim:
+        if self._settings.claim:
             try:
                 self._directory.dispose()
             except StorageError as error:
                 _log.warning("the claimed savepoint is not needed any more, and stays: %s", error)
-        return SavepointRestored(decision.checkpoint, place)
+        return SavepointRestored(decision.checkpoint, location)
 
     def _check(self, savepoint: Savepoint, view: LogView) -> None:
         check_form(savepoint, self._native_form)
@@ -170,5 +170,5 @@ class SavepointRestore:
             job=self._storage.job,
             log_id=self._storage.log_id if view.last_sequence else "",
             last_attempt=self._last_attempt,
-            allow_rewind=self._wanted.allow_rewind,
+            allow_rewind=self._settings.allow_rewind,
         )

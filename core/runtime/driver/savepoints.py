@@ -47,7 +47,7 @@ class AskedSavepoint:
     written: Savepoint | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Its directory, for people."""
         return str(self.directory)
 
@@ -58,7 +58,7 @@ class Savepoints:
     def __init__(
         self,
         job: str,
-        place: CheckpointStorage,
+        checkpoint_storage: CheckpointStorage,
         storage: JobStorage,
         directory: str | None,
         native_form: str,
@@ -66,7 +66,7 @@ class Savepoints:
     ) -> None:
         """`wait_s` is how long a request may wait for an attempt that takes it up."""
         self._job = job
-        self._place = place
+        self._checkpoint_storage = checkpoint_storage
         self._storage = storage
         self._directory = directory or storage.savepoints
         self._native_form = native_form
@@ -75,7 +75,7 @@ class Savepoints:
         self._asked: dict[str, AskedSavepoint] = {}
 
     def ask(self, kind: CheckpointKind, directory: str | None, form: StateForm) -> AskedSavepoint:
-        """Return what to tell the attempt, and where the new savepoint comes to be.
+        """Make the directory of a new savepoint; return its request and its future.
 
         Raises:
             ConfigError: `directory` is nowhere that the checkpoint storage can reach.
@@ -83,9 +83,11 @@ class Savepoints:
         """
         request = SavepointRequest(uuid.uuid4().hex, kind, form)
         parent = (directory or self._directory).rstrip("/")
-        place = savepoint_directory(self._place, f"{parent}/savepoint-{request.id[:12]}")
-        place.prepare()
-        asked = AskedSavepoint(request, place)
+        location = savepoint_directory(
+            self._checkpoint_storage, f"{parent}/savepoint-{request.id[:12]}"
+        )
+        location.prepare()
+        asked = AskedSavepoint(request, location)
         with self._lock:
             self._asked[request.id] = asked
         deadline = threading.Timer(self._wait_s, self._give_up, (request,))
@@ -136,17 +138,17 @@ class Savepoints:
         asked.written = savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 
-    def place_of(self, request: SavepointRequest) -> str:
+    def find_location(self, request: SavepointRequest) -> str:
         """Return the savepoint's directory."""
         return str(self._asked[request.id].directory)
 
-    def succeeded(self, request: SavepointRequest) -> None:
-        """Take in that the savepoint is whole, and no part of the attempt any more."""
+    def record_success(self, request: SavepointRequest) -> None:
+        """Answer the request: the savepoint is whole, and no part of the attempt any more."""
         asked = self._asked[request.id]
         asked.done.set_result(str(asked.directory))
 
-    def failed(self, request: SavepointRequest, reason: str) -> None:
-        """Take in that there will be no such savepoint; delete what there is of it."""
+    def record_failure(self, request: SavepointRequest, reason: str) -> None:
+        """Answer the request with an error; delete what there is of the savepoint."""
         with self._lock:
             asked = self._asked[request.id]
             if asked.done.done():
@@ -178,8 +180,8 @@ class Savepoints:
             try:
                 self._copy_staged(asked, asked.written.completed, asked.written.memory)
             except OnceflowError as error:
-                place = asked.directory
-                _log.warning("savepoint %s lacks proofs of its last commits: %s", place, error)
+                location = asked.directory
+                _log.warning("savepoint %s lacks proofs of its last commits: %s", location, error)
 
     def _copy_staged(
         self, asked: AskedSavepoint, taken: CompletedCheckpoint, memory: LogMemory
@@ -189,16 +191,16 @@ class Savepoints:
 
         return self._storage.copy_staged(asked.directory, memory.sinks, is_wanted)
 
-    def attempt_ended(self, why: str) -> None:
-        """Fail those that are under way."""
+    def fail_begun(self, why: str) -> None:
+        """Fail the savepoints that an attempt has begun. Called when the attempt has ended."""
         for asked in self._open():
             if asked.under_way:
-                self.failed(asked.request, f"{why}; ask again")
+                self.record_failure(asked.request, f"{why}; ask again")
 
-    def job_ended(self, why: str) -> None:
-        """Fail all that are left."""
+    def fail_all(self, why: str) -> None:
+        """Fail all savepoints that are left. Called when the job has ended."""
         for asked in self._open():
-            self.failed(asked.request, why)
+            self.record_failure(asked.request, why)
 
     def _open(self) -> Sequence[AskedSavepoint]:
         with self._lock:

@@ -53,7 +53,7 @@ class BlockerMonitor:
             sink_context.uid: _Asked(
                 chain_of[sink_context.uid], partial(_list_blockers, sink, sink_context)
             )
-            for sink, sink_context in context.recovery.written()
+            for sink, sink_context in context.recovery.list_written_sinks()
             if type(sink).list_blockers is not Sink.list_blockers
         }
 

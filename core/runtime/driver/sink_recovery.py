@@ -186,7 +186,8 @@ class SinkRecovery:
             DecisionForgotten: Something is in doubt of which the log knows nothing any more.
             StorageBehind: A target has committed what the log does not know.
         """
-        # Once more: until the sinks were opened, a driver in other storage could commit.
+        # The targets are asked once more: until the sinks were opened, and so fenced, a driver
+        # with other storage could commit.
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
         counts: list[RecoveredSink] = []
         for target in self._targets:
@@ -227,8 +228,8 @@ class SinkRecovery:
         self._log.settle(self._retired)
         return tuple(counts)
 
-    def written(self) -> Iterator[tuple[Sink, CommitterContext]]:
-        """Yield every sink that is written, with whom its committers commit for."""
+    def list_written_sinks(self) -> Iterator[tuple[Sink, CommitterContext]]:
+        """Yield every sink that is not retired, with the context of its committers."""
         for target in self._targets:
             if target.schema is not None:
                 yield target.sink, target.context

@@ -45,7 +45,7 @@ class LagMonitor:
             name, asked = f"lag of {uid}", (uid, source)
             threading.Thread(target=self._work, args=asked, name=name, daemon=True).start()
 
-    def completed(self, checkpoint: CompletedCheckpoint) -> None:
+    def measure_by(self, checkpoint: CompletedCheckpoint) -> None:
         """Measure by `checkpoint` from now on."""
         self._completed = checkpoint
 

@@ -40,7 +40,8 @@ def genesis_of(
     """
     snapshots = tuple(
         SubtaskSnapshot(
-            SubtaskRef(uid, 0), (OperatorSnapshot(uid, lists={SPLITS: _encoded(source.splits())}),)
+            SubtaskRef(uid, 0),
+            (OperatorSnapshot(uid, lists={SPLITS: _encode_splits(source.splits())}),),
         )
         for uid, source in graph.sources()
     )
@@ -72,7 +73,7 @@ def with_discovered_splits(
         known = splits_of(restored, uid)
         now = source.splits() if known is None else source.discover(known)
         if known is None or set(now) != set(known):
-            lists[uid] = _encoded(now)
+            lists[uid] = _encode_splits(now)
     if not lists:
         return None
     return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
@@ -86,7 +87,7 @@ def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | N
     return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
 
 
-def _encoded(splits: Sequence[Split]) -> tuple[bytes, ...]:
+def _encode_splits(splits: Sequence[Split]) -> tuple[bytes, ...]:
     return tuple(map(encode_split, splits))
 
 

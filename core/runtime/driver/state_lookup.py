@@ -55,7 +55,7 @@ class StateAnswer:
     completed_at_ms: int
 
 
-def keys_meant(texts: Sequence[str]) -> list[Any]:
+def parse_keys(texts: Sequence[str]) -> list[Any]:
     """Return the keys that a user may mean by `texts`, one for each key column.
 
     A text is a string, and a number, a date or whatever else a key column holds, if it reads so.
@@ -90,7 +90,7 @@ def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any
     stored = checkpoint_at(storage, None)
     while True:
         try:
-            return _looked_up(stored, uid, state, keys)
+            return _look_up_in(stored, uid, state, keys)
         except CheckpointCorrupt:
             # Newer ones may have replaced it meanwhile, and its files are gone.
             newer = checkpoint_at(storage, None)
@@ -99,24 +99,24 @@ def look_up(storage: JobStorage, uid: str, state: str | None, keys: Sequence[Any
             stored = newer
 
 
-def _looked_up(
+def _look_up_in(
     stored: StoredCheckpoint, uid: str, state: str | None, keys: Sequence[Any]
 ) -> StateAnswer:
     pieces, meta = _state_of(stored, uid, state)
     _check_key(meta, uid)
     groups = stored.completed.max_parallelism
     for key in keys:
-        place = _place_of(meta, key, groups)
-        if place is None:
+        encoded = _find_key(meta, key, groups)
+        if encoded is None:
             continue
-        wanted, group = place
+        key_bytes, group = encoded
         within = [piece for piece in pieces if piece.within(group)]
         _check_size(within, uid, meta)
         rows = [
-            found
+            matching
             for piece in within
             for chunk in piece.rows(meta.name, stored.reader, range(group, group + 1))
-            if len(found := _matching(chunk, wanted, starts=meta.kind == "map"))
+            if len(matching := _matching(chunk, key_bytes, starts=meta.kind == "map"))
         ]
         if rows:
             return _answer(stored, uid, meta, key, _value(meta, rows))
@@ -149,8 +149,8 @@ def _check_key(meta: StateMeta, uid: str) -> None:
         )
 
 
-def _place_of(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | None:
-    """Return the bytes under which the state has `key`, and its key group; None: it is no key."""
+def _find_key(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | None:
+    """Return the bytes of `key` in the state, and its key group; None: it cannot be a key."""
     try:
         if meta.kind == "map":
             return add_length(encode_key(key)), key_group_of(key, groups)
@@ -177,19 +177,19 @@ def _check_size(pieces: Sequence[StatePiece], uid: str, meta: StateMeta) -> None
         )
 
 
-def _matching(rows: StateRows, wanted: bytes, *, starts: bool) -> StateRows:
+def _matching(rows: StateRows, key_bytes: bytes, *, starts: bool) -> StateRows:
     keys = rows.keys.cast(pa.large_binary())
-    mask = pc.starts_with(keys, wanted) if starts else pc.equal(keys, wanted)
+    mask = pc.starts_with(keys, key_bytes) if starts else pc.equal(keys, key_bytes)
     inside = np.asarray(mask.to_numpy(zero_copy_only=False), np.bool_)
     return StateRows(rows.groups[inside], keys.filter(mask), rows.values.filter(mask))
 
 
 def _value(meta: StateMeta, rows: Sequence[StateRows]) -> Any:
     columns = columns_of(meta, bytes(rows[0].keys[0].as_py()), "typed")
-    found = [row for chunk in rows for row in columns.batch(chunk).to_pylist()]
+    records = [row for chunk in rows for row in columns.batch(chunk).to_pylist()]
     if meta.kind == "map":
-        return [[row["map_key"], row["value"]] for row in found]
-    return _readable(found[0]["value"], columns.schema.field("value").type, meta)
+        return [[row["map_key"], row["value"]] for row in records]
+    return _readable(records[0]["value"], columns.schema.field("value").type, meta)
 
 
 def _readable(value: Any, kind: pa.DataType, meta: StateMeta) -> Any:

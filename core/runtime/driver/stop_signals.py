@@ -75,8 +75,8 @@ class StopSignals:
             self._running.discard(job)
 
     @contextmanager
-    def handled(self, take_signals: Callable[[], None]) -> Generator[None]:
-        """Handle signals meanwhile, where that is the program's and not somebody else's affair.
+    def handle(self, take_signals: Callable[[], None]) -> Generator[None]:
+        """Handle SIGINT and SIGTERM meanwhile, unless the program has handlers of its own.
 
         `take_signals` is called first: it has them act on this process alone.
 

@@ -1,7 +1,7 @@
-"""How far every subtask has committed, as a value that a new one can be made of cheaply.
+"""How far every subtask has committed, as an immutable value that is cheap to change.
 
-A fold makes one of each event. A dict of all subtasks would be copied by each, which is quadratic
-in their number for one checkpoint; here an event copies a block of them.
+A fold makes a new tally for each event. With one dict of all subtasks, each event would copy all of
+it: quadratic work for one checkpoint. Here an event copies one block of subtasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CommitTally:
         """Return what all of so many subtasks have committed; 0 before each has told."""
         return min(self.counts) if sum(self.counts.values()) >= subtasks and self.counts else 0
 
-    def raised(self, subtask: SubtaskRef, checkpoint: int) -> CommitTally:
+    def with_commit(self, subtask: SubtaskRef, checkpoint: int) -> CommitTally:
         """Return the tally after `subtask` has committed `checkpoint`; an older one is ignored."""
         number = subtask.chain, subtask.index // _BLOCK
         block = self.blocks.get(number, {})

@@ -271,7 +271,7 @@ class JobEnded(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped(_Timed):
-    """A listener was so slow that it misses `count` events at this place. Told to it alone."""
+    """A slow listener misses `count` events that came here. Sent to that listener alone."""
 
     count: int
 

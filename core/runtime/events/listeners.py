@@ -1,4 +1,4 @@
-"""Takes a job's events: folds them into its status, and hands them to whoever listens.
+"""Takes a job's events: folds them into its status, and passes them to listeners.
 
 A listener has a thread and a bounded queue of its own. It sees every event in order, unless it is
 so slow that its queue is full: then it misses some, and is told how many. What it raises is logged,
@@ -61,7 +61,7 @@ class StatusTracker:
                 self._feeds.append(_Feed(listener, self._status.job))
 
     def close(self) -> None:
-        """Return when every listener has taken the last event, or `END_TIMEOUT_S` have passed."""
+        """Wait until every listener has taken the last event, for `END_TIMEOUT_S` at most."""
         deadline = time.monotonic() + END_TIMEOUT_S
         for feed in self._feeds:
             feed.close(max(0.0, deadline - time.monotonic()))

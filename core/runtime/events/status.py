@@ -434,8 +434,8 @@ def _apply_to_start(
 def _slots_after(
     slots: tuple[SlotStatus, ...], event: SlotJoined | SlotReported
 ) -> tuple[SlotStatus, ...]:
-    place = bisect_left(slots, event.slot, key=lambda slot: slot.slot)
-    known = next((slot for slot in slots[place : place + 1] if slot.slot == event.slot), None)
+    index = bisect_left(slots, event.slot, key=lambda slot: slot.slot)
+    known = next((slot for slot in slots[index : index + 1] if slot.slot == event.slot), None)
     match event:
         case SlotJoined(number, pid, parent_pid, host):
             now = SlotStatus(number, pid, parent_pid, host)
@@ -449,7 +449,7 @@ def _slots_after(
                 rss_bytes=rss_bytes,
                 heard_at_s=event.at.wall_s,
             )
-    return (*slots[:place], now, *slots[place + bool(known) :])
+    return (*slots[:index], now, *slots[index + bool(known) :])
 
 
 def _apply_to_rest(
@@ -461,7 +461,7 @@ def _apply_to_rest(
             now = {**other_sinks, uid: blockers} if blockers else other_sinks
             return replace(status, blockers=now)
         case LagMeasured(uid, splits):
-            others = {one: told for one, told in status.offsets.items() if one != uid}
+            others = {one: offsets for one, offsets in status.offsets.items() if one != uid}
             return replace(status, offsets={**others, uid: splits} if splits else others)
         case StateDropped(state):
             new = sorted(set(state) - set(status.dropped_state))
@@ -514,18 +514,18 @@ def _apply_to_checkpoints(
             begun = PendingCheckpoint(checkpoint, kind.value, event.at)
             return replace(status, pending=(*status.pending, begun))
         case CheckpointAcked():
-            return replace(status, pending=tuple(_acked(one, event) for one in status.pending))
+            return replace(status, pending=tuple(_add_ack(one, event) for one in status.pending))
         case CheckpointCompleted():
-            return _completed(status, event)
+            return _complete_checkpoint(status, event)
         case CheckpointFailed():
-            return _failed(status, event)
+            return _fail_checkpoint(status, event)
         case SubtaskCommitted(subtask, checkpoint):
-            return _committed(status, subtask, checkpoint, event.at.monotonic_s)
+            return _record_commit(status, subtask, checkpoint, event.at.monotonic_s)
         case _:
             assert_never(event)
 
 
-def _acked(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpoint:
+def _add_ack(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpoint:
     if pending.checkpoint != event.checkpoint:
         return pending
     timings = event.timings
@@ -544,7 +544,7 @@ def _acked(pending: PendingCheckpoint, event: CheckpointAcked) -> PendingCheckpo
     return replace(pending, subtasks=(*pending.subtasks, stats))
 
 
-def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
+def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
     done = next((one for one in status.pending if one.checkpoint == event.checkpoint), None)
     if done is None:
         return status
@@ -575,12 +575,12 @@ def _completed(status: JobStatus, event: CheckpointCompleted) -> JobStatus:
             or (one.checkpoint < event.checkpoint and one.kind.startswith("savepoint"))
         ),
         checkpoints_completed=status.checkpoints_completed + 1,
-        history=_bounded((*status.history, stats)),
+        history=_bound_history((*status.history, stats)),
         tally=replace(status.tally, decided_at_s=decided_at_s, subtasks=len(acks)),
     )
 
 
-def _failed(status: JobStatus, event: CheckpointFailed) -> JobStatus:
+def _fail_checkpoint(status: JobStatus, event: CheckpointFailed) -> JobStatus:
     number = event.checkpoint
     acks = next((one.subtasks for one in status.pending if one.checkpoint == number), ())
     failure = CheckpointFailure(number, status.attempt, event.at.wall_s, event.reason, acks)
@@ -593,8 +593,10 @@ def _failed(status: JobStatus, event: CheckpointFailed) -> JobStatus:
     )
 
 
-def _committed(status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: float) -> JobStatus:
-    tally = replace(status.tally, committed=status.tally.committed.raised(subtask, checkpoint))
+def _record_commit(
+    status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: float
+) -> JobStatus:
+    tally = replace(status.tally, committed=status.tally.committed.with_commit(subtask, checkpoint))
     lowest = tally.committed.lowest_of(tally.subtasks)
     done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
     if not done:
@@ -609,7 +611,7 @@ def _committed(status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: f
     return replace(status, history=history, tally=replace(tally, decided_at_s=waiting))
 
 
-def _bounded(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStats, ...]:
+def _bound_history(history: tuple[CheckpointStats, ...]) -> tuple[CheckpointStats, ...]:
     """Return the newest of `history`, with the acks of as many as may be remembered."""
     history = history[-HISTORY_LENGTH:]
     acks = 0

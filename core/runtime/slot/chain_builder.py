@@ -153,12 +153,14 @@ class ChainBuilder:
 
     def _partitioners(self, chain: Chain) -> list[Partitioner]:
         """Return the sending ends, here, of every edge into `chain`."""
-        found: list[Partitioner] = []
+        partitioners: list[Partitioner] = []
         first = 0
         for edge in chain.edges:
-            found.append(self._partitioner(chain, edge, self._channels_of(chain, edge, first)))
+            partitioners.append(
+                self._partitioner(chain, edge, self._channels_of(chain, edge, first))
+            )
             first += edge.channels(self._plan.parallelism)
-        return found
+        return partitioners
 
     def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
         """Return the channels of `edge` from this slot; its first at each gate is `first`."""
@@ -195,8 +197,8 @@ class ChainBuilder:
     def _replay(self, chain: Chain, gate: InputGate) -> None:
         """Have `gate` replay the subtask's part of what was on its way into `chain`, in order.
 
-        With another parallelism it gets parts of batches, which are joined to such as there were:
-        of ever smaller ones a replay would take ever longer.
+        With another parallelism it gets parts of batches. They are joined into batches of the old
+        size: otherwise each rescaling would make them smaller, and a replay slower.
         """
         reader = self._context.storage.reader()
         edges = {edge.input: edge for edge in chain.edges}
@@ -234,7 +236,7 @@ class ChainBuilder:
         for operator in chain.operators:
             if self._context.closing.is_set():
                 raise SlotLost("the slot shuts down while its state is restored")
-            running[operator.uid] = built = self._described_operator(operator, ref)
+            running[operator.uid] = built = self._build_operator(operator, ref)
             if isinstance(built, (KeyedOperator, FunctionOperator)):
                 self._dropped += built.dropped
             if operator is not chain.head:
@@ -258,13 +260,13 @@ class ChainBuilder:
         )
         gate = self.gates[chain.id]
         self._replay(chain, gate)
-        timed = _timed(chain, self._plan.parallelism)
+        timed = _find_timed_channels(chain, self._plan.parallelism)
         return ReceivingSubtask(ref, gate, operators, leaving, self._context.post, mode, timed)
 
-    def _described_operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
+    def _build_operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         built = self._operator(operator, ref)
         if isinstance(built, KeyedOperator) and ref.index == 0:
-            # One says it for all: a checkpoint of many subtasks is not to be longer than needed.
+            # Subtask 0 describes the operator for all: it keeps checkpoints of many subtasks short.
             built.described = describe_operator(operator)
         return built
 
@@ -289,7 +291,7 @@ class ChainBuilder:
                 return self._sink(operator, work, ref)
 
     def _source(self, work: ReadFrom, uid: str) -> SourceOperator:
-        elements: Sequence[bytes] = self._restored(uid).lists.get(SPLITS, ())
+        elements: Sequence[bytes] = self._find_restored(uid).lists.get(SPLITS, ())
         context = ReaderContext(
             job=self._plan.job,
             uid=uid,
@@ -319,14 +321,16 @@ class ChainBuilder:
             case RunAggregates():
                 return AggregateRunner(uid, work, store, input_schema, schema)
             case AggregateWindows():
-                told = self._restored(uid).lists.get(EVENT_TIME, ())
+                event_times = self._find_restored(uid).lists.get(EVENT_TIME, ())
                 groups = self._key_groups()
                 if isinstance(work.windows, EventTimeSessionWindows):
-                    return SessionAggregator(uid, work, store, input_schema, schema, groups, told)
-                return WindowAggregator(uid, work, store, input_schema, schema, groups, told)
+                    return SessionAggregator(
+                        uid, work, store, input_schema, schema, groups, event_times
+                    )
+                return WindowAggregator(uid, work, store, input_schema, schema, groups, event_times)
 
     def _event_time(self, uid: str) -> RestoredEventTime:
-        elements = self._restored(uid).lists.get(EVENT_TIME, ())
+        elements = self._find_restored(uid).lists.get(EVENT_TIME, ())
         return RestoredEventTime(elements, self._key_groups(), self._plan.max_parallelism)
 
     def _key_groups(self) -> range:
@@ -345,7 +349,7 @@ class ChainBuilder:
             allow_non_restored_state=plan.allow_non_restored_state,
         )
         return self._backend.open(
-            context, self._restored(uid).keyed, self._context.storage.reader()
+            context, self._find_restored(uid).keyed, self._context.storage.reader()
         )
 
     def _function_operator(
@@ -378,7 +382,7 @@ class ChainBuilder:
             key_groups=self._key_groups(),
             max_parallelism=self._plan.max_parallelism,
             is_restored=self._deploy.operator(uid) is not None,
-            handles=self._restored(uid).raw,
+            handles=self._find_restored(uid).raw,
             reader=self._context.storage.reader(),
             allow_non_restored_state=self._plan.allow_non_restored_state,
         )
@@ -398,9 +402,9 @@ class ChainBuilder:
         )
         worker = self._commits.worker(ref, operator, work)
         writer = work.sink.writer(context)
-        return SinkOperator(operator.uid, work, writer, worker.pre_committed, worker.metrics)
+        return SinkOperator(operator.uid, work, writer, worker.record_pre_commit, worker.metrics)
 
-    def _restored(self, uid: str) -> RestoredOperator:
+    def _find_restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid) or RestoredOperator(uid)
 
 
@@ -439,8 +443,8 @@ def _partitioner_class(edge: Edge, chain: Chain) -> type[Partitioner]:
             return BroadcastPartitioner
 
 
-def _timed(chain: Chain, parallelism: int) -> list[int]:
-    """Return the channels by which event time goes: all, when no stream into it has any."""
+def _find_timed_channels(chain: Chain, parallelism: int) -> list[int]:
+    """Return the input channels that carry event time; all, when no stream into `chain` has any."""
     timed: list[bool] = []
     for edge in chain.edges:
         timed += [edge.has_event_time] * edge.channels(parallelism)

@@ -70,7 +70,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
     def _commit(self, commit: C) -> CommitOutcome: ...
 
     @abstractmethod
-    def _ended(self, commit: C, step: Done | RetryAt) -> None: ...
+    def _record_end(self, commit: C, step: Done | RetryAt) -> None: ...
 
     @abstractmethod
     def _release(self) -> None: ...
@@ -98,7 +98,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
             for commit, ended in settle(self, self._try_commit):
                 if isinstance(ended, StepFailed):
                     raise self._error_of(ended, commit)
-                self._ended(commit, ended)
+                self._record_end(commit, ended)
                 self._report((time.monotonic() - self._began_s) * 1000)
         except BaseException as error:
             self._failed(error)
@@ -169,7 +169,7 @@ class CommitWorker(CommitThread[Committable]):
         self._committer = committer
         self._thread.start()
 
-    def pre_committed(
+    def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
         """Record a pre-commit; return all that the ack of `checkpoint` must list."""
@@ -178,7 +178,7 @@ class CommitWorker(CommitThread[Committable]):
             self.metrics.pre_committed(committables)
             return self._queue.pending_through(checkpoint)
 
-    def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
+    def commit_through(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
@@ -189,7 +189,7 @@ class CommitWorker(CommitThread[Committable]):
     def _commit(self, commit: Committable) -> CommitOutcome:
         return self._committer.commit(commit)
 
-    def _ended(self, commit: Committable, step: Done | RetryAt) -> None:
+    def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
             self.metrics.committed(commit)
         else:
@@ -210,7 +210,7 @@ class GlobalPreCommits:
         self._waiting = PreCommits()
         self._lock = threading.Lock()
 
-    def pre_committed(
+    def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
         """Record a pre-commit; return all that the ack of `checkpoint` must list."""
@@ -219,7 +219,7 @@ class GlobalPreCommits:
             self.metrics.pre_committed(committables)
             return self._waiting.pending_through(checkpoint)
 
-    def committed(self, through: CheckpointId) -> None:
+    def record_commits(self, through: CheckpointId) -> None:
         """Record that everything decided up to `through` is visible."""
         with self._lock:
             for committable in self._waiting.committed(through):
@@ -228,19 +228,19 @@ class GlobalPreCommits:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one subtask and its sinks have come.
+    """How far one subtask and its sinks have committed.
 
-    Shared state files may go when all have confirmed a later decision, so nothing is confirmed that
-    the subtask's state has not heard of, however far its committers are.
+    Shared state files are deleted once all subtasks have confirmed a later decision. So nothing is
+    confirmed before the subtask's state has heard of it, however far its committers are.
     """
 
     heard: CheckpointId = GENESIS
     decided: CheckpointId = GENESIS
     by_sink: dict[str, CheckpointId] = field(default_factory=dict[str, CheckpointId])
-    told: tuple[CheckpointId, CheckpointId] = (GENESIS, GENESIS)
+    reported: tuple[CheckpointId, CheckpointId] = (GENESIS, GENESIS)
 
     @property
-    def committed(self) -> CheckpointId:
+    def record_commits(self) -> CheckpointId:
         """What all sinks have committed: everything decided, where there is none."""
         return min(self.by_sink.values(), default=self.decided)
 
@@ -291,38 +291,41 @@ class SlotCommits:
         self._workers.append(worker)
         return worker
 
-    def completed(
+    def commit_through(
         self, complete: Complete, subtasks: Iterable[SubtaskRef]
     ) -> list[CommittedThrough]:
-        """Let every committer commit what is decided; `subtasks` are all of the slot."""
+        """Queue the commits of what is decided; return the progress to report to the driver.
+
+        `subtasks` are all of the slot.
+        """
         for worker in self._workers:
             retain_from = complete.retain_ledger_from[worker.metrics.sink_id]
-            worker.completed(complete.checkpoint, retain_from)
+            worker.commit_through(complete.checkpoint, retain_from)
         for pre_commits in self._global:
             pre_commits.metrics.decided(complete.checkpoint)
-        told: list[CommittedThrough] = []
+        progress_reports: list[CommittedThrough] = []
         for ref in subtasks:
             progress = self._progress[ref]
             progress.decided = max(progress.decided, complete.checkpoint)
-            told += self._come(ref)
-        return told
+            progress_reports += self._report_progress(ref)
+        return progress_reports
 
-    def progressed(self, by: CompletionHeard | SinkCommitted) -> list[CommittedThrough]:
-        """Take in that a subtask has heard of a decision, or that a sink of it has committed."""
+    def record_progress(self, by: CompletionHeard | SinkCommitted) -> list[CommittedThrough]:
+        """Record that a subtask has heard of a decision, or that a sink of it has committed."""
         progress = self._progress[by.subtask]
         match by:
             case CompletionHeard(_, checkpoint):
                 progress.heard = max(progress.heard, checkpoint)
-                return self._come(by.subtask)
+                return self._report_progress(by.subtask)
             case SinkCommitted(_, uid, through, commit_ms):
                 progress.by_sink[uid] = max(progress.by_sink[uid], through)
-                return self._come(by.subtask, commit_ms)
+                return self._report_progress(by.subtask, commit_ms)
 
-    def globally_committed(self, commit: GloballyCommitted) -> None:
+    def record_global_commit(self, commit: GloballyCommitted) -> None:
         """Record what the driver has committed for a sink."""
         for pre_commits in self._global:
             if pre_commits.metrics.sink_id == commit.sink_id:
-                pre_commits.committed(commit.checkpoint)
+                pre_commits.record_commits(commit.checkpoint)
 
     def metrics(self) -> tuple[SinkMetrics, ...]:
         """Return what each sink's transactions have gone through."""
@@ -333,12 +336,12 @@ class SlotCommits:
         """End every committer; return whether all ended within the seconds that are left."""
         return min([worker.close(left_s()) for worker in self._workers], default=True)
 
-    def _come(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:
-        """Return how far `ref` has come, if that is further than was told before."""
+    def _report_progress(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:
+        """Return how far `ref` has committed, if that has changed since the last report."""
         progress = self._progress[ref]
-        committed = progress.committed
+        committed = progress.record_commits
         confirmed = min(progress.heard, committed)
-        if (confirmed, committed) == progress.told:
+        if (confirmed, committed) == progress.reported:
             return []
-        progress.told = (confirmed, committed)
+        progress.reported = (confirmed, committed)
         return [CommittedThrough(ref, confirmed, round(commit_ms, 3), committed)]

@@ -168,11 +168,11 @@ class SlotControl:
                     _reach_acked(message)
             case CommitDecided(complete):
                 refs = [subtask.ref for subtask in self._require_chains().subtasks]
-                self._send(*self._require_chains().commits.completed(complete, refs))
+                self._send(*self._require_chains().commits.commit_through(complete, refs))
             case NoteProgress(report):
-                self._send(*self._require_chains().commits.progressed(report))
+                self._send(*self._require_chains().commits.record_progress(report))
             case GloballyCommitted():
-                self._require_chains().commits.globally_committed(decision)
+                self._require_chains().commits.record_global_commit(decision)
             case ReportFailure(error):
                 self._report_failure(error)
             case SendHeartbeat():

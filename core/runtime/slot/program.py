@@ -34,7 +34,7 @@ class Program:
     backend: StateBackend
 
 
-def pickled_program(program: Program) -> bytes:
+def pickle_program(program: Program) -> bytes:
     """Return `program` as bytes; closures and what `__main__` defines go by value.
 
     Raises:
@@ -51,7 +51,7 @@ def pickled_program(program: Program) -> bytes:
         ) from error
 
 
-def unpickled_program(data: bytes) -> Program:
+def unpickle_program(data: bytes) -> Program:
     """Return the program that `data` holds. Runs in a slot.
 
     Raises:
@@ -88,8 +88,8 @@ def _unpicklable_names(value: object) -> Iterator[str]:
     """Yield the name of the first variable that a function takes along and that does not pickle."""
     if not inspect.isfunction(value):
         return
-    found = inspect.getclosurevars(value)
-    for name, held in (*found.nonlocals.items(), *found.globals.items()):
+    variables = inspect.getclosurevars(value)
+    for name, held in (*variables.nonlocals.items(), *variables.globals.items()):
         if not _pickles(held):
             yield name
             return

@@ -26,7 +26,7 @@ from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
 from onceflow.core.runtime.slot.control import ControlMail, Restored, SlotControl
-from onceflow.core.runtime.slot.program import unpickled_program
+from onceflow.core.runtime.slot.program import unpickle_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
 from onceflow.core.scratch import ScratchDirectory
@@ -90,7 +90,7 @@ class Slot:
         control = threading.Thread(target=self._control.run, name="control", daemon=True)
         control.start()
         if deploy := self._control.deploy.result():
-            self._mailbox.put(self._restored(deploy))
+            self._mailbox.put(self._restore(deploy))
         ended = self._control.ended.result()
         self._beside.shutdown(wait=False, cancel_futures=True)
         control.join()
@@ -98,11 +98,11 @@ class Slot:
             gc.unfreeze()
         return ended
 
-    def _restored(self, deploy: Deploy) -> Restored | RestoreEnded:
-        """Build what `deploy` says. Here, since modules of the user's may need the main thread."""
+    def _restore(self, deploy: Deploy) -> Restored | RestoreEnded:
+        """Build what `deploy` says. On the main thread, which modules of the user may need."""
         built = False
         try:
-            program = unpickled_program(deploy.program)
+            program = unpickle_program(deploy.program)
             built = True
             builder = ChainBuilder(self._context, program, deploy)
             self._data_server.serve_gates(builder.gates)

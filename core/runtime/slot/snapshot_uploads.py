@@ -58,7 +58,7 @@ class SnapshotUploads:
                 )
                 writers.append(writer)
                 operators.append(snapshot.upload(writer))
-            in_flight = self._persisted(taken, writers)
+            in_flight = self._persist_in_flight(taken, writers)
             in_flight_bytes = sum(one.handle.size_bytes for one in in_flight)
             timings = replace(
                 taken.timings,
@@ -78,10 +78,10 @@ class SnapshotUploads:
         except BaseException as error:
             slot.fail(error)
 
-    def _persisted(
+    def _persist_in_flight(
         self, taken: SnapshotTaken, writers: list[FileStateWriter]
     ) -> tuple[InFlight, ...]:
-        """Return what the barrier overtook, made durable: a file for each side of each edge."""
+        """Write the rows that the barrier overtook, one file for each side of each edge."""
         if not taken.overtaken:
             return ()
         reach("overtaken")
@@ -93,7 +93,8 @@ class SnapshotUploads:
         own = key_group_range(plan.max_parallelism, plan.parallelism, subtask.index)
         in_flight: list[InFlight] = []
         for number, one in enumerate(taken.overtaken):
-            # What is sent has come to its owner; what waits to be sent may be anybody's.
+            # Rows that were sent are with the owner of their keys; rows that wait to be sent may
+            # belong to any slot.
             groups = own if one.sent else range(plan.max_parallelism)
             name = f"in-flight-{number}-{'in' if one.sent else 'to'}-{one.chain}"
             handle = writer.write(name, encode_batches(one.batches), key_groups=groups)

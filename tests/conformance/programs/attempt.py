@@ -54,7 +54,7 @@ from onceflow.core.runtime.dataflow.subtask import (
     Subtask,
     SubtaskReport,
 )
-from onceflow.core.runtime.driver.restore import restored_slots
+from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.state import StateBackend
@@ -189,7 +189,7 @@ class Attempt:
         self.exhausted = 0
         self._reports: list[SubtaskReport] = []
         begin = restored or _beginning(parallelism, splits)
-        slots = restored_slots(graph, begin, parallelism)
+        slots = assign_state(graph, begin, parallelism)
         plan = _Plan(
             parallelism,
             AttemptId(number),

@@ -23,7 +23,7 @@ from onceflow.core.runtime.dataflow import result_rows, user_functions
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
-from onceflow.core.runtime.driver.restore import RestoredSlot, restored_slots
+from onceflow.core.runtime.driver.restore import RestoredSlot, assign_state
 from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.api.ttl import TimedSerializer
@@ -58,7 +58,7 @@ def forget_event_time() -> AbstractContextManager[Any]:
     """Begin every attempt without event time."""
 
     def cut(graph: Graph, restored: CompletedCheckpoint, parallelism: int) -> list[RestoredSlot]:
-        slots = restored_slots(graph, restored, parallelism)
+        slots = assign_state(graph, restored, parallelism)
         return [
             replace(
                 slot,
@@ -70,7 +70,7 @@ def forget_event_time() -> AbstractContextManager[Any]:
             for slot in slots
         ]
 
-    return patch.object(attempt, "restored_slots", cut)
+    return patch.object(attempt, "assign_state", cut)
 
 
 def take_a_reader_for_one_split() -> AbstractContextManager[Any]:
@@ -151,10 +151,10 @@ def lose_rows_in_flight() -> AbstractContextManager[Any]:
     """Begin every attempt without the rows that barriers overtook."""
 
     def cut(graph: Graph, restored: CompletedCheckpoint, parallelism: int) -> list[RestoredSlot]:
-        slots = restored_slots(graph, restored, parallelism)
+        slots = assign_state(graph, restored, parallelism)
         return [replace(slot, in_flight=()) for slot in slots]
 
-    return patch.object(attempt, "restored_slots", cut)
+    return patch.object(attempt, "assign_state", cut)
 
 
 def wait_for_the_slowest_idle_input() -> AbstractContextManager[Any]:

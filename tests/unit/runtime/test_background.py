@@ -34,7 +34,7 @@ def test_state_that_could_not_be_deleted_goes_with_the_next_completed_checkpoint
         assert background.finish(10.0)
         assert (disk / "ledger" / handle.path).exists()
         remount(disk, "rw")
-        cleaner.completed(GENESIS, GENESIS, decision(0, log.attempt))
+        cleaner.clean_after(GENESIS, GENESIS, decision(0, log.attempt))
         assert background.finish(10.0)
         assert not (disk / "ledger" / handle.path).exists()
         assert background.end(lambda: None, 10.0)
@@ -59,7 +59,7 @@ def test_a_file_of_the_restored_checkpoint_outlives_the_sweep_of_an_attempt(tmp_
     cleaner = CheckpointsCleaner(cast("AttemptContext", context), background)
     done = decision(2, log.attempt)
     log.append(done)
-    cleaner.completed(done.checkpoint, done.checkpoint, done)
+    cleaner.clean_after(done.checkpoint, done.checkpoint, done)
     assert background.finish(10.0)
     assert [kept.checkpoint for kept in log.view.completed] == [2]
     files = tmp_path / "checkpoints" / "ledger"

@@ -209,5 +209,5 @@ def test_a_job_that_has_ended_waits_until_who_asked_has_been_sent_how() -> None:
     client.job.now = apply(client.job.now, JobEnded(JobState.CANCELLED))
     client.ask(f"operations/{begun['operation']}")
     began = time.monotonic()
-    client.api.await_told(timeout_s=30.0)
+    client.api.await_answers(timeout_s=30.0)
     assert time.monotonic() - began < 15.0

@@ -43,20 +43,20 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
         while behind:
             report = mail.get(timeout=60)
             assert isinstance(report, SinkCommitted)
-            told += commits.progressed(report)
+            told += commits.record_progress(report)
             if report.through == through:
                 behind.remove(report.uid)
         return told
 
-    told = commits.completed(Complete(FIRST, needed), [SUBTASK, SINKLESS])
+    told = commits.commit_through(Complete(FIRST, needed), [SUBTASK, SINKLESS])
     assert said(told) == [(SINKLESS, GENESIS, FIRST)]
     assert said(committed(FIRST)) == [(SUBTASK, GENESIS, FIRST)]
-    told = commits.progressed(CompletionHeard(SINKLESS, FIRST))
+    told = commits.record_progress(CompletionHeard(SINKLESS, FIRST))
     assert said(told) == [(SINKLESS, FIRST, FIRST)]
-    told = commits.progressed(CompletionHeard(SUBTASK, FIRST))
+    told = commits.record_progress(CompletionHeard(SUBTASK, FIRST))
     assert said(told) == [(SUBTASK, FIRST, FIRST)]
-    assert commits.progressed(CompletionHeard(SUBTASK, SECOND)) == []
-    assert commits.completed(Complete(SECOND, needed), [SUBTASK]) == []
+    assert commits.record_progress(CompletionHeard(SUBTASK, SECOND)) == []
+    assert commits.commit_through(Complete(SECOND, needed), [SUBTASK]) == []
     assert said(committed(SECOND)) == [(SUBTASK, SECOND, SECOND)]
     assert commits.close(lambda: 5.0)
     assert mail.empty()

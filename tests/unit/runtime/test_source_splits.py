@@ -10,7 +10,7 @@ from tests.support.counting_source import CountingSource
 from onceflow.core.api.graph import Graph, Operator, ReadFrom
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
-from onceflow.core.runtime.driver.restore import restored_slots
+from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.spi import Source, Split
 
@@ -60,7 +60,7 @@ def test_splits_added_since_the_checkpoint_are_dealt_to_the_slots_at_their_first
     assert grown is not None
     dealt = [
         [decode_split(element) for element in operator.lists[SPLITS]]
-        for slot in restored_slots(_graph(records=source), grown, 2)
+        for slot in assign_state(_graph(records=source), grown, 2)
         for operator in slot.operators
     ]
     assert dealt == [[Split("0", b"5")], [Split("1", b"0")]]
