@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     )
     from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
     from onceflow.core.protocol.log.target_records import TargetRecord, to_record
-    from onceflow.core.secret_references import followed
+    from onceflow.core.secret_references import follow_references
     from onceflow.core.spi import (
         CommittedBy,
         Committer,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
         SourceConnector,
     )
     from onceflow.core.spi.dead_letters import DeadLetter
-    from onceflow.core.spi.staging import StagedRows, StagingArea, staged_committable
+    from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
     from onceflow.sinks.checkpoint_files import (
         CheckpointFiles,
         claim_in_files,
@@ -210,11 +210,11 @@ __all__ = [
     "WriterContext",
     "claim_in_files",
     "data_source",
-    "followed",
+    "follow_references",
     "foreach_batch",
+    "make_staged_committable",
     "reach",
     "record_in_files",
     "register",
-    "staged_committable",
     "to_record",
 ]

@@ -47,7 +47,7 @@ from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext, Sink
-from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
+from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
 from onceflow.core.storage import JobStorage
 
 QUIET_S_MIN = 60.0
@@ -163,7 +163,7 @@ class ResourceManager(ABC):
     def committer(self, context: CommitterContext) -> Committer:
         """Return what settles the transactions of `context.sink_id`."""
 
-    def claimed_by(self, sink_id: str) -> str | None:
+    def read_claimant(self, sink_id: str) -> str | None:
         """Return the identity of the decision log that claimed `sink_id`, if it is known."""
         del sink_id
         return None
@@ -183,7 +183,7 @@ class ResourceManager(ABC):
         del sink_id
         return ()
 
-    def prepared_at(self, transaction: TransactionId) -> datetime | None:
+    def find_prepare_time(self, transaction: TransactionId) -> datetime | None:
         """Return when `transaction` was prepared, where the target tells and the sink does not."""
         del transaction
         return None
@@ -245,7 +245,7 @@ class StagedResourceManager(ResourceManager):
         return _StagedOnly(context)
 
     @override
-    def claimed_by(self, sink_id: str) -> str | None:
+    def read_claimant(self, sink_id: str) -> str | None:
         return self.storage.log_id if self.storage.log.sequences() else None
 
 
@@ -496,10 +496,10 @@ class InDoubtTransactions(TransactionSettler):
         transaction, staging = committable.transaction, holder.context.staging
         prepared_at: datetime | None = None
         if is_staged(committable):
-            prepared_at = staging.sealed_at(transaction) if staging else None
+            prepared_at = staging.find_seal_time(transaction) if staging else None
         elif held:
-            prepared_at = holder.committer.prepared_at(committable)
-            prepared_at = prepared_at or holder.manager.prepared_at(transaction)
+            prepared_at = holder.committer.find_prepare_time(committable)
+            prepared_at = prepared_at or holder.manager.find_prepare_time(transaction)
         return InDoubtTransaction(
             committable=committable,
             kind=InDoubtKind.STAGED if is_staged(committable) else InDoubtKind.PREPARED,
@@ -530,7 +530,7 @@ class InDoubtTransactions(TransactionSettler):
                 staging=self.storage.staging(sink_id) if self.storage is not None else None,
             )
             holder = _Holder(
-                manager, manager.committer(context), context, manager.claimed_by(sink_id)
+                manager, manager.committer(context), context, manager.read_claimant(sink_id)
             )
             self._holders[index, sink_id] = holder
         return holder
@@ -572,7 +572,7 @@ class _StagedOnly(Committer):
             return []
         counted = [(one, _rows_staged(staging, one)) for one in staging.transactions()]
         # What is there without rows is a sink's own mark and waits for nobody.
-        return [staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
+        return [make_staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
 
     @override
     def close(self) -> None:

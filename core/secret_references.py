@@ -23,8 +23,8 @@ def has_reference(text: str) -> bool:
     return _REFERENCE.search(text) is not None
 
 
-def followed(text: str, *, setting: str) -> str:
-    """Return `text` with every reference replaced by what it stands for here and now.
+def follow_references(text: str, *, setting: str) -> str:
+    """Return `text` with every reference replaced by the secret that it names, read now.
 
     Never keep the result longer than the connection that it is for: a file may be rotated.
 

@@ -60,7 +60,7 @@ class DeltaSink(spi.Sink):
     def _committed_through(self, context: spi.CommitterContext) -> spi.CheckpointId:
         if not DeltaTable.is_deltatable(self.path):
             return spi.CheckpointId(0)
-        return DeltaCommitter(self.path, context.sink_id).committed_through()
+        return DeltaCommitter(self.path, context.sink_id).read_committed_through()
 
 
 class DeltaCommitter(spi.GlobalCommitter):
@@ -98,7 +98,7 @@ class DeltaCommitter(spi.GlobalCommitter):
             return spi.Unknown(str(error))
         return spi.Committed()
 
-    def committed_through(self) -> spi.CheckpointId:
+    def read_committed_through(self) -> spi.CheckpointId:
         """Ask the table."""
         return spi.CheckpointId(DeltaTable(self.path).transaction_version(self.sink_id) or 0)
 

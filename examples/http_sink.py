@@ -25,7 +25,7 @@ from onceflow.connectors import (
     SinkError,
     StagedSink,
     TransactionId,
-    followed,
+    follow_references,
 )
 
 
@@ -76,7 +76,7 @@ class HttpSink(StagedSink):
         """Return status and body of a 2xx, 404 or 412; nothing else says what is the case."""
         headers = {"If-None-Match": "*"} if method == "PUT" else {}
         if self.token:
-            headers["Authorization"] = f"Bearer {followed(self.token, setting='token')}"
+            headers["Authorization"] = f"Bearer {follow_references(self.token, setting='token')}"
         parts = urlsplit(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         try:

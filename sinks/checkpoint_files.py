@@ -145,7 +145,7 @@ class _FileWriter(SinkWriter):
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
-        self._names.pre_committed(checkpoint)
+        self._names.advance_past(checkpoint)
         if self._open is None:
             return ()
         (name, file), rows = self._open, self._rows

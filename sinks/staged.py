@@ -43,7 +43,12 @@ from onceflow.core.spi import (
     WriterContext,
 )
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.staging import RowStager, StagingArea, required_staging, staged_committable
+from onceflow.core.spi.staging import (
+    RowStager,
+    StagingArea,
+    make_staged_committable,
+    require_staging,
+)
 
 _logger = logging.getLogger("onceflow.sinks.staged")
 
@@ -115,7 +120,7 @@ class StagedWriter(SinkWriter):
             context.on_bad_row, context.schema, where=f"sink {context.sink_id}"
         )
         self._stager = RowStager(
-            required_staging(context.staging, context.sink_id, "rows wait"),
+            require_staging(context.staging, context.sink_id, "rows wait"),
             sink_id=context.sink_id,
             attempt=context.attempt,
             subtask=context.subtask,
@@ -136,8 +141,8 @@ class StagedWriter(SinkWriter):
             raise PreCommitFailed(f"checkpoint {checkpoint} is not staged: {error}") from error
 
     @override
-    def rejected(self) -> Sequence[RejectedRows]:
-        return self._bad_rows.taken()
+    def take_rejected(self) -> Sequence[RejectedRows]:
+        return self._bad_rows.take()
 
     @override
     def close(self) -> None:
@@ -155,7 +160,7 @@ class StagedCommitter(Committer):
         """Connect to nothing."""
         self._sink = sink
         self._sink_id = context.sink_id
-        self._staging = required_staging(context.staging, context.sink_id, "rows wait")
+        self._staging = require_staging(context.staging, context.sink_id, "rows wait")
 
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -190,7 +195,7 @@ class StagedCommitter(Committer):
     def in_doubt(self) -> Sequence[Committable]:
         # What is applied and still staged was committed by somebody who died before the last step.
         return [
-            staged_committable(transaction)
+            make_staged_committable(transaction)
             for transaction in self._staging.transactions()
             if not self._sink.is_applied(transaction)
         ]

@@ -53,9 +53,9 @@ def _row(setting: Setting) -> list[tuple[str, str]]:
     option, style = setting.option, "bold" if setting.is_set else ""
     cells = (
         option.name,
-        option.shown(setting.value),
+        option.to_text(setting.value),
         setting.origin,
-        option.shown(option.default),
+        option.to_text(option.default),
         option.flink[0] if option.flink else "-",
     )
     return [(cell, style) for cell in cells]
@@ -65,9 +65,9 @@ def _as_json(setting: Setting) -> dict[str, object]:
     option = setting.option
     return {
         "name": option.name,
-        "value": None if (text := option.shown(setting.value)) == NONE else text,
+        "value": None if (text := option.to_text(setting.value)) == NONE else text,
         "origin": setting.origin,
-        "default": option.shown(option.default),
+        "default": option.to_text(option.default),
         "flink": list(option.flink),
         "environment": variable_of(option.name),
     }

@@ -30,7 +30,7 @@ from onceflow.connectors.catalog import SINKS, SOURCES
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 from onceflow.core.spi import CommitterContext, Sink, Source
 from onceflow.core.spi.connector import Area, Finding, Level, Questions, ServerAccess
 from onceflow.core.storage import FileStagingArea
@@ -121,7 +121,7 @@ class Examined:
         elif self.topics or self.group or self.kafka_options:
             raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
         if self.url is not None:
-            url = followed(self.url, setting="--url")
+            url = follow_references(self.url, setting="--url")
             checks.append(Check("database", self._database(url)))
         if self.source is not None:
             source = load_source(self.source)

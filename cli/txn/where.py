@@ -21,7 +21,7 @@ from onceflow.core.in_doubt import (
     StagedResourceManager,
     TransactionSettler,
 )
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 from onceflow.core.spi.connector import ServerAccess
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage
 
@@ -160,7 +160,7 @@ class Where:
         return write_transactions(app, manager, staging=self.storage or "")
 
     def _database(self, given: str) -> ResourceManager:
-        url = followed(given, setting="--url")
+        url = follow_references(given, setting="--url")
         try:
             connector = SINKS.find_by_url(url)
         except ConfigError as error:

@@ -92,7 +92,7 @@ def client_config(
     """
     config: dict[str, Any] = {
         **defaults,
-        **LIBRDKAFKA.resolved(cluster.options),
+        **LIBRDKAFKA.resolve_secrets(cluster.options),
         "bootstrap.servers": cluster.bootstrap_servers,
         "client.id": client_id,
     }

@@ -172,7 +172,7 @@ def registry_settings(given: str | Mapping[str, OptionValue]) -> RegistrySetting
     Raises:
         ConfigError: There is no address, or an option that is not to be given.
     """
-    options = RULES.accepted({"url": given} if isinstance(given, str) else given)
+    options = RULES.accept({"url": given} if isinstance(given, str) else given)
     url = options.pop("url", "")
     if not url.strip():
         raise ConfigError("schema_registry names no url; give 'http://host:port' or {'url': …}")
@@ -194,7 +194,7 @@ class SchemaRegistry:
         except ImportError as error:
             raise ConfigError(f"{NEEDED} ({error})") from error
         options: dict[str, Any] = {
-            **RULES.resolved(settings.options),
+            **RULES.resolve_secrets(settings.options),
             "url": settings.url,
             "timeout": _ASK_S,
             "max.retries": 0,

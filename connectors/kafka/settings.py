@@ -91,7 +91,7 @@ class TopicDescription(TopicOptions):
         """
         registry = self.schema_registry
         return {
-            "options": rules.accepted(self.options or {}),
+            "options": rules.accept(self.options or {}),
             "registry": None if registry is None else registry_settings(registry),
             "key_format": None
             if key_format is None

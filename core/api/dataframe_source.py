@@ -214,7 +214,7 @@ class DataFrameSource(Source):
         return known
 
     @override
-    def finished(self, splits: Sequence[Split]) -> None:
+    def on_finished(self, splits: Sequence[Split]) -> None:
         """Delete the files of which all rows are committed."""
         self._files.delete(besides={_Position.of(split).token for split in splits})
 
@@ -290,7 +290,7 @@ class DataFrameReader(SourceReader):
         return self._last
 
     @override
-    def ended_splits(self) -> Sequence[str]:
+    def list_ended_splits(self) -> Sequence[str]:
         return self._ended
 
     @override

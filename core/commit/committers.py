@@ -38,6 +38,6 @@ def read_target_record(sink: Sink, context: CommitterContext) -> TargetRecord | 
         return record
     committer = open_global_committer(sink, context)
     try:
-        return TargetRecord(context.sink_id, through=committer.committed_through())
+        return TargetRecord(context.sink_id, through=committer.read_committed_through())
     finally:
         committer.close()

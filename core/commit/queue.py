@@ -283,7 +283,7 @@ class CommitQueue(OrderedCommits[Committable]):
 def require_named(
     checkpoint: CheckpointId, committables: Sequence[Committable], before: CheckpointId
 ) -> None:
-    """Return when `committables` are named as the pre-commit of `checkpoint` may name them.
+    """Raise InvariantViolation unless the pre-commit of `checkpoint` may name `committables` so.
 
     `before` is the last checkpoint that was pre-committed, or decided. A transaction that must be
     named when it is begun is named for the checkpoint expected next. If that one is given up before

@@ -132,7 +132,7 @@ def plan_global_recovery(
 ) -> GlobalRecoveryPlan:
     """Return what attempt `attempt` does, from the last decision and the target's own proof.
 
-    `committed_through` was asked for before `in_doubt`, after the attempt had claimed the log:
+    `read_committed_through` was called before `in_doubt`, after the attempt had claimed the log:
     nobody decides anything else meanwhile. Idempotent.
     """
     last = decided.checkpoint

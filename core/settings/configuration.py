@@ -1,8 +1,8 @@
 """Settings from a file and from the environment, under our names or Flink's, and what they make.
 
-The strength of what says a setting: the program > the file > the environment > the default. In one
-place an option is said once, under one of its names. What is written is checked as it is read, so
-a mistake stops the program before anything runs, with the nearest name there is.
+Precedence: the program > the file > the environment > the default. The file and the environment may
+each set an option once, under one of its names. Values are checked as they are read, so a mistake
+stops the program before anything runs, and the error names the nearest known name.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Setting:
         return self.origin != "default"
 
     def __str__(self) -> str:
-        return f"{self.option.name}={self.option.shown(self.value)} ({self.origin})"
+        return f"{self.option.name}={self.option.to_text(self.value)} ({self.origin})"
 
 
 class Configuration:
@@ -124,13 +124,13 @@ class Configuration:
         """
         environment = os.environ if environment is None else environment
         file = file or environment.get(FILE_VARIABLE) or None
-        found = _layer(_from_environment(environment))
+        layer = _layer(_from_environment(environment))
         left: Mapping[str, str] = {}
         if file is not None:
             settings, left = _from_file(Path(file))
-            found |= settings
+            layer |= settings
         configuration = cls(
-            {one.name: found.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
+            {one.name: layer.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
         )
         for hint in configuration.hints():
             _log.warning("%s", hint)
@@ -141,8 +141,8 @@ class Configuration:
         return tuple(self._settings.values())
 
     def hints(self) -> tuple[str, ...]:
-        """Return what is to be said to who wrote these settings: they are kept, but read this."""
-        told = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
+        """Return hints on settings that are valid but unused, or that differ from Flink's."""
+        hints = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
         used = {f"restart.{self._value('restart.strategy')}", "restart.strategy"}
         for one in self._settings.values():
             section = one.option.name.rpartition(".")[0]
@@ -150,19 +150,17 @@ class Configuration:
             if section == "state_backend" and one.option.name != "state_backend.type":
                 unused = self._value("state_backend.type") != "rocksdb"
             if one.is_set and unused:
-                told.append(f"{one} is not used: {self._chosen(section)}")
+                hints.append(f"{one} is not used: {self._chosen(section)}")
         if self._left:
-            names = ", ".join(_left_name(name, place) for name, place in self._left.items())
-            told.append(f"settings of Flink that have no meaning here were left out: {names}")
-        return tuple(told)
+            names = ", ".join(
+                _describe_left_out(name, location) for name, location in self._left.items()
+            )
+            hints.append(f"settings of Flink that have no meaning here were left out: {names}")
+        return tuple(hints)
 
     def check(self) -> None:
-        """Return when all of it goes together, as far as it can be told without a program.
-
-        Raises:
-            ConfigError: It does not.
-        """
-        self._merged("checkpointing", Checkpointing())
+        """Raise ConfigError unless the settings go together, as far as files can tell."""
+        self._merge("checkpointing", Checkpointing())
         self.runtime_settings(None)
         self.state_backend(None)
         self.restart(None)
@@ -176,7 +174,7 @@ class Configuration:
         Raises:
             ConfigError: The two do not go together, or nobody says where the storage is.
         """
-        merged = self._merged("checkpointing", given or Checkpointing())
+        merged = self._merge("checkpointing", given or Checkpointing())
         if merged.storage is None:
             raise ConfigError(
                 "nobody says where checkpoints live: Checkpointing(storage=…), or"
@@ -191,7 +189,7 @@ class Configuration:
         Raises:
             ConfigError: The two do not go together.
         """
-        return self._merged("runtime", given or RuntimeSettings())
+        return self._merge("runtime", given or RuntimeSettings())
 
     def parallelism(self, given: int | None) -> int:
         """Return `given`, or the number of slots that is configured."""
@@ -226,7 +224,7 @@ class Configuration:
         option = _BY_NAME["state_backend.type"]
         name = self._value(option.name)
         if given is not None:
-            name = option.parsed(given, "state_backend")
+            name = option.parse(given, "state_backend")
             if hint := option.hint(given):
                 _log.warning("state_backend=%r: %s", given, hint)
         try:
@@ -236,10 +234,10 @@ class Configuration:
                 case "rocksdb":
                     return RocksDBBackend(**self._fields("state_backend."))
                 case _:
-                    return _installed_backend(str(name))
+                    return _load_backend(str(name))
         except ConfigError as error:
-            said = self._said("state_backend.") or "by the program"
-            raise ConfigError(f"{error}: {said}") from None
+            where = self._describe_set("state_backend.") or "by the program"
+            raise ConfigError(f"{error}: {where}") from None
 
     def restart(self, given: RestartStrategy | None) -> RestartStrategy:
         """Return `given`, or the strategy that is configured.
@@ -262,7 +260,7 @@ class Configuration:
                 case _:
                     return replace(RESTART, **values)
         except ValueError as error:
-            raise ConfigError(f"{error}: {self._said(f'restart.{name}.')}") from None
+            raise ConfigError(f"{error}: {self._describe_set(f'restart.{name}.')}") from None
 
     def endpoint(self) -> Endpoint:
         """Return where the driver answers, if the program does not say it.
@@ -275,12 +273,12 @@ class Configuration:
         if any(tls) and not all(tls):
             raise ConfigError(
                 "endpoint.certificate, endpoint.key and endpoint.authority go together:"
-                f" {self._said('endpoint.')}"
+                f" {self._describe_set('endpoint.')}"
             )
         try:
             return Endpoint(tls=TlsFiles(*tls) if all(tls) else None, **values)
         except ConfigError as error:
-            raise ConfigError(f"{error}: {self._said('endpoint.')}") from None
+            raise ConfigError(f"{error}: {self._describe_set('endpoint.')}") from None
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -299,11 +297,11 @@ class Configuration:
             if one.is_set and one.option.target and one.option.name.startswith(prefix)
         }
 
-    def _said(self, prefix: str) -> str:
-        told = [str(one) for name, one in self._settings.items() if name.startswith(prefix)]
-        return ", ".join(text for text in told if not text.endswith("(default)"))
+    def _describe_set(self, prefix: str) -> str:
+        texts = [str(one) for name, one in self._settings.items() if name.startswith(prefix)]
+        return ", ".join(text for text in texts if not text.endswith("(default)"))
 
-    def _merged(self, section: str, given: _Settings) -> _Settings:
+    def _merge(self, section: str, given: _Settings) -> _Settings:
         values = {
             name: value
             for name, value in self._fields(f"{section}.").items()
@@ -314,7 +312,7 @@ class Configuration:
         try:
             return replace(given, **values)
         except ConfigError as error:
-            raise ConfigError(f"{error}: {self._said(f'{section}.')}") from None
+            raise ConfigError(f"{error}: {self._describe_set(f'{section}.')}") from None
 
     def _storage(self, described: str | CheckpointStorage) -> CheckpointStorage:
         """Return `described`; one that is a URL or a path takes what is set in `storage.`."""
@@ -330,10 +328,10 @@ class Configuration:
         return storage
 
 
-def _installed_backend(name: str) -> StateBackend:
+def _load_backend(name: str) -> StateBackend:
     group = "onceflow.state_backends"
-    found = [point for point in entry_points(group=group) if point.name == name]
-    if len(found) != 1:
+    points = [point for point in entry_points(group=group) if point.name == name]
+    if len(points) != 1:
         known = sorted({point.name for point in entry_points(group=group)} | {"heap", "rocksdb"})
         near = get_close_matches(name.lower(), known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
@@ -341,35 +339,35 @@ def _installed_backend(name: str) -> StateBackend:
             f"state_backend.type={name!r}: {meant}there are {', '.join(known)};"
             f" packages bring theirs by entry points of group {group}"
         )
-    backend: object = found[0].load()()
+    backend: object = points[0].load()()
     if not isinstance(backend, StateBackend):
-        raise ConfigError(f"state_backend.type={name!r} is {found[0].value}, no state backend")
+        raise ConfigError(f"state_backend.type={name!r} is {points[0].value}, no state backend")
     return backend
 
 
 # --- layers --------------------------------------------------------------------------------------
 
 
-def _layer(said: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
-    """Return the settings that one place says, each as (name, place, what is written)."""
-    found: dict[str, Setting] = {}
+def _layer(settings: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
+    """Return the settings of one origin, given as (name, origin, what is written)."""
+    layer: dict[str, Setting] = {}
     names: dict[str, str] = {}
-    for name, place, written in said:
+    for name, origin, written in settings:
         option = _BY_NAME.get(name)
         if option is None:
-            raise ConfigError(f"{place}: {_unknown(name)}")
-        if option.name in found:
+            raise ConfigError(f"{origin}: {_unknown(name)}")
+        if option.name in layer:
             raise ConfigError(
-                f"{place}: {names[option.name]} and {name} are one setting; say it once"
+                f"{origin}: {names[option.name]} and {name} are one setting; say it once"
             )
         try:
-            value = option.parsed(written, name)
+            value = option.parse(written, name)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
-        alias = "" if name == option.name or place.endswith(name) else f", as {name}"
-        found[option.name] = Setting(option, value, place + alias, option.hint(written))
+            raise ConfigError(f"{origin}: {error}") from None
+        alias = "" if name == option.name or origin.endswith(name) else f", as {name}"
+        layer[option.name] = Setting(option, value, origin + alias, option.hint(written))
         names[option.name] = name
-    return found
+    return layer
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
@@ -409,7 +407,7 @@ def _unknown(name: str) -> str:
     return f"{name!r} is no setting; {meant}"
 
 
-def _left_name(name: str, location: str) -> str:
+def _describe_left_out(name: str, location: str) -> str:
     near = get_close_matches(name, _BY_NAME, n=1, cutoff=_NEAR)
     meant = f"; {near[0]} is known" if near else ""
     return f"{name} ({location.removeprefix('file ')}{meant})"

@@ -101,8 +101,8 @@ def _read_yaml(path: Path, text: str) -> Iterator[WrittenSetting]:
         # The base loader leaves scalars as they are written: each option knows its own type.
         root: Any = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
-        told = re.sub(r"\s+", " ", str(error))
-        raise ConfigError(f"configuration file {path} is not YAML: {told}") from None
+        reason = re.sub(r"\s+", " ", str(error))
+        raise ConfigError(f"configuration file {path} is not YAML: {reason}") from None
     if root is not None:
         yield from _walk(path, root, "", 0)
 

@@ -63,31 +63,31 @@ class Option:
     open_choice: bool = False
     """Whether other packages bring further words."""
 
-    def parsed(self, written: object, name: str) -> Value:
-        """Return the value that was `written` under `name`, which may be Flink's.
+    def parse(self, written: object, name: str) -> Value:
+        """Return the value of the text or number `written` under `name`, which may be Flink's.
 
         Raises:
-            ConfigError: It is no such value; names what would be.
+            ConfigError: It is no value of this option; says what would be one.
         """
         if isinstance(written, str) and written.strip().lower() == NONE and self.takes_none:
             return None
-        found: Value
+        value: Value
         match self.kind:
             case Kind.DURATION:
-                found = _duration(written, name, is_flink=name != self.name)
+                value = _duration(written, name, is_flink=name != self.name)
             case Kind.SIZE:
-                found = _size(written, name)
+                value = _size(written, name)
             case Kind.COUNT:
-                found = _number(written, name, int)
+                value = _number(written, name, int)
             case Kind.NUMBER:
-                found = _number(written, name, float)
+                value = _number(written, name, float)
             case Kind.FLAG:
-                found = _flag(written, name)
+                value = _flag(written, name)
             case Kind.TEXT:
-                found = _text(written, name)
+                value = _text(written, name)
             case Kind.CHOICE:
-                found = self._chosen(_text(written, name), name)
-        return found
+                value = self._chosen(_text(written, name), name)
+        return value
 
     @property
     def takes_none(self) -> bool:
@@ -96,8 +96,8 @@ class Option:
             self.default is None or self.name in _NONE_BESIDES_A_DEFAULT
         )
 
-    def shown(self, value: Value) -> str:
-        """Return `value` as a file would say it."""
+    def to_text(self, value: Value) -> str:
+        """Return `value` as a configuration file has it."""
         if value is None:
             return NONE
         if isinstance(value, bool):
@@ -150,13 +150,13 @@ _BYTES_PER_UNIT = {
 _SIZE = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def _refused(name: str, written: object, kind: Kind) -> ConfigError:
+def _build_refusal(name: str, written: object, kind: Kind) -> ConfigError:
     return ConfigError(f"{name}={written!r} is not {kind.value}")
 
 
 def _duration(written: object, name: str, *, is_flink: bool) -> float:
     if isinstance(written, bool) or not isinstance(written, (int, float, str)):
-        raise _refused(name, written, Kind.DURATION)
+        raise _build_refusal(name, written, Kind.DURATION)
     if isinstance(written, str):
         if re.fullmatch(r"\s*[\d.]+\s*", written):
             raise ConfigError(f"{name}={written!r} has no unit; write '{written.strip()} s', …")
@@ -171,31 +171,31 @@ def _duration(written: object, name: str, *, is_flink: bool) -> float:
 
 def _size(written: object, name: str) -> int:
     if isinstance(written, int) and not isinstance(written, bool):
-        found = written
+        size_bytes = written
     else:
         match = _SIZE.fullmatch(written) if isinstance(written, str) else None
         if match is None:
-            raise _refused(name, written, Kind.SIZE)
+            raise _build_refusal(name, written, Kind.SIZE)
         unit = match[2].lower() or "b"
         if unit not in _BYTES_PER_UNIT:
             near = _nearest(unit, _BYTES_PER_UNIT)
             raise ConfigError(f"{name}={written!r}: the unit {match[2]!r} is unknown; {near}")
-        found = int(match[1]) * _BYTES_PER_UNIT[unit]
-    if found < 0:
+        size_bytes = int(match[1]) * _BYTES_PER_UNIT[unit]
+    if size_bytes < 0:
         raise ConfigError(f"{name}={written!r} must be zero or more")
-    return found
+    return size_bytes
 
 
 def _number(written: object, name: str, kind: type[int] | type[float]) -> int | float:
-    wanted = Kind.COUNT if kind is int else Kind.NUMBER
+    expected = Kind.COUNT if kind is int else Kind.NUMBER
     if isinstance(written, bool) or not isinstance(written, (int, float, str)):
-        raise _refused(name, written, wanted)
+        raise _build_refusal(name, written, expected)
     if kind is int and isinstance(written, float):
-        raise _refused(name, written, wanted)
+        raise _build_refusal(name, written, expected)
     try:
         return kind(written)
     except ValueError:
-        raise _refused(name, written, wanted) from None
+        raise _build_refusal(name, written, expected) from None
 
 
 def _flag(written: object, name: str) -> bool:
@@ -203,13 +203,13 @@ def _flag(written: object, name: str) -> bool:
         return written
     word = written.strip().lower() if isinstance(written, str) else ""
     if word not in {"true", "false"}:
-        raise _refused(name, written, Kind.FLAG)
+        raise _build_refusal(name, written, Kind.FLAG)
     return word == "true"
 
 
 def _text(written: object, name: str) -> str:
     if not isinstance(written, str) or not written.strip():
-        raise _refused(name, written, Kind.TEXT)
+        raise _build_refusal(name, written, Kind.TEXT)
     return written.strip()
 
 
@@ -230,10 +230,10 @@ def _default_of(holder: object, target: str) -> Value:
     """Return the value of `target` in an object, or its default in a class."""
     if not isinstance(holder, type):
         return cast("Value", getattr(holder, target))
-    (found,) = (one for one in fields(cast("type[Checkpointing]", holder)) if one.name == target)
-    if found.default is MISSING:
+    (field,) = (one for one in fields(cast("type[Checkpointing]", holder)) if one.name == target)
+    if field.default is MISSING:
         return None
-    return cast("Value", found.default.value if isinstance(found.default, Enum) else found.default)
+    return cast("Value", field.default.value if isinstance(field.default, Enum) else field.default)
 
 
 def _option(

@@ -99,7 +99,7 @@ class Checkpointing:
                 f"Checkpointing: unaligned=True and max_concurrent={self.max_concurrent}: a newer"
                 " barrier would overtake an older one; set max_concurrent=1"
             )
-        if not self.unaligned and self._aligned_timeout_s():
+        if not self.unaligned and self._parse_aligned_timeout_s():
             raise ConfigError(
                 "Checkpointing: aligned_checkpoint_timeout="
                 f"{self.aligned_checkpoint_timeout!r} says when barriers begin to overtake, and"
@@ -122,12 +122,12 @@ class Checkpointing:
                 max_concurrent=self.max_concurrent,
                 tolerable_failures=self.tolerable_failures,
                 retained=self.retained,
-                overtakes_after_s=self._aligned_timeout_s() if self.unaligned else None,
+                overtakes_after_s=self._parse_aligned_timeout_s() if self.unaligned else None,
             )
         except ValueError as error:
             raise ConfigError(f"Checkpointing: {error}") from error
 
-    def _aligned_timeout_s(self) -> float:
+    def _parse_aligned_timeout_s(self) -> float:
         return seconds_of(self.aligned_checkpoint_timeout, setting="aligned_checkpoint_timeout")
 
     def delivery(self) -> Delivery:

@@ -19,8 +19,8 @@ _SHOWN_LENGTH_MAX = 80
 class BadRows:
     """The bad rows of one writer since they were last asked for.
 
-    A writer returns `taken()` from `SinkWriter.rejected`. With `OnBadRow.FAIL` the first bad row is
-    raised and nothing is ever kept; what is done with the others is the engine's business.
+    A writer returns `take()` from `SinkWriter.take_rejected`. With `OnBadRow.FAIL` the first bad
+    row is raised and nothing is kept. The engine decides what becomes of rejected rows.
     """
 
     def __init__(self, on_bad_row: OnBadRow, schema: pa.Schema, *, where: str = "") -> None:
@@ -60,18 +60,18 @@ class BadRows:
         if first < 0:
             return batch
         if self.fail:
-            value = f", but {quoted_value(batch.column(shows), first)}" if shows else ""
+            value = f", but {quote_value(batch.column(shows), first)}" if shows else ""
             raise BadRow(f"{self._where}{why}{value} (row {first} of its batch)")
         rows = batch.filter(bad)
         reasons = [
-            f"{why}, but {quoted_value(rows.column(shows), row)}" if shows else why
+            f"{why}, but {quote_value(rows.column(shows), row)}" if shows else why
             for row in range(rows.num_rows)
         ]
         self.reject(rows, reasons)
         return batch.filter(pc.invert(bad))
 
     def reject(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
-        """Take note of `rows`, one reason each.
+        """Record `rows` as rejected, with one reason each.
 
         Raises:
             BadRow: Bad rows fail the job; has the first reason.
@@ -80,7 +80,7 @@ class BadRows:
             return
         if self.fail:
             raise BadRow(f"{self._where}{reasons[0]}")
-        self._rejected.append(RejectedRows(_encoded(rows, self._schema), list(reasons)))
+        self._rejected.append(RejectedRows(_encode(rows, self._schema), list(reasons)))
 
     def without(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
         """Return the rows of `batch` that have no reason in `refusals`; the others are rejected.
@@ -98,16 +98,16 @@ class BadRows:
         return batch.filter(pa.array(keep, pa.bool_()))
 
     def forget(self) -> None:
-        """Drop what is noted; the rows are written anew or not at all."""
+        """Drop the recorded rows; they are written anew or not at all."""
         self._rejected.clear()
 
-    def taken(self) -> Sequence[RejectedRows]:
-        """Return what was rejected since the last call."""
+    def take(self) -> Sequence[RejectedRows]:
+        """Return the rows rejected since the last call, and forget them."""
         rejected, self._rejected = self._rejected, []
         return rejected
 
 
-def quoted_value(column: pa.Array, row: int) -> str:
+def quote_value(column: pa.Array, row: int) -> str:
     """Return the value at `row` as a short text for an error message."""
     try:
         text = repr(column[row].as_py())
@@ -117,19 +117,19 @@ def quoted_value(column: pa.Array, row: int) -> str:
     return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
 
-def _encoded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `rows` in `schema`, whose dictionaries, run ends and extensions were decoded."""
+def _encode(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return decoded `rows` in `schema`: with its dictionaries, run ends and extensions."""
     if rows.schema.equals(schema):
         return rows
-    columns = [_encoded_column(rows.column(field.name), field.type) for field in schema]
+    columns = [_encode_column(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _encoded_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if isinstance(kind, pa.BaseExtensionType):
-        storage = _encoded_column(column, kind.storage_type)
+        storage = _encode_column(column, kind.storage_type)
         extended: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
         return extended
     if arrow.is_run_end_encoded(kind):

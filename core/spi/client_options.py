@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 
 OptionValue: TypeAlias = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRules:
-    """What becomes of the options of one client."""
+    """Which options of one client a user may set, and under which names."""
 
     what: str
     """Of what kind they are, for errors: "Kafka option"."""
@@ -34,14 +34,14 @@ class OptionRules:
     secret_parts: tuple[str, ...]
     """An option with one of them in its name is never printed."""
 
-    def accepted(self, options: Mapping[str, OptionValue]) -> dict[str, str]:
-        """Return `options` under the client's names, as text.
+    def accept(self, options: Mapping[str, OptionValue]) -> dict[str, str]:
+        """Check `options` and return them under the client's names, as text.
 
         Raises:
             ConfigError: One is another client's, or belongs to the owner; says what to give
                 instead. Or one is given twice.
         """
-        found: dict[str, str] = {}
+        accepted: dict[str, str] = {}
         for given, value in options.items():
             name = given.removeprefix(self.prefix)
             shown = f"{self.what} {given!r}"
@@ -53,18 +53,18 @@ class OptionRules:
             for ending, advice in self.foreign_files.items():
                 if text.endswith(ending):
                     raise ConfigError(f"{shown} names {advice}")
-            if found.setdefault(name, text) != text:
+            if accepted.setdefault(name, text) != text:
                 raise ConfigError(f"{self.what} {name!r} is given twice, with different values")
-        return found
+        return accepted
 
-    def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Return `options` with references to secrets followed, for a client about to be opened.
+    def resolve_secrets(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Return `options` with the secrets that they refer to. Called when a client is opened.
 
         Raises:
             ConfigError: One cannot be followed here.
         """
         return {
-            name: followed(value, setting=f"{self.what} {name!r}")
+            name: follow_references(value, setting=f"{self.what} {name!r}")
             for name, value in options.items()
         }
 
@@ -74,7 +74,7 @@ class OptionRules:
 
     def without_secrets(self, text: str, options: Mapping[str, str]) -> str:
         """Return `text` with every secret value of `options` hidden in it."""
-        for name, value in self.resolved(options).items():
+        for name, value in self.resolve_secrets(options).items():
             if self._is_secret(name) and value:
                 text = text.replace(value, "***")
         return text

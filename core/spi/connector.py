@@ -3,7 +3,7 @@
 An entry point names such a description, or `connectors.catalog` is given one; the command line then
 finds it by its name or by the scheme of a URL. It is loaded only when it is asked for.
 
-A `Diagnosis` answers in `Finding`s: what was found, and what mends it.
+A `Diagnosis` answers with `Finding`s: what was found, and what fixes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Finding:
     found: str
     needed: str = ""
     remedy: str = ""
-    """The exact statement or command that mends it."""
+    """The exact statement or command that fixes it."""
 
     def __str__(self) -> str:
         needed = f"; needed: {self.needed}" if self.needed else ""
@@ -72,7 +72,7 @@ class Area:
         return Finding(self.name, Level.WARNING, found, needed, remedy)
 
     def problem(self, found: str, needed: str, remedy: str) -> Finding:
-        """Say that something must be mended."""
+        """Say that something must be fixed."""
         return Finding(self.name, Level.PROBLEM, found, needed, remedy)
 
 
@@ -135,10 +135,9 @@ class SourceConnector:
 
 
 def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:
-    """Return when no problem is among `findings`; warnings are logged.
+    """Raise ConfigError if a problem is among `findings`; log the warnings.
 
-    Raises:
-        ConfigError: There is one: `about`, and the first with what mends it.
+    The error has `about`, and the first problem with its remedy.
     """
     for finding in findings:
         match finding.level:

@@ -82,8 +82,8 @@ class TransactionNamer:
         sequence, self._sequence = self._sequence, self._sequence + 1
         return self._context.transaction(self._checkpoint, sequence)
 
-    def pre_committed(self, checkpoint: CheckpointId) -> None:
-        """Name what comes now for the checkpoint after `checkpoint`."""
+    def advance_past(self, checkpoint: CheckpointId) -> None:
+        """Name transactions from now on for the checkpoint after `checkpoint`."""
         self._checkpoint, self._sequence = CheckpointId(checkpoint + 1), 0
 
 
@@ -113,7 +113,7 @@ class SinkWriter(ABC):
 
         Raises:
             BadRow: A value does not fit the target; names column and value. Not raised for rows
-                that `rejected` will return instead.
+                that `take_rejected` will return instead.
             SinkError: The target refused or is gone; the attempt ends.
         """
 
@@ -138,12 +138,12 @@ class SinkWriter(ABC):
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
 
-    def rejected(self) -> Sequence[RejectedRows]:
+    def take_rejected(self) -> Sequence[RejectedRows]:
         """Return the bad rows left out since the last call; empty where bad rows fail the job.
 
-        Called after `write` and after `pre_commit`, of which the latter is the last chance: rows
-        returned then belong to the same checkpoint. A writer that does not override it raises
-        `BadRow` whatever `WriterContext.on_bad_row` says.
+        Called after each `write` and each `pre_commit`. Rows returned after a `pre_commit` belong
+        to its checkpoint. A writer that does not override it raises `BadRow` for each bad row,
+        whatever `WriterContext.on_bad_row` says.
         """
         return ()
 
@@ -160,7 +160,7 @@ class Committer(ABC):
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Return how it ended; never raises for an outcome that the union can say."""
+        """Commit `committable`; return how that ended. Raises for no outcome of the union."""
 
     @abstractmethod
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -173,11 +173,11 @@ class Committer(ABC):
         Includes other attempts' and other subtasks'; excludes other sinks'.
         """
 
-    def prepared_at(self, committable: Committable) -> datetime | None:
-        """Return when the target took `committable`, with its time zone, or None.
+    def find_prepare_time(self, committable: Committable) -> datetime | None:
+        """Return the time, with its zone, at which the target prepared `committable`; or None.
 
-        For people who wonder how old it is. None when it is not in doubt, or the target does not
-        tell; staged rows are not asked for.
+        Shown to people only. None when it is not in doubt, or when the target records no time.
+        Never called for staged rows.
         """
         return None
 
@@ -196,9 +196,9 @@ class Committer(ABC):
 class GlobalCommitter(Committer):
     """Makes all rows of one checkpoint visible, of all subtasks, as one version of the target.
 
-    Of sinks whose `Sink.committed_by` is the driver, and used there on one thread. A driver that
-    was overtaken may still be at it, so two may commit the same checkpoint at once. `in_doubt` may
-    name what is committed: only what the decision log does not know is aborted.
+    For sinks whose `Sink.committed_by` is the driver, which uses it on one thread. An overtaken
+    driver may still run, so two may commit the same checkpoint at once. `in_doubt` may name what is
+    committed: only what the decision log does not know is aborted.
     """
 
     @abstractmethod
@@ -215,7 +215,7 @@ class GlobalCommitter(Committer):
         """
 
     @abstractmethod
-    def committed_through(self) -> CheckpointId:
+    def read_committed_through(self) -> CheckpointId:
         """Return the highest checkpoint that is committed under this sink id; 0 before the first.
 
         It outlives everything: the target keeps it as long as it keeps the rows.
@@ -225,7 +225,7 @@ class GlobalCommitter(Committer):
         """
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit nothing: a person who asks for one transaction is told what it waits for."""
+        """Commit nothing; return what the transaction waits for. Called by `onceflow txn`."""
         return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
 
 
@@ -251,7 +251,7 @@ class Sink(ABC):
         The driver: for targets that keep versions (tables of a lake, say), or that can order
         commits by number. Then `committer` returns a `GlobalCommitter`. By `target_record` such a
         sink tells of the target before the first start in new storage, too; without it
-        `committed_through` is asked, and only once the sink has been opened.
+        `read_committed_through` is called, and only once the sink has been opened.
         """
         return CommittedBy.SLOTS
 

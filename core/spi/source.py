@@ -63,18 +63,18 @@ class SourceReader(ABC):
         """
         return None
 
-    def ended_splits(self) -> Sequence[str]:
-        """Return the ids of splits of which all rows have been returned, and no others come.
+    def list_ended_splits(self) -> Sequence[str]:
+        """Return the ids of splits that have ended, and whose rows have all been returned.
 
         For watermarks: such a split holds up none of the others.
         """
         return ()
 
-    def rejected(self) -> Sequence[DeadLetter]:
+    def take_rejected(self) -> Sequence[DeadLetter]:
         """Return the bad records left out since the last call. Called after each `poll`.
 
-        The positions have advanced past them: a caller that drops the answer loses them. Empty
-        unless `Source.has_dead_letters`.
+        The positions have advanced past these records: a caller that drops the result loses them.
+        Empty unless `Source.has_dead_letters`.
         """
         return ()
 
@@ -129,7 +129,7 @@ class Source(ABC):
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether readers hand out bad records by `rejected`, which a sink must then take."""
+        """Whether readers return bad records from `take_rejected`, which a sink must then take."""
         return False
 
     def validate(self) -> None:  # noqa: B027 - optional hook
@@ -183,11 +183,11 @@ class Source(ABC):
         del splits
         return ()
 
-    def finished(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
-        """Hear that the job is over, all that was read is committed, and it has read to `splits`.
+    def on_finished(self, splits: Sequence[Split]) -> None:  # noqa: B027 - optional hook
+        """Clean up: the job is over, has read up to `splits`, and has committed all of it.
 
-        Runs on the driver. Where the user has drained the job there is more to be read, by its next
-        start. A crash may skip the call.
+        Runs on the driver. After a drain there is more input, which the next start reads. A crash
+        may skip the call.
         """
 
     @abstractmethod

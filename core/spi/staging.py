@@ -83,8 +83,8 @@ class StagingArea(ABC):
     def transactions(self) -> Sequence[TransactionId]:
         """Return every staged transaction of this sink id, of all attempts, oldest first."""
 
-    def sealed_at(self, transaction: TransactionId) -> datetime | None:
-        """Return when `transaction` was sealed; None when it is not staged, or that is unknown."""
+    def find_seal_time(self, transaction: TransactionId) -> datetime | None:
+        """Return the time at which `transaction` was sealed; None: not staged, or unknown."""
         return None
 
     def is_imported(self, transaction: TransactionId) -> bool:
@@ -144,7 +144,7 @@ class RowStager:
         self._rows.close()
 
 
-def staged_committable(transaction: TransactionId, rows: int = 0) -> Committable:
+def make_staged_committable(transaction: TransactionId, rows: int = 0) -> Committable:
     """Return the handle of rows staged under `transaction`."""
     return Committable(transaction, rows, payload=_MARK)
 
@@ -154,11 +154,10 @@ def is_staged(committable: Committable) -> bool:
     return committable.payload == _MARK
 
 
-def required_staging(staging: StagingArea | None, sink_id: str, what_waits: str) -> StagingArea:
-    """Return `staging`; `what_waits` there begins with who puts it there, and why.
+def require_staging(staging: StagingArea | None, sink_id: str, what_waits: str) -> StagingArea:
+    """Raise StagingMissing if `staging` is None; return it otherwise.
 
-    Raises:
-        StagingMissing: There is none.
+    `what_waits` begins the error: what is to wait there, and why.
     """
     if staging is None:
         raise StagingMissing(

@@ -201,7 +201,7 @@ class _NoStaging(StagingArea):
         return ()
 
     @override
-    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+    def find_seal_time(self, transaction: TransactionId) -> datetime | None:
         return None
 
     @override

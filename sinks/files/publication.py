@@ -189,7 +189,7 @@ class Publication(ABC):
         self._fs.delete(self._at(self._paths.committed, transaction))
         return True
 
-    def staged_at(self, transaction: TransactionId) -> datetime | None:
+    def find_stage_time(self, transaction: TransactionId) -> datetime | None:
         """Return the time at which a transaction in doubt was staged, else None."""
         for directory in (self._paths.staged, self._paths.publishing, self._paths.aborting):
             manifest = self._manifest(directory, transaction)

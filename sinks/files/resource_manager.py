@@ -43,7 +43,7 @@ class FilesResourceManager(ResourceManager):
         return self._committer(context)
 
     @override
-    def claimed_by(self, sink_id: str) -> str | None:
+    def read_claimant(self, sink_id: str) -> str | None:
         return self._all_owners().get(sink_id)
 
     @override

@@ -107,9 +107,9 @@ class FileCommitter(Committer):
         return tuple(Committable(transaction) for transaction in in_doubt)
 
     @override
-    def prepared_at(self, committable: Committable) -> datetime | None:
+    def find_prepare_time(self, committable: Committable) -> datetime | None:
         with sink_errors():
-            return self._publication.staged_at(committable.transaction)
+            return self._publication.find_stage_time(committable.transaction)
 
     @override
     def prune(self, before: CheckpointId) -> None:

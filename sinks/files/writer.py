@@ -221,8 +221,8 @@ class FileWriter(SinkWriter):
             return (Committable(transaction, sum(file.rows for file in files)),)
 
     @override
-    def rejected(self) -> Sequence[RejectedRows]:
-        return self._bad_rows.taken()
+    def take_rejected(self) -> Sequence[RejectedRows]:
+        return self._bad_rows.take()
 
     @override
     def close(self) -> None:
@@ -298,7 +298,7 @@ class FileWriter(SinkWriter):
             largest.flush()
 
     def _accept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that files can hold; keep the others for `rejected`, or raise.
+        """Return the rows that files can hold; keep the others for `take_rejected`, or raise.
 
         Raises:
             BadRow: There are others, and they are to fail the job.

@@ -45,7 +45,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.staging import required_staging, staged_committable
+from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.kafka.fence import Fence
 from onceflow.sinks.kafka.preflight import is_proof_expired
 from onceflow.sinks.kafka.records import facts_of
@@ -76,7 +76,7 @@ class KafkaCommitter(Committer):
         """
         self._settings = settings
         self._context = context
-        self._area = required_staging(context.staging, context.sink_id, STAGED)
+        self._area = require_staging(context.staging, context.sink_id, STAGED)
         self._commit_records = CommitRecords(self._area)
         self._lanes = TransactionalLanes(settings, context, self._area, self._commit_records)
         self._fence = Fence(settings, context)
@@ -148,7 +148,7 @@ class KafkaCommitter(Committer):
             if transaction in proofs[subtask]:
                 self._commit_records.settle(transaction)
             else:
-                found.append(staged_committable(transaction))
+                found.append(make_staged_committable(transaction))
         return tuple(found)
 
     def prune(self, before: CheckpointId) -> None:

@@ -53,14 +53,14 @@ class KafkaResourceManager(ResourceManager):
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
         if log is None:
             return ()
-        return [one for one in sorted(log.sink_ids) if self.claimed_by(one) == log.log_id]
+        return [one for one in sorted(log.sink_ids) if self.read_claimant(one) == log.log_id]
 
     @override
     def committer(self, context: CommitterContext) -> Committer:
         return KafkaCommitter(self._settings, context)
 
     @override
-    def claimed_by(self, sink_id: str) -> str | None:
+    def read_claimant(self, sink_id: str) -> str | None:
         claim = self._claim(sink_id)
         return claim.owner.log_id if claim else None
 

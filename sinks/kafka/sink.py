@@ -33,7 +33,7 @@ from onceflow.core.spi.options import (
     document_options,
     option,
 )
-from onceflow.core.spi.staging import required_staging
+from onceflow.core.spi.staging import require_staging
 from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.fence import Fence
@@ -170,7 +170,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         """
         RecordEncoder(self.settings, schema, BadRows(OnBadRow.FAIL, schema))
         if self.settings.delivery is Delivery.EXACTLY_ONCE:
-            required_staging(context.staging, context.sink_id, STAGED)
+            require_staging(context.staging, context.sink_id, STAGED)
 
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Prepare the target for rows of `schema`: create topics, fence the sink id.

@@ -22,7 +22,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.staging import RowStager, required_staging
+from onceflow.core.spi.staging import RowStager, require_staging
 from onceflow.sinks.kafka.clients import open_brokers, open_producer
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.records import Produces, produce
@@ -50,9 +50,9 @@ class RecordWriter(SinkWriter):
         if settings.partition_column is not None:
             self._encoder.know_partitions(_partition_counts(settings))
 
-    def rejected(self) -> tuple[RejectedRows, ...]:
+    def take_rejected(self) -> tuple[RejectedRows, ...]:
         """Return the rows left out since the last call, with their reasons."""
-        return tuple(self._bad_rows.taken())
+        return tuple(self._bad_rows.take())
 
     def _require_open(self, doing: str, kind: type[SinkError]) -> None:
         if self._closed:
@@ -70,7 +70,7 @@ class StagingWriter(RecordWriter):
         """
         super().__init__(settings, context)
         self._stager = RowStager(
-            required_staging(context.staging, context.sink_id, STAGED),
+            require_staging(context.staging, context.sink_id, STAGED),
             sink_id=context.sink_id,
             attempt=context.attempt,
             subtask=context.subtask,

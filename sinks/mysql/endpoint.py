@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
 from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import SqlError
@@ -168,7 +168,7 @@ class MySQLEndpoint:
 
     def _secret(self) -> str:
         """Return the password itself, where the user gave a reference to it."""
-        return followed(self.password, setting=f"the sink's password ({self})")
+        return follow_references(self.password, setting=f"the sink's password ({self})")
 
 
 def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> MySQLEndpoint:

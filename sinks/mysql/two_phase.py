@@ -159,7 +159,7 @@ class XaTwoPhase(TwoPhase):
         return may_recover(session)
 
     @override
-    def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
+    def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
         """Return the time in its ledger row: the server was about to prepare it."""
         if not self.is_prepared(session, transaction):
             return None

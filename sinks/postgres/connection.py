@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import (
     AccessDenied,
@@ -400,7 +400,7 @@ class PostgresEndpoint:
     def _follow_references(self) -> dict[str, str]:
         """Return the parameters with references to secrets followed, for here and now."""
         return {
-            key: followed(value, setting=f"the sink's {key} ({self})")
+            key: follow_references(value, setting=f"the sink's {key} ({self})")
             for key, value in self.parameters
         }
 

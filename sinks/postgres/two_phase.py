@@ -93,7 +93,7 @@ class PostgresTwoPhase(TwoPhase):
         return bool(session.query(f"SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}"))
 
     @override
-    def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
+    def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
         rows = session.query(
             "SELECT prepared FROM pg_catalog.pg_prepared_xacts "
             f"WHERE gid = {literal(str(transaction))} AND database = pg_catalog.current_database()"

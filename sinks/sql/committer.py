@@ -35,7 +35,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.staging import is_staged, staged_committable
+from onceflow.core.spi.staging import is_staged, make_staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.session import (
     AccessDenied,
@@ -154,7 +154,7 @@ class SqlCommitter(Committer):
             )
         staging = self._context.staging
         staged = () if staging is None else staging.transactions()
-        return (*map(Committable, found), *map(staged_committable, staged))
+        return (*map(Committable, found), *map(make_staged_committable, staged))
 
     @override
     def prune(self, before: CheckpointId) -> None:
@@ -179,7 +179,7 @@ class SqlCommitter(Committer):
             session.close()
 
     @override
-    def prepared_at(self, committable: Committable) -> datetime | None:
+    def find_prepare_time(self, committable: Committable) -> datetime | None:
         """Return when the server prepared it, by its own clock; None when it is not prepared.
 
         Raises:
@@ -189,7 +189,7 @@ class SqlCommitter(Committer):
         if self._two_phase is None:
             return None
         try:
-            return self._two_phase.prepared_at(self._connected(), transaction)
+            return self._two_phase.find_prepare_time(self._connected(), transaction)
         except SqlError as error:
             raise SinkError(
                 f"when {transaction} was prepared cannot be asked at {self._endpoint}: {error}"

@@ -44,7 +44,7 @@ class SqlResourceManager(ResourceManager):
         return self._sink.committer(replace(context, staging=None))
 
     @override
-    def claimed_by(self, sink_id: str) -> str | None:
+    def read_claimant(self, sink_id: str) -> str | None:
         owner = self._of_our_tables(lambda s: self._settings.ledger.owner(s, sink_id))
         return owner.log_id if owner else None
 

@@ -378,7 +378,7 @@ class TwoPhase(ABC):
         return transaction in self.list_prepared(session, transaction.sink_id)
 
     @abstractmethod
-    def prepared_at(self, session: Session, transaction: TransactionId) -> datetime | None:
+    def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
         """Return when the server prepared it, by its own clock; None when it is not prepared."""
 
     def is_held(self, session: Session, transaction: TransactionId) -> bool:

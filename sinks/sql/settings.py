@@ -15,7 +15,7 @@ from enum import Enum
 
 from onceflow.core.errors import ConfigError, StagingMissing
 from onceflow.core.spi import CommitterContext, WriterContext
-from onceflow.core.spi.staging import required_staging
+from onceflow.core.spi.staging import require_staging
 from onceflow.sinks.sql.dialect import Dialect, TwoPhase, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import Ledger
 from onceflow.sinks.sql.session import Endpoint, SqlError, TableMissing, refusal, session_name
@@ -83,7 +83,7 @@ def chosen_mode(
         StagingMissing: No mode is possible without storage for rows.
     """
     if settings.commit_mode is CommitMode.LEDGER:
-        required_staging(context.staging, context.sink_id, STAGED)
+        require_staging(context.staging, context.sink_id, STAGED)
         return CommitMode.LEDGER
     found = look()
     if context.staging is None and found.obstacles:

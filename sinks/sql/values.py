@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.core.errors import BadRow
-from onceflow.core.spi.bad_rows import quoted_value
+from onceflow.core.spi.bad_rows import quote_value
 
 _FLOAT_BITS = 32
 _MANTISSA_BITS_OF_DOUBLE = 53
@@ -64,7 +64,7 @@ def decimal_digits(
 def refused_at(column: pa.Array, row: int, *, name: str, target: str, why: str = "") -> BadRow:
     """Return the error that names the value at `row` of `column`."""
     return BadRow(
-        f"column {name!r}: the value {quoted_value(column, row)} (row {row} of its batch) does "
+        f"column {name!r}: the value {quote_value(column, row)} (row {row} of its batch) does "
         f"not fit the table's type {target}{why and f': {why}'}. Widen the column, or filter or "
         "cast the value before the sink"
     )

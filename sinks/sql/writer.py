@@ -22,7 +22,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.core.spi.staging import RowStager, required_staging
+from onceflow.core.spi.staging import RowStager, require_staging
 from onceflow.sinks.sql.row_loader import (
     BatchedInserts,
     BufferedChanges,
@@ -95,9 +95,9 @@ class SqlWriter(SinkWriter):
                     self._loader.load(part)
 
     @override
-    def rejected(self) -> Sequence[RejectedRows]:
+    def take_rejected(self) -> Sequence[RejectedRows]:
         """Return the rows left out since the last call, by us or by the server."""
-        return self._bad_rows.taken()
+        return self._bad_rows.take()
 
     @override
     def close(self) -> None:
@@ -366,7 +366,7 @@ class StagedWriter(SqlWriter):
             SinkError: The server cannot be reached now.
         """
         self._stager = RowStager(
-            required_staging(context.staging, context.sink_id, STAGED),
+            require_staging(context.staging, context.sink_id, STAGED),
             sink_id=context.sink_id,
             attempt=context.attempt,
             subtask=context.subtask,

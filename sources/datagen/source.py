@@ -204,7 +204,7 @@ class DatagenReader(SourceReader):
         """Return the split of the rows that `poll` returned last."""
         return self._last
 
-    def ended_splits(self) -> Sequence[str]:
+    def list_ended_splits(self) -> Sequence[str]:
         """Return the splits that are read to their end."""
         return [position.to_split().id for position in self._positions if position.rows_left == 0]
 

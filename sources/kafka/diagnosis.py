@@ -75,7 +75,7 @@ class _Examination:
         self._cluster = Cluster(
             bootstrap_servers=self._servers,
             deadline_s=access.timeout_s * 0.8,
-            options=RULES.accepted(options),
+            options=RULES.accept(options),
         )
         self._topics = topics
         self._parallelism = parallelism

@@ -140,14 +140,14 @@ class KafkaReader(SourceReader):
         """Return the partitions of the rows that `poll` returned last."""
         return self._rows.runs
 
-    def ended_splits(self) -> Sequence[str]:
+    def list_ended_splits(self) -> Sequence[str]:
         """Return the partitions that are read to their stop."""
         if not self._bounded:
             return ()
         ended = [one for one, stop in self._stop.items() if self._next[one] >= stop]
         return [self._began[one].to_split().id for one in ended]
 
-    def rejected(self) -> Sequence[DeadLetter]:
+    def take_rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
         return self._rows.refusals.take_letters()
 

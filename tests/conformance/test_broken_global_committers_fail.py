@@ -34,7 +34,7 @@ class _TakesOlder(DeltaCommitter):
     def commit_checkpoint(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> CommitOutcome:
-        if self.committed_through() == checkpoint:
+        if self.read_committed_through() == checkpoint:
             return AlreadyCommitted()
         return self.append(DeltaTable(self.path), checkpoint, committables)
 

@@ -227,8 +227,8 @@ def test_in_doubt_lists_exactly_this_sinks_transactions(job: FileJob, directory:
     assert committables(committer.in_doubt()) == ["job.files/1/1/0/0", "job.files/2/2/1/0"]
     committer.commit(first)
     assert committables(committer.in_doubt()) == ["job.files/2/2/1/0"]
-    assert committer.prepared_at(first) is None
-    staged_at = committer.prepared_at(second)
+    assert committer.find_prepare_time(first) is None
+    staged_at = committer.find_prepare_time(second)
     assert staged_at is not None
     assert begin <= staged_at <= dt.datetime.now(dt.timezone.utc)
     committer.abort(second)

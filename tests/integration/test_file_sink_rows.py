@@ -154,12 +154,12 @@ def test_rows_that_cannot_name_their_partition_are_handed_back_and_the_others_wr
     with FileJob(sink, on_bad_row=policy) as job:
         writer = job.check().writer()
         writer.write(_bad())
-        (rejected,) = writer.rejected()
+        (rejected,) = writer.take_rejected()
         assert rejected.rows.column("id").to_pylist() == [2, 3, 4]
         assert [reason.split(":")[0] for reason in rejected.reasons] == [
             "partition column 'account'"
         ] * 3
-        assert list(writer.rejected()) == []
+        assert list(writer.take_rejected()) == []
         (committable,) = writer.pre_commit(CheckpointId(1))
         assert committable.rows == 2
         job.committer().commit(committable)
@@ -173,7 +173,7 @@ def test_null_in_a_column_that_has_none_is_refused(directory: Path) -> None:
     with FileJob(FileSink(str(directory)), on_bad_row=OnBadRow.DROP) as job:
         writer = job.check().writer()
         writer.write(batch)
-        (rejected,) = writer.rejected()
+        (rejected,) = writer.take_rejected()
         assert list(rejected.reasons) == ["column 'id' is null, and may not be"]
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
@@ -217,7 +217,7 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
     with FileJob(sink, schema=schema, on_bad_row=OnBadRow.DROP) as job:
         writer = job.check().writer()
         writer.write(batch)
-        (rejected,) = writer.rejected()
+        (rejected,) = writer.take_rejected()
         assert rejected.rows.column("id").to_pylist() == [2, 3, 5]
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)

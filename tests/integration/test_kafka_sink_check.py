@@ -119,7 +119,7 @@ def test_a_topic_that_takes_smaller_records_than_the_sink_lets_pass_is_refused(
         )
         writer = job.writer()
         writer.write(largest)
-        assert [one.rows["id"].to_pylist() for one in writer.rejected()] == [[2]]
+        assert [one.rows["id"].to_pylist() for one in writer.take_rejected()] == [[2]]
         (committable,) = writer.pre_commit(CheckpointId(1))
         assert job.committer().commit(committable) == Committed()
         assert ids_in(servers, small) == [1]

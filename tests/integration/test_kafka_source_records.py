@@ -135,7 +135,7 @@ def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snap
         while len(letters) < 2:
             assert time.monotonic() < deadline
             assert reader.poll(0.5) is None
-            letters += reader.rejected()
+            letters += reader.take_rejected()
         splits = reader.snapshot()
     assert [(one.topic, one.partition, one.offset, one.value) for one in letters] == [
         (topic, 1, 0, b"{"),
@@ -146,4 +146,4 @@ def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snap
     produce(servers, topic, [record(7)], partition=1)
     with reading(described, splits=splits) as reader:
         assert ids(read_rows(reader, 1)) == [7]
-        assert list(reader.rejected()) == []
+        assert list(reader.take_rejected()) == []

@@ -20,7 +20,7 @@ from tests.integration.sink_kit import SCHEMA, rows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol.committables import Aborted, AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi.staging import is_staged, staged_committable
+from onceflow.core.spi.staging import is_staged, make_staged_committable
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import MySQLSink
 
@@ -90,7 +90,7 @@ def test_ledger_is_chosen_for_a_user_who_may_not_list_what_is_prepared(
         with _auto(limited, staging) as job:
             assert is_staged(_written(job.check(), 1, range(3)))
             left = job.prepare(2, range(3, 5))
-            assert job.committer().in_doubt() == (staged_committable(left.transaction),)
+            assert job.committer().in_doubt() == (make_staged_committable(left.transaction),)
             assert job.committer().abort(left) == Aborted()
         with _auto(limited, None) as job, pytest.raises(ConfigError, match="XA_RECOVER_ADMIN"):
             job.check(2)

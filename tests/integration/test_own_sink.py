@@ -289,7 +289,7 @@ def test_rows_without_a_key_are_refused_while_there_is_time(job: _Job) -> None:
         job.writer().write(_batch([("a", 1), (None, 2)]))
     writer = job.writer(OnBadRow.DROP)
     writer.write(_batch([("a", 1), (None, 2)]))
-    (rejected,) = writer.rejected()
+    (rejected,) = writer.take_rejected()
     assert rejected.rows.to_pylist() == [{"key": None, "value": 2}]
     (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 1

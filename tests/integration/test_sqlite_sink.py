@@ -272,7 +272,7 @@ def test_views_and_missing_tables_are_refused_at_the_start(tmp_path: Path) -> No
 def test_rows_that_do_not_fit_are_left_out_where_that_is_asked_for(job: _Job) -> None:
     writer = job.writer(OnBadRow.DROP)
     writer.write(job.batch([{"id": 1, "v": "a"}, {"id": None, "v": "b"}]))
-    (rejected,) = writer.rejected()
+    (rejected,) = writer.take_rejected()
     assert rejected.rows.to_pylist() == [{"id": None, "v": "b"}]
     (committable,) = writer.pre_commit(CheckpointId(1))
     assert committable.rows == 1
@@ -407,5 +407,5 @@ def test_an_instant_that_python_has_no_value_for_is_a_bad_row_and_never_another_
         job.writer().write(rows)
     writer = job.writer(OnBadRow.DROP, subtask=1)
     writer.write(rows)
-    (rejected,) = writer.rejected()
+    (rejected,) = writer.take_rejected()
     assert rejected.rows.column("id").to_pylist() == [1]

@@ -143,9 +143,9 @@ def test_what_a_driver_evaluated_that_died_before_its_decision_is_deleted_by_the
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(OffsetOutOfRange, match=r"bytes long, and it was written with \d+ bytes"):
         second.discover(decided)
-    second.finished(decided)
+    second.on_finished(decided)
     assert files.exists()
-    second.finished(())
+    second.on_finished(())
     assert not files.exists()
     with pytest.raises(OffsetOutOfRange, match="is gone"):
         second.discover(decided)

@@ -53,7 +53,7 @@ class _PickyWriter(SinkWriter):
         self._held.clear()
         return self._inner.pre_commit(checkpoint)
 
-    def rejected(self) -> Sequence[RejectedRows]:
+    def take_rejected(self) -> Sequence[RejectedRows]:
         rejected, self._rejected = self._rejected, []
         return rejected
 

@@ -24,7 +24,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from onceflow.core.spi.staging import StagingArea, staged_committable
+from onceflow.core.spi.staging import StagingArea, make_staged_committable
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Committer(Committer):
         return AlreadyCommitted() if committed else Aborted()
 
     def in_doubt(self) -> Sequence[Committable]:
-        return [staged_committable(t) for t in self._staging.transactions()]
+        return [make_staged_committable(t) for t in self._staging.transactions()]
 
     def close(self) -> None:
         pass

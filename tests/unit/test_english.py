@@ -28,9 +28,6 @@ STATES = frozenset[str]()
 NAMES_OF_OTHERS = frozenset({"onQueryStarted", "onQueryTerminated", "onQueryProgress"})
 """What Spark calls."""
 
-OF_THE_CONTRACT = frozenset({"claimed_by", "ended_splits", "prepared_at", "rejected", "staged_at"})
-"""Of core's interfaces: they are renamed with them."""
-
 FORBIDDEN_IN_NAMES = frozenset(
     {"place", "places", "ghost", "news", "told", "said", "dealt", "come"}
 )
@@ -38,11 +35,13 @@ FORBIDDEN_VARIABLES = FORBIDDEN_IN_NAMES | {"found", "it", "wanted", "here", "re
 FIELDS_OF_FORMATS = frozenset(
     {
         ("core/runtime/driver/state_lookup.py", "found"),
+        ("core/spi/connector.py", "found"),
         ("core/runtime/events/job_events.py", "place"),
         ("core/runtime/events/status.py", "place"),
     }
 )
 """Fields of events, of the status and of the endpoint's answers, which programs read by name."""
+
 FORBIDDEN_IN_PROSE = re.compile(
     r"\b(?:ghosts?|at night|hand(?:s|ed|ing)? over|let(?:s|ting)? go|let \w+ go|news|dealt)\b"
 )
@@ -64,9 +63,6 @@ UNSWEPT: tuple[str, ...] = (
     "core/runtime/dataflow/",
     "core/runtime/transport/",
     "core/scratch.py",
-    "core/secret_references.py",
-    "core/settings/",
-    "core/spi/",
     "core/state/",
     "core/storage/",
     "sinks/kafka/",
@@ -133,7 +129,7 @@ def test_functions_are_verbs() -> None:
         for node in functions(path)
         if is_participle(node.name.strip("_").split("_")[0])
         and not decorators(node) & {"property", "cached_property", "setter"}
-        and node.name not in STATES | NAMES_OF_OTHERS | OF_THE_CONTRACT
+        and node.name not in STATES | NAMES_OF_OTHERS
         and not is_clause(path, node.name)
     ]
     assert wrong == []
@@ -163,8 +159,7 @@ def test_variables_say_what_they_hold() -> None:
         f"{name_of(path)}:{line} {name}"
         for path in swept()
         for line, name in bound_names(path)
-        if name.strip("_") in FORBIDDEN_VARIABLES
-        and (name_of(path), name) not in FIELDS_OF_FORMATS
+        if name.strip("_") in FORBIDDEN_VARIABLES and (name_of(path), name) not in FIELDS_OF_FORMATS
     ]
     assert wrong == []
 

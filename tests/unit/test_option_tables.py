@@ -66,7 +66,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
     lines = ["| setting | default | in Flink |", "|---|---|---|"]
     for option in OPTIONS:
         flink = ", ".join(f"`{name}`" for name in option.flink) or "–"
-        lines.append(f"| `{option.name}` | `{option.shown(option.default)}` | {flink} |")
+        lines.append(f"| `{option.name}` | `{option.to_text(option.default)}` | {flink} |")
     assert table.splitlines() == lines
 
 

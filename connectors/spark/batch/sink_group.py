@@ -98,8 +98,8 @@ class _GroupCommitter(Committer):
         return tuple(one for committer in self._committers.values() for one in committer.in_doubt())
 
     @override
-    def prepared_at(self, committable: Committable) -> datetime | None:
-        return self._of(committable).prepared_at(committable)
+    def find_prepare_time(self, committable: Committable) -> datetime | None:
+        return self._of(committable).find_prepare_time(committable)
 
     @override
     def prune(self, before: CheckpointId) -> None:

@@ -79,11 +79,11 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         while batch is not None:
             writer.write(batch)
             reach("write")
-            letters.take(writer.rejected())
+            letters.take(writer.take_rejected())
             count += batch.num_rows
             batch = next(rows, None)
         committables = tuple(writer.pre_commit(checkpoint))
-        letters.take(writer.rejected())
+        letters.take(writer.take_rejected())
         committables += letters.pre_commits()
         reach("prepared")
     except SinkError as error:

@@ -33,7 +33,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
-from onceflow.core.spi.staging import StagingArea, is_staged, staged_committable
+from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
 from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.sink import SqlSink
@@ -208,14 +208,14 @@ class BatchTransactions(TransactionSettler):
         claimed = (
             one
             for one in self._manager.sink_ids(None)
-            if self._manager.claimed_by(one) == self._owner
+            if self._manager.read_claimant(one) == self._owner
         )
         listed = (transaction.sink_id for transaction in _committables_of(seen))
         return sorted({self._sink_id, *claimed, *listed})
 
     def _list_held(self, sink_id: str) -> Sequence[Committable]:
         staging = self._staging(sink_id)
-        staged = map(staged_committable, staging.transactions() if staging else ())
+        staged = map(make_staged_committable, staging.transactions() if staging else ())
         return (*self._committer(sink_id).in_doubt(), *staged)
 
     def _describe(
@@ -227,9 +227,9 @@ class BatchTransactions(TransactionSettler):
         prepared_at = None
         if held and staged:
             area = self._staging(transaction.sink_id)
-            prepared_at = area.sealed_at(transaction) if area else None
+            prepared_at = area.find_seal_time(transaction) if area else None
         elif held:
-            prepared_at = self._committer(transaction.sink_id).prepared_at(committable)
+            prepared_at = self._committer(transaction.sink_id).find_prepare_time(committable)
         return InDoubtTransaction(
             committable=committable,
             kind=InDoubtKind.STAGED if staged else InDoubtKind.PREPARED,

@@ -369,7 +369,7 @@ class SourceOperator(RunningOperator):
         """Return what is to be told below now, once."""
         if self._watermarks is None:
             return None
-        for split_id in self.reader.ended_splits():
+        for split_id in self.reader.list_ended_splits():
             self._watermarks.on_ended(split_id)
         return self._watermarks.next(time.monotonic())
 
@@ -557,7 +557,7 @@ class SinkOperator(RunningOperator):
         self._writer.close()
 
     def _take_rejected(self) -> None:
-        for rejected in self._writer.rejected():
+        for rejected in self._writer.take_rejected():
             before = self.rejected
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)

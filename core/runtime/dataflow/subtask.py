@@ -306,7 +306,7 @@ class SourceSubtask(Subtask):
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
             self._advance(self._source.next_watermark)
         polled = self._source.reader.poll(self._poll_timeout_s)
-        self._source.reject(self._source.reader.rejected())
+        self._source.reject(self._source.reader.take_rejected())
         match polled:
             case None:
                 pass

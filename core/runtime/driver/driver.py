@@ -345,7 +345,7 @@ class JobDriver:
         last = self._log.view.completed[-1]
         for uid, source in self._plan.graph.sources():
             try:
-                source.finished(splits_of(last, uid) or ())
+                source.on_finished(splits_of(last, uid) or ())
             except Exception as error:  # the job is over and well, whatever stays behind
                 _log.warning("source %s could not clean up: %s", uid, error)
 

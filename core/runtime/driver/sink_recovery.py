@@ -153,7 +153,9 @@ class SinkRecovery:
         if not (view.decided and sink_id in view.sinks):
             return None  # it may not have been opened yet: `recover` asks
         try:
-            return TargetRecord(sink_id, through=self._global_committer(target).committed_through())
+            return TargetRecord(
+                sink_id, through=self._global_committer(target).read_committed_through()
+            )
         except SinkError:
             return None
 
@@ -253,7 +255,7 @@ class SinkRecovery:
     def _recover_whole(self, target: _Target, restored: CompletedCheckpoint) -> RecoveredSink:
         committer, context = self._global_committer(target), target.context
         self._begin(f"what sink {context.uid} has committed last and holds in doubt")
-        through = committer.committed_through()
+        through = committer.read_committed_through()
         plan = plan_global_recovery(
             restored,
             committer.in_doubt(),

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.secret_references import followed, has_reference
+from onceflow.core.secret_references import follow_references, has_reference
 
 PART_BYTES = 8 * 1024 * 1024
 PART_BYTES_MIN = 5 * 1024 * 1024
@@ -235,7 +235,7 @@ class BucketSettings:
 
     def _followed(self) -> dict[str, Any]:
         return {
-            name: followed(value, setting=f"option {name!r} of {self.url}")
+            name: follow_references(value, setting=f"option {name!r} of {self.url}")
             if isinstance(value, str)
             else value
             for name, value in self._config().items()

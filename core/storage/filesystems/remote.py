@@ -19,7 +19,7 @@ import fsspec
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError, OnceflowError, StorageError
-from onceflow.core.secret_references import followed
+from onceflow.core.secret_references import follow_references
 from onceflow.core.storage.filesystems.filesystem import (
     REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
@@ -363,7 +363,7 @@ def followed_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found[name] = followed_options(cast("Mapping[str, Any]", value))
         elif isinstance(value, str):
-            found[name] = followed(value, setting=f"storage_options[{name!r}]")
+            found[name] = follow_references(value, setting=f"storage_options[{name!r}]")
         else:
             found[name] = value
     return found

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from onceflow.core.errors import ConfigError, StorageError
-from onceflow.core.secret_references import followed, has_reference
+from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.core.storage.filesystems.bucket_settings import Patience
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class HdfsSettings:
             ConfigError: The token's reference leads nowhere.
         """
         if self.token:
-            return {"delegation": followed(self.token, setting=f"token of {self.url}")}
+            return {"delegation": follow_references(self.token, setting=f"token of {self.url}")}
         user = self.user or os.environ.get("HADOOP_USER_NAME", "")
         return {"user.name": user} if user else {}
 

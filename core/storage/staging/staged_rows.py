@@ -28,7 +28,7 @@ from typing_extensions import override
 from onceflow.core.errors import StateCorrupt, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.spi.staging import StagedRows, StagingArea, staged_committable
+from onceflow.core.spi.staging import StagedRows, StagingArea, make_staged_committable
 from onceflow.core.storage.filesystems.filesystem import FileSystem
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
 from onceflow.core.storage.layout import safe_name
@@ -89,7 +89,7 @@ class FileStagingArea(StagingArea):
         )
 
     @override
-    def sealed_at(self, transaction: TransactionId) -> datetime | None:
+    def find_seal_time(self, transaction: TransactionId) -> datetime | None:
         return self.fs.modified_at(self.path(transaction))
 
     @override
@@ -197,7 +197,7 @@ class _SpooledRows(StagedRows):
         self._area.fs.write(self._area.path(transaction), _chunks(spool))
         rows = self._rows
         self.close()
-        return staged_committable(transaction, rows)
+        return make_staged_committable(transaction, rows)
 
     @override
     def close(self) -> None:

@@ -18,7 +18,10 @@ from onceflow.integration.conformance.target import expect
 def checkpoint_is_committed_whole(harness: Harness) -> None:
     """A global commit shows the rows of all its subtasks, no others, and proves its checkpoint."""
     with harness.global_committer() as committer:
-        expect(committer.committed_through() == 0, f"at first {committer.committed_through()}")
+        expect(
+            committer.read_committed_through() == 0,
+            f"at first {committer.read_committed_through()}",
+        )
         whole = [harness.prepare(1, subtask=subtask) for subtask in (0, 1, 11)]
         later = harness.prepare(2)
         outcome = _commit(harness, committer, 1, whole)
@@ -26,7 +29,7 @@ def checkpoint_is_committed_whole(harness: Harness) -> None:
         harness.expect_seen(*(one.ids for one in whole), when="after the commit of checkpoint 1")
         harness.expect_in_doubt(later, when="after the commit of checkpoint 1")
     with harness.global_committer(2) as other:
-        through = other.committed_through()
+        through = other.read_committed_through()
         expect(through == 1, f"another committer says {through}, and checkpoint 1 is committed")
 
 
@@ -41,7 +44,7 @@ def committed_checkpoint_only_rises(harness: Harness) -> None:
         for checkpoint, one in ((3, first), (5, second), (4, early)):
             outcome = _commit(harness, other, checkpoint, [one])
             expect(outcome == AlreadyCommitted(), f"commit of {checkpoint} after 5: {outcome}")
-            through = committer.committed_through()
+            through = committer.read_committed_through()
             expect(through == 5, f"after 5 and then {checkpoint}, committed through {through}")
     harness.expect_seen(first.ids, second.ids, when="after late commits of 3, 5 and 4")
 
@@ -55,7 +58,7 @@ def checkpoint_is_whole_or_lost(harness: Harness) -> None:
         outcome = _commit(harness, committer, 1, [first, gone, last])
         expect(isinstance(outcome, Lost), f"commit of a checkpoint with a part gone: {outcome}")
         harness.expect_seen(when="after the commit of a checkpoint of which a part is gone")
-        through = committer.committed_through()
+        through = committer.read_committed_through()
         expect(through == 0, f"nothing is committed, and the proof says {through}")
         harness.expect_in_doubt(first, last, when="after the commit of which a part was gone")
 

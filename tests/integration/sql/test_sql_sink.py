@@ -371,12 +371,12 @@ def test_transaction_of_another_database_is_neither_seen_nor_called_lost(
 def test_age_of_what_is_prepared_is_told(job: SqlJob, database: Database) -> None:
     committable = job.prepare(1, [1])
     committer = job.committer()
-    since = committer.prepared_at(committable)
+    since = committer.find_prepare_time(committable)
     assert since is not None
     ((now,),) = database.query(_NOW[database.name])
     assert 0 <= float(now) - since.timestamp() < 60
     assert committer.commit(committable) == Committed()
-    assert committer.prepared_at(committable) is None
+    assert committer.find_prepare_time(committable) is None
 
 
 def _all_at_once(calls: list[Callable[[], CommitOutcome]]) -> list[CommitOutcome]:

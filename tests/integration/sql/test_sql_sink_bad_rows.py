@@ -83,7 +83,7 @@ def _reasons(writer: SinkWriter) -> dict[Any, str]:
     """Return why rows were rejected since the last call, by their ids."""
     return {
         number: reason
-        for part in writer.rejected()
+        for part in writer.take_rejected()
         for number, reason in zip(part.rows.column("id").to_pylist(), part.reasons, strict=True)
     }
 
@@ -96,13 +96,13 @@ def _written(
     rejected: list[RejectedRows] = []
     for batch in batches:
         writer.write(batch)
-        rejected += writer.rejected()
+        rejected += writer.take_rejected()
     committables = writer.pre_commit(CheckpointId(1))
-    rejected += writer.rejected()
+    rejected += writer.take_rejected()
     for committable in committables:
         assert job.committer().commit(committable) == Committed()
         assert committable.rows == len(database.ids_in())
-    assert list(writer.rejected()) == [], "each is handed back once"
+    assert list(writer.take_rejected()) == [], "each is handed back once"
     found: list[tuple[int, str]] = []
     for one in rejected:
         assert one.rows.schema.equals(SCHEMA)
@@ -155,7 +155,7 @@ def test_rows_that_are_refused_by_us_or_by_the_server_are_left_out_and_told(
         assert database.ids_in() == [one for one in range(1, 200) if one not in (13, 20)]
         writer.write(rows([5]))
         assert writer.pre_commit(CheckpointId(2)) == (), "of rejected rows nothing is prepared"
-        assert [part.rows.num_rows for part in writer.rejected()] == [1]
+        assert [part.rows.num_rows for part in writer.take_rejected()] == [1]
     assert database.prepared() == []
 
 
@@ -256,7 +256,7 @@ def test_what_is_no_rows_fault_fails_the_writer_and_rejects_nothing(database: Da
         writer.write(rows([1, 2]))
         with pytest.raises(PreCommitFailed, match=re.escape(database.said_of_missing("ledger"))):
             writer.pre_commit(CheckpointId(1))
-        assert list(writer.rejected()) == []
+        assert list(writer.take_rejected()) == []
 
 
 @pytest.mark.parametrize("policy", list(OnBadRow))
@@ -269,7 +269,7 @@ def test_values_that_do_not_fit_become_null_where_the_user_says_so(
         writer = job.writer()
         writer.write(rows([1, 4000]))
         writer.write(_row(9, "acct-12", 5))
-        assert list(writer.rejected()) == []
+        assert list(writer.take_rejected()) == []
         (committable,) = writer.pre_commit(CheckpointId(1))
         job.committer().commit(committable)
     found = database.query("SELECT id, account, amount FROM ledger ORDER BY id")

@@ -303,7 +303,7 @@ def test_value_that_does_not_fit_is_refused_or_rejected_when_it_is_written(
         writer = lenient.writer()
         writer.write(rows([1, 4000, 2]))
         (committable,) = writer.pre_commit(CheckpointId(1))
-        (rejected,) = writer.rejected()
+        (rejected,) = writer.take_rejected()
         assert rejected.rows.column("id").to_pylist() == [4000]
         assert "40000" in rejected.reasons[0]
         assert lenient.committer().commit(committable) == Committed()

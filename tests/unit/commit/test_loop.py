@@ -76,7 +76,7 @@ class _Target(GlobalCommitter):
     def abort(self, committable: Committable) -> AbortOutcome:
         return cast("AbortOutcome", self._answer(f"abort {committable.transaction}", Aborted()))
 
-    def committed_through(self) -> CheckpointId:
+    def read_committed_through(self) -> CheckpointId:
         return CheckpointId(0)
 
     def in_doubt(self) -> Sequence[Committable]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.core.errors import ConfigError, SinkError
-from onceflow.core.secret_references import followed, has_reference
+from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.sinks import MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.settings import RULES
@@ -23,14 +23,14 @@ def test_variables_and_files_are_followed_wherever_they_stand(
     text = "${env:DB_USER}:${file:%s}@host" % secret  # noqa: UP031 - braces of the reference
     assert has_reference(text)
     # What a secret holds is never itself followed.
-    assert followed(text, setting="url") == "ann:p@ss${env:DB_USER}@host"
-    assert followed("plain $HOME ${other:x}", setting="url") == "plain $HOME ${other:x}"
+    assert follow_references(text, setting="url") == "ann:p@ss${env:DB_USER}@host"
+    assert follow_references("plain $HOME ${other:x}", setting="url") == "plain $HOME ${other:x}"
 
 
 def test_a_missing_variable_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DB_PASSWORD", raising=False)
     with pytest.raises(ConfigError, match=r"password: .*DB_PASSWORD is not set.*executorEnv"):
-        followed("${env:DB_PASSWORD}", setting="password")
+        follow_references("${env:DB_PASSWORD}", setting="password")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
@@ -41,7 +41,7 @@ def test_an_unreadable_file_is_named_and_its_content_is_not(
     if content is not None:
         secret.write_bytes(content)
     with pytest.raises(ConfigError, match="cannot be read here") as caught:
-        followed("${file:%s}" % secret, setting="password")  # noqa: UP031
+        follow_references("${file:%s}" % secret, setting="password")  # noqa: UP031
     assert str(secret) in str(caught.value)
     assert "xff" not in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_a_kafka_source_pickles_and_prints_without_the_secret_that_it_refers_to(
     assert b"hunter2" not in pickle.dumps(source)
     assert "hunter2" not in repr(source)
     options = source.settings.options
-    assert RULES.resolved(options)["sasl.password"] == "hunter2"
+    assert RULES.resolve_secrets(options)["sasl.password"] == "hunter2"
     assert RULES.without_secrets("refused: hunter2", options) == "refused: ***"
 
 

@@ -113,5 +113,5 @@ def test_writer_names_what_it_prepares_before_it_knows_the_checkpoint() -> None:
     context = WriterContext("job", "uid", "sink", 2, 4, AttemptId(3), CheckpointId(8))
     names = TransactionNamer(context)
     assert [str(names.next()) for _ in range(2)] == ["sink/3/8/2/0", "sink/3/8/2/1"]
-    names.pre_committed(CheckpointId(10))
+    names.advance_past(CheckpointId(10))
     assert names.next() == context.transaction(CheckpointId(11))

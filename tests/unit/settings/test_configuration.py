@@ -237,9 +237,9 @@ def test_no_two_settings_share_a_name_or_a_variable_and_each_default_can_be_writ
     meant = {(variable_of(name), one.name) for one in OPTIONS for name in (one.name, *one.flink)}
     assert len({variable for variable, _ in meant}) == len(meant)
     for option in OPTIONS:
-        written = option.shown(option.default)
+        written = option.to_text(option.default)
         if option.default is not None and option.kind is not Kind.SIZE:
-            assert option.parsed(written, option.name) == option.default, option.name
+            assert option.parse(written, option.name) == option.default, option.name
     assert [size_text(size) for size in (20_000, 20 << 10, 3 << 30)] == ["20000 b", "20 kb", "3 gb"]
     # What the table does not set, the file's own words say as the default does.
     assert loaded(tmp_path).restart(None) == Configuration.load(environment={}).restart(None)

@@ -34,7 +34,7 @@ def encode(
     encoder = RecordEncoder(sink.settings, rows.schema, bad_rows)
     records = encoder.encode(rows)
     assert facts_of(records).topics == sink.settings.topics
-    return records.to_pylist(), list(bad_rows.taken())
+    return records.to_pylist(), list(bad_rows.take())
 
 
 def one(column: pa.Array, **settings: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_partition_that_the_topic_does_not_have_is_a_bad_row_before_anything_i
     encoder = RecordEncoder(sink.settings, rows.schema, bad_rows)
     encoder.know_partitions({"t": 2})
     assert [record["partition"] for record in encoder.encode(rows).to_pylist()] == [0, None]
-    assert [one.rows["id"].to_pylist() for one in bad_rows.taken()] == [[2, 3]]
+    assert [one.rows["id"].to_pylist() for one in bad_rows.take()] == [[2, 3]]
 
 
 def test_a_record_over_the_limit_is_a_bad_row_that_names_both_sizes() -> None:

@@ -170,7 +170,7 @@ def _taken(
     """Return which rows delete, the rows taken, and the reasons of those rejected."""
     bad = BadRows(policy, batch.schema)
     found = rules.classify(to_plain_rows(batch), bad)
-    rejected = bad.taken()
+    rejected = bad.take()
     for one in rejected:
         assert one.rows.schema.equals(batch.schema)
     return (

@@ -61,7 +61,7 @@ def _taken(
         deletes += part.deletes.to_pylist()
     rejected = [
         (number, reason)
-        for one in bad_rows.taken()
+        for one in bad_rows.take()
         for number, reason in zip(one.rows["id"].to_pylist(), one.reasons, strict=True)
     ]
     return taken, deletes, rejected

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.errors import BadRow
-from onceflow.core.spi.bad_rows import quoted_value
+from onceflow.core.spi.bad_rows import quote_value
 from onceflow.sinks.sql.values import fitted
 
 _NUMBERS = st.lists(st.none() | st.integers(-(2**33), 2**33), max_size=60)
@@ -47,6 +47,6 @@ def test_column_of_the_right_type_is_not_copied() -> None:
 
 
 def test_long_and_impossible_values_are_shown_short() -> None:
-    assert len(quoted_value(pa.array(["x" * 10_000]), 0)) <= 81
+    assert len(quote_value(pa.array(["x" * 10_000]), 0)) <= 81
     beyond_python = pa.array([2**31 - 1], pa.int32()).cast(pa.date32())
-    assert "2147483647" in quoted_value(beyond_python, 0)
+    assert "2147483647" in quote_value(beyond_python, 0)

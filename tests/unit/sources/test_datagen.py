@@ -135,6 +135,6 @@ def test_a_reader_tells_which_of_its_splits_have_ended() -> None:
     reader = source.reader(source.splits(), CONTEXT)
     ended: list[list[str]] = []
     while not isinstance(reader.poll(0.1), EndOfInput):
-        ended.append(list(reader.ended_splits()))
+        ended.append(list(reader.list_ended_splits()))
     first, second = (split.id for split in source.splits())
     assert ended == [[first], [first, second]]

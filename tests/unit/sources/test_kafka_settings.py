@@ -39,7 +39,7 @@ def test_no_secret_is_printed_and_all_survive_the_way_to_the_executors() -> None
     assert "'sasl.username': 'ann'" in repr(source)
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
     assert pickle.dumps(source).count(b"hunter") == len(SECRETS)
-    assert set(RULES.printable(RULES.accepted(SECRETS)).values()) == {"***"}
+    assert set(RULES.printable(RULES.accept(SECRETS)).values()) == {"***"}
 
 
 def test_secret_in_a_message_of_the_client_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,12 +80,12 @@ def test_option_of_java_or_of_the_engine_is_refused_with_what_to_give_instead(
 
 
 def test_options_are_taken_under_both_names_and_never_with_two_values() -> None:
-    assert RULES.accepted({"kafka.fetch.min.bytes": 7, "check.crcs": False}) == {
+    assert RULES.accept({"kafka.fetch.min.bytes": 7, "check.crcs": False}) == {
         "fetch.min.bytes": "7",
         "check.crcs": "false",
     }
     with pytest.raises(ConfigError, match="twice"):
-        RULES.accepted({"kafka.fetch.min.bytes": 7, "fetch.min.bytes": 8})
+        RULES.accept({"kafka.fetch.min.bytes": 7, "fetch.min.bytes": 8})
 
 
 def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:

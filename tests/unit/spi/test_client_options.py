@@ -24,8 +24,8 @@ RULES = OptionRules(
 
 def test_options_are_text_under_the_client_s_own_names() -> None:
     given: dict[str, OptionValue] = {"queue.depth": 7, "checked": True, "share": 0.5, "mode": "x"}
-    assert RULES.accepted(given) == {"depth": "7", "checked": "true", "share": "0.5", "mode": "x"}
-    assert RULES.accepted({"queue.depth": 7, "depth": "7"}) == {"depth": "7"}
+    assert RULES.accept(given) == {"depth": "7", "checked": "true", "share": "0.5", "mode": "x"}
+    assert RULES.accept({"queue.depth": 7, "depth": "7"}) == {"depth": "7"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_option_that_cannot_be_passed_on_is_refused_as_it_was_written(
     options: Mapping[str, OptionValue], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        RULES.accepted(options)
+        RULES.accept(options)
     assert str(caught.value) == message
 
 
@@ -61,11 +61,11 @@ def test_a_reference_is_kept_until_it_is_resolved(
     secret = tmp_path / "password"
     secret.write_text("hunter2\n")
     given = {"user": "${env:QUEUE_USER}", "password": f"${{file:{secret}}}"}
-    assert RULES.accepted(given) == given
-    assert RULES.resolved(given) == {"user": "ann", "password": "hunter2"}
+    assert RULES.accept(given) == given
+    assert RULES.resolve_secrets(given) == {"user": "ann", "password": "hunter2"}
     monkeypatch.delenv("QUEUE_USER")
     with pytest.raises(ConfigError, match=r"^Queue option 'user': .*QUEUE_USER is not set"):
-        RULES.resolved(given)
+        RULES.resolve_secrets(given)
 
 
 def test_secrets_are_hidden_by_name_and_in_whatever_the_client_says(
