@@ -53,11 +53,11 @@ def _find_effective(
     setting: Setting, holder: Checkpointing | RuntimeSettings | None
 ) -> EffectiveSetting:
     option = setting.option
-    default = option.shown(option.default)
+    default = option.to_text(option.default)
     if holder is not None and option.target in holder.given:
         value: object = getattr(holder, option.target)
         return EffectiveSetting(option.name, _show_as(setting, value), PROGRAM, default)
-    return EffectiveSetting(option.name, option.shown(setting.value), setting.origin, default)
+    return EffectiveSetting(option.name, option.to_text(setting.value), setting.origin, default)
 
 
 def _show_as(setting: Setting, value: object) -> str:
@@ -65,7 +65,7 @@ def _show_as(setting: Setting, value: object) -> str:
     if value is None or isinstance(value, (str, int, float, bool)):
         plain = value
         try:
-            return setting.option.shown(plain)
+            return setting.option.to_text(plain)
         except (ConfigError, ValueError):
             return str(value)
     return _show(value)
