@@ -125,13 +125,13 @@ else:
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
             "onceflow.core.protocol.log.target_records": "TargetRecord to_record",
-            "onceflow.core.secret_references": "followed",
+            "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"
                 " OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
-            "onceflow.core.spi.staging": "StagedRows StagingArea staged_committable",
+            "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
             "onceflow.sinks.checkpoint_files": "CheckpointFiles claim_in_files record_in_files",
             "onceflow.sinks.staged": "StagedSink",
         },
