@@ -65,6 +65,47 @@ LEFT_OUT = (
     "tests/unit/test_packaging.py::test_every_public_name_imports_in_a_fresh_environment",
 )
 
+_VARIANT_IS_CAUGHT = "tests/simulation/test_simulation.py::test_a_broken_variant_is_caught"
+SIBLINGS = (
+    # Of jobs whose slots are killed: the same on another state backend, or at another parallelism.
+    "tests/runtime/test_batch_states.py::test_states_of_batches_are_exactly_once_through_kills_and_rescaling[heap",
+    "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_a_bucket_survives_kills_and_leaves_no_object_behind[heap",
+    "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory_survives_a_killed_slot[heap",
+    "tests/runtime/test_key_types.py::test_both_hours_of_a_repeated_one_and_decimals_of_any_scale_find_their_state_again[heap",
+    "tests/runtime/test_key_types.py::test_instants_far_from_today_come_out_of_an_outer_join_as_they_went_in[heap",
+    "tests/runtime/test_money.py::test_money_is_added_exactly_though_slots_are_killed[heap",
+    "tests/runtime/test_recovery.py::test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once[2-2",
+    "tests/runtime/test_recovery.py::test_slots_killed_again_and_again_neither_lose_nor_double_a_row[rocksdb-spark",
+    "tests/runtime/test_rescaling.py::test_a_job_walks_through_parallelisms_with_every_record_once[HeapBackend",
+    "tests/runtime/test_settings_change.py::test_a_key_of_another_type_is_refused_at_the_start_and_begins_anew_where_allowed[heap",
+    "tests/runtime/test_state_changes.py::test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed[heap",
+    "tests/runtime/test_windows.py::test_windows_come_out_once_through_kills_and_rescaling[tumbling",
+    # The same mistake in another function of the program.
+    "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
+    "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
+    # The same kill at another step, or in the other way to commit.
+    "tests/integration/sql/test_sql_storage_behind.py::test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_a_database_has[postgres-ledger",
+    "tests/integration/sql/test_sql_target_set_back.py::test_commits_that_an_older_copy_has_lost_are_named_though_the_last_checkpoint_lists_none[postgres-ledger",
+    "tests/integration/sql/test_sql_target_set_back.py::test_running_committer_notices_that_its_server_came_back_as_an_older_copy[postgres-ledger",
+    "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[copy_object",
+    "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[/staged/",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[producing@3",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[offset@2",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[record@2",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[flushed-postgres",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[write-postgres",
+    "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[settled-postgres",
+    "tests/spark_formats/test_stream_sink.py::test_a_query_whose_process_is_killed_writes_every_row_once[prepared",
+    # Broken variants that take the search for seconds to catch.
+    f"{_VARIANT_IS_CAUGHT}[remembers decisions, not attempts",
+    f"{_VARIANT_IS_CAUGHT}[recovery knows the last checkpoint alone",
+    f"{_VARIANT_IS_CAUGHT}[tells an older savepoint by number alone",
+    f"{_VARIANT_IS_CAUGHT}[prunes proofs without a floor",
+    f"{_VARIANT_IS_CAUGHT}[aligns aborted checkpoints anew",
+    f"{_VARIANT_IS_CAUGHT}[waits for who has declined",
+)
+"""Parameters of tests that have others in the default run."""
+
 KEPT = (
     "tests/integration/test_cloud_storage.py::test_of_drivers_that_create_one_record_at_once_one_wins[google]",
 )
@@ -73,6 +114,8 @@ KEPT = (
 
 def is_left_out(node_id: str) -> bool:
     """Return whether the test is for `--servers`, though it carries no mark."""
+    if node_id.startswith(SIBLINGS):
+        return True
     if node_id.startswith(LEFT_OUT):
         return not node_id.startswith(KEPT)
     parameters = node_id.partition("[")[2]

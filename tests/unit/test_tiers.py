@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.budget import BUDGET_S, LONG_S, Durations, default_run
-from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, is_left_out
+from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, is_left_out
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("rule", [*LEFT_OUT, *ON_MYSQL, *KEPT])
+@pytest.mark.parametrize("rule", [*LEFT_OUT, *SIBLINGS, *ON_MYSQL, *KEPT])
 def test_every_rule_names_a_module_and_a_test_of_it(rule: str) -> None:
     module, _, test = rule.partition("::")
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
@@ -34,6 +34,17 @@ def of_default_run(request: pytest.FixtureRequest) -> list[pytest.Item]:
     if not begun >= {path.parent.name for path in ROOT.glob("tests/*/test_*.py")} - {"containers"}:
         pytest.skip("not all tests were asked for")
     return default_run(request.session.items)
+
+
+def test_a_parameter_that_is_left_out_exists_and_has_a_sibling_in_the_default_run(
+    request: pytest.FixtureRequest, of_default_run: list[pytest.Item]
+) -> None:
+    by_default = {item.nodeid.partition("[")[0] for item in of_default_run}
+    assert [rule for rule in SIBLINGS if rule.partition("[")[0] not in by_default] == []
+    run = [item.nodeid for item in request.session.items]
+    # Of a run without `servers` they are no part.
+    if any(is_left_out(node_id) for node_id in run):
+        assert [rule for rule in SIBLINGS if not any(one.startswith(rule) for one in run)] == []
 
 
 def test_the_default_run_is_within_its_budget(of_default_run: list[pytest.Item]) -> None:
