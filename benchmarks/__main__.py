@@ -1,6 +1,6 @@
 """The whole benchmark: `python -m benchmarks`, or `script/bench`, which sets everything up.
 
-Exit status: 0 measured, 1 a run failed or its rows are wrong.
+Exit status: 0 measured, 1 a run failed, its rows are wrong, or a figure has fallen.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import typer
 from rich.console import Console
 
 from benchmarks.backlog import backlog_checkpoints
-from benchmarks.beside_flink.measuring import Seconds, compare
+from benchmarks.beside_flink.measuring import Seconds
+from benchmarks.beside_flink.measuring import compare as compare_with_flink
 from benchmarks.beside_flink.works import WORKS
 from benchmarks.checkpoints import idle_checkpoints
 from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
 from benchmarks.limits import limits
 from benchmarks.machine import describe_machine
+from benchmarks.promises import find_broken, read_promises
+from benchmarks.ratios import ratios
 from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
 from benchmarks.restore import restores
+from benchmarks.revisions import compare_revisions
 from benchmarks.sinks.measuring import measure_sinks
 from benchmarks.sinks.places import places
 from benchmarks.sinks.rows import Rows
@@ -99,11 +103,29 @@ def bench(
             " Java 17 and Maven."
         ),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV",
+            help="Measure this revision and REV in turns, and print the ratios of their figures.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare the ratios of this run with those of benchmarks/promises.json."
+        ),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Measure whole jobs, the raw limits beside them, checkpoints and recovery, on real servers."""
     chosen = tuple(scenario or [one for one in Scenario if one not in _ASKED_FOR])
     console = Console(stderr=True, highlight=False)
+    if compare is not None:
+        names = [word for one in chosen for word in ("--scenario", one.value)]
+        arguments = ["--records", str(records), "--backend", backend.value, *names]
+        _compare(console, compare, arguments, runs, as_json=json_)
+        return
     report = Report(records=records, runs=runs, machine=describe_machine())
     try:
         _measure(report, chosen, backend.each, lambda text: console.print(text, markup=False))
@@ -119,6 +141,32 @@ def bench(
         out.print(f"load average {report.machine['load_average']} -> {report.load_average_end}")
     if report.error:
         console.print(f"bench: {report.error}", markup=False, style="red", soft_wrap=True)
+        raise typer.Exit(1)
+    if check:
+        broken = find_broken(ratios(report.jobs, report.limits), read_promises())
+        for promise in broken:
+            console.print(f"bench: {promise}", markup=False, style="red", soft_wrap=True)
+        if broken:
+            raise typer.Exit(1)
+
+
+def _compare(
+    console: Console, revision: str, arguments: list[str], runs: int, *, as_json: bool
+) -> None:
+    try:
+        comparison = compare_revisions(
+            revision, arguments, runs, lambda text: console.print(text, markup=False)
+        )
+    except OnceflowError as error:
+        console.print(f"bench: {error}", markup=False, style="red", soft_wrap=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(json.dumps(comparison.as_json()), flush=True)
+    else:
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(
+            comparison.table()
+        )
+    if comparison.fallen:
         raise typer.Exit(1)
 
 
@@ -146,7 +194,7 @@ def _measure(
         say("measuring keyed state")
         report.state = _state(report.runs)
     if Scenario.FLINK_STATE in chosen:
-        for turns in compare(WORKS, backends, report.runs, Seconds(), say):
+        for turns in compare_with_flink(WORKS, backends, report.runs, Seconds(), say):
             report.beside_flink.append(turns)
 
 
