@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings.configuration import Configuration, Setting
@@ -73,4 +74,4 @@ def _show_as(setting: Setting, value: object) -> str:
 
 def _show(value: object) -> str:
     """Return a description that holds no secret: objects of ours print none."""
-    return str(value.value) if hasattr(value, "value") else str(value)
+    return str(value.value) if isinstance(value, Enum) else str(value)

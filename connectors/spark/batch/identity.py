@@ -96,7 +96,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         number = _version(version)
         if not 0 < len(app) <= APP_LENGTH_MAX:
             raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{APP_LENGTH_MAX}")
-    directory = options.get("staginglocation") or options.get("checkpointlocation")
+    directory = _staging_directory(options)
     where = _write_location(sink)
     sink_id = options.get("sinkid") or _sink_id_of_write(sink, where, app)
     if app:
@@ -112,6 +112,15 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         note = NotedTarget(directory, sink_id, {"target": where.name, **facts})
         named = replace(named, noted=note)
     return named, number
+
+
+def has_staging(options: Mapping[str, str]) -> bool:
+    """Return whether the options of `DataFrame.write` name a place where rows can wait."""
+    return bool(_staging_directory(options))
+
+
+def _staging_directory(options: Mapping[str, str]) -> str | None:
+    return options.get("staginglocation") or options.get("checkpointlocation")
 
 
 def is_owner_of_app(owner: str, app: str) -> bool:

@@ -10,18 +10,18 @@ from dataclasses import replace
 
 from onceflow.connectors.spark.batch.identity import NamedTarget
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import Sink
 from onceflow.sinks.sql.sink import SqlSink
 
 _REPLACING_MODES = ("insert", "upsert")
 
 
-def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
-    """Return `named` as a target of which each batch replaces all rows; `mode` is what asks for it.
+def check_replaces(sink: Sink, mode: str, *, is_staged: bool) -> SqlSink:
+    """Return `sink` if it can replace all rows of its table in one step; asks no server.
 
     Raises:
-        ConfigError: The target cannot do that in one step.
+        ConfigError: It cannot; `mode` is what asks for it, and the text says what to use.
     """
-    sink = named.target.sink
     if not isinstance(sink, SqlSink):
         raise ConfigError(
             f"{mode}: {type(sink).__name__} cannot delete what is there and add the new rows in one"
@@ -43,11 +43,21 @@ def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
             f"{mode}: writeMode={sink.write_mode} goes by the rows that are there, and they are"
             f" replaced. Use writeMode {' or '.join(_REPLACING_MODES)}"
         )
-    if named.target.staging is None:
+    if not is_staged:
         raise ConfigError(
             f"{mode}: the new rows wait in files until one transaction replaces the old ones. Give"
             " option stagingLocation: a directory, or the URL of a bucket, that driver and"
             " executors see"
         )
+    return sink
+
+
+def replace_rows(named: NamedTarget, mode: str) -> NamedTarget:
+    """Return `named` as a target of which each batch replaces all rows; `mode` is what asks for it.
+
+    Raises:
+        ConfigError: The target cannot do that in one step.
+    """
+    sink = check_replaces(named.target.sink, mode, is_staged=named.target.staging is not None)
     staged = replace(sink, commit_mode="ledger")
     return replace(named, target=replace(named.target, sink=staged, replaces=True))

@@ -176,12 +176,16 @@ def batch_writer(
         ConfigError: It cannot be written there; says what mends it.
         OnceflowError: As `BatchCommits.plan`.
     """
-    from onceflow.connectors.spark.batch.identity import write_target
-    from onceflow.connectors.spark.batch.replaced_tables import replace_rows
+    from onceflow.connectors.spark.batch.identity import has_staging, write_target
+    from onceflow.connectors.spark.batch.replaced_tables import check_replaces, replace_rows
 
+    mode = "mode('overwrite')"
+    if overwrite:
+        # Before anything is asked of a server, which may be away: the options alone are wrong.
+        check_replaces(make_sink(options), mode, is_staged=has_staging(options))
     named, number = write_target(make_sink, options)
     if overwrite:
-        named = replace_rows(named, "mode('overwrite')")
+        named = replace_rows(named, mode)
     rows = arrow_schema(schema)
     if named.noted is not None:
         named.noted.require()

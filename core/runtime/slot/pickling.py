@@ -1,11 +1,13 @@
 """How a program is pickled: cloudpickle, and what it sends by value and breaks.
 
-What `__main__` defines goes by value. Two things do not survive that by themselves:
+What `__main__` defines goes by value. Three things do not survive that by themselves:
 
 - `dataclasses.MISSING` says that a field has no default, and is known by its identity. As a copy it
   would be a default: a field that is new would be filled with it. It is sent by its name.
 - A class of `msgspec.Struct` has its fields from the moment that it is made, and cloudpickle adds
   them later. It is made anew from its fields.
+- The file that a function was written in: since 3.1.3 cloudpickle sends `<dynamic-code>` instead,
+  and a failure in a slot could not name the user's line. It is put back when the code is read.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import typing
-from typing import Any, cast
+from collections import ChainMap
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, ClassVar, cast
 
 import cloudpickle
 import msgspec
@@ -33,7 +38,26 @@ _MADE = frozenset(
 _Struct: Any = type(msgspec.Struct)
 
 
+_reduce_code: Callable[[CodeType], tuple[Callable[..., CodeType], tuple[Any, ...]]] = (
+    cloudpickle.Pickler.dispatch_table[CodeType]
+)
+
+
+def _reduce_code_of_file(code: CodeType) -> tuple[Any, ...]:
+    make, arguments = _reduce_code(code)
+    return make_code, (code.co_filename, make, arguments)
+
+
+def make_code(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """Return code that says in which file it was written. Runs in a slot."""
+    return make(*arguments).replace(co_filename=filename)
+
+
 class _Pickler(cloudpickle.Pickler):
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {CodeType: _reduce_code_of_file}, cloudpickle.Pickler.dispatch_table
+    )
+
     def reducer_override(self, obj: Any) -> Any:
         name = _BY_NAME.get(id(obj))
         if name is not None:
