@@ -1,6 +1,6 @@
 """A job to look at in a browser, in a process of its own: it runs until it is stopped.
 
-    python -m tests.support.page_job DIRECTORY [--port P]
+    python -m tests.support.page_job DIRECTORY [--port P] [--rows-per-second R]
 
 While DIRECTORY/mistake is there, the user's function raises, so the job restarts again and again.
 """
@@ -27,6 +27,7 @@ from onceflow.sinks import FileSink, SQLiteSink
 from onceflow.sources import DatagenSource
 
 ROWS_PER_S = 3_000
+"""Enough for curves that look alive."""
 
 
 def check_currency(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -36,7 +37,7 @@ def check_currency(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def build(directory: Path, port: int) -> Pipeline:
+def build(directory: Path, port: int, rows_per_s: int) -> Pipeline:
     """Return payments, checked, with the balance after each, and a raw copy in files."""
     pipeline = Pipeline(
         LocalProcesses(),
@@ -48,7 +49,7 @@ def build(directory: Path, port: int) -> Pipeline:
         endpoint=Endpoint(port=port),
     )
     source = DatagenSource(
-        rows=50_000_000, accounts=500, rows_per_second=ROWS_PER_S, batch_rows=100, splits_count=4
+        rows=50_000_000, accounts=500, rows_per_second=rows_per_s, batch_rows=100, splits_count=4
     )
     payments = pipeline.read(source, uid="payments")
     payments.write(FileSink(str(directory / "archive")), uid="archive")
@@ -68,9 +69,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--rows-per-second", type=int, default=ROWS_PER_S)
     arguments = parser.parse_args()
     os.environ["PAGE_JOB_MISTAKE"] = str(arguments.directory / "mistake")
-    build(arguments.directory, arguments.port).run()
+    build(arguments.directory, arguments.port, arguments.rows_per_second).run()
 
 
 if __name__ == "__main__":

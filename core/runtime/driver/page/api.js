@@ -14,8 +14,10 @@ export const token = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-async function ask(path, options, headers) {
-  const asked = { cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(60_000), ...options };
+const PATIENCE_MS = 60_000; // Reading storage and targets back may take long.
+
+async function ask(path, options, headers, patience = PATIENCE_MS) {
+  const asked = { cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(patience), ...options };
   const response = await fetch(`v1/${path}`, { ...asked, headers: { Authorization: `Bearer ${token.get()}`, ...headers } });
   let answer = {};
   try {
@@ -27,7 +29,7 @@ async function ask(path, options, headers) {
   return answer;
 }
 
-export const read = (path) => ask(path, { method: "GET" }, {});
+export const read = (path, patience) => ask(path, { method: "GET" }, {}, patience);
 
 // Names the driver that the page has shown: another one that answers there now does not do it. The deadline is by the
 // driver's clock, `ahead` milliseconds before ours.

@@ -9,6 +9,7 @@ const OVERVIEW_MS = 1000;
 const PAST_MS = 3000;
 const STORED_MS = 20_000;
 const SILENT_MS = 2500;
+const PATIENCE_MS = 10_000;
 
 export const STATES = { running: "good", starting: "warn", restarting: "warn", failed: "bad", finished: "good", stopped: "", cancelled: "" };
 export const pill = (state) => {
@@ -37,6 +38,8 @@ export class JobView {
     this.showHeader();
     this.resized = new ResizeObserver(() => this.render());
     this.resized.observe(page.main);
+    // A frozen driver takes requests and answers none: no answer is to be waited for.
+    this.watch = setInterval(() => this.isSilent() && this.render(), OVERVIEW_MS);
     this.loop("overview", OVERVIEW_MS, (now) => this.take(now));
     this.loop("timeline", PAST_MS, (timeline) => { this.data.timeline = timeline; });
     this.loop("history?limit=160", PAST_MS, (history) => { this.data.history = history; });
@@ -46,6 +49,7 @@ export class JobView {
   close() {
     this.closed = true;
     this.resized.disconnect();
+    clearInterval(this.watch);
     this.timers.forEach(clearTimeout);
   }
 
@@ -59,7 +63,7 @@ export class JobView {
 
   async loop(path, every, take) {
     try {
-      const answer = await read(this.base + path);
+      const answer = await read(this.base + path, path === "overview" ? PATIENCE_MS : undefined);
       if (this.closed) return;
       take(answer);
       this.heardAt = Date.now();

@@ -36,7 +36,7 @@ function askToken(wrong) {
     h("form", { onsubmit: (event) => {
       event.preventDefault();
       token.set(input.value.trim());
-      begin();
+      begin().then(() => view && main.focus());
     } },
     h("label", { for: "token" }, "Token", input),
     h("p", null, "It stays in this tab until the tab is closed."),
