@@ -54,7 +54,7 @@ class BatchDecisions(ABC):
         """
 
     @abstractmethod
-    def seen(self) -> BatchClaim:
+    def read_claim(self) -> BatchClaim:
         """Return the newest attempt, 0 before the first, and what is decided; changes nothing.
 
         Raises:
@@ -130,7 +130,7 @@ class BatchDecisions(ABC):
         return self.decide(decision)
 
     @abstractmethod
-    def settled(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: BatchDecision) -> None:
         """Remember that all of `decision` is committed, and forget what nobody asks for any more.
 
         Only hastens things: what fails is logged, and a loss does no harm.

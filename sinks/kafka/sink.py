@@ -46,7 +46,7 @@ from onceflow.sinks.kafka.settings import (
     StaleRowsRules,
     WriteOptions,
 )
-from onceflow.sinks.kafka.writer import AtLeastOnceWriter, StagingWriter
+from onceflow.sinks.kafka.writer import KafkaAtLeastOnceWriter, StagingWriter
 
 if TYPE_CHECKING:  # a slot does not pay for it
     from onceflow.core.in_doubt import ResourceManager
@@ -217,7 +217,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
             SinkError: The broker cannot be reached now.
         """
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            return AtLeastOnceWriter(self.settings, context)
+            return KafkaAtLeastOnceWriter(self.settings, context)
         return StagingWriter(self.settings, context)
 
     def committer(self, context: CommitterContext) -> Committer:

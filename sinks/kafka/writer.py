@@ -119,7 +119,7 @@ class StagingWriter(RecordWriter):
             raise
 
 
-class AtLeastOnceWriter(RecordWriter):
+class KafkaAtLeastOnceWriter(RecordWriter):
     """Produces as rows come; what was not flushed before a crash comes again, and so do others."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:

@@ -87,7 +87,7 @@ class MySQLResourceManager(SqlResourceManager):
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
         parsed = (
             self._names.parse(int(format_id), int(gtrid), data)
-            for format_id, gtrid, _, data in self._asked(xa_recover)
+            for format_id, gtrid, _, data in self._ask(xa_recover)
         )
         return sorted({transaction.sink_id for transaction in parsed if transaction})
 
@@ -96,7 +96,7 @@ class MySQLResourceManager(SqlResourceManager):
         statement = _HELD_LOCKS.format(prefix=literal(self._names.writers_lock(sink_id)))
         return [
             f"the writer of subtask {subtask} is connected to {self.name} (session {session})"
-            for subtask, session in self._asked(lambda session: session.query(statement))
+            for subtask, session in self._ask(lambda session: session.query(statement))
         ]
 
     @override

@@ -20,7 +20,7 @@ from onceflow.sinks.mysql.server import MySQLDiagnosis
 from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, Endpoint, NameUnknown, Session
+from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session, SqlEndpoint
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
@@ -96,7 +96,7 @@ class MySQLDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
-    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+    def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         with endpoint.connect("onceflow looks for a table") as session:
             return catalog.resolve_table(session, name)
 

@@ -15,7 +15,7 @@ from onceflow.sinks.mysql.connection import own
 from onceflow.sinks.mysql.two_phase import may_recover, xa_recover
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.session import Session, SqlEndpoint
 from onceflow.sinks.sql.tables import TableName
 
 _DURABLE = "what is committed outlives the server's process and its machine"
@@ -155,7 +155,7 @@ class MySQLDiagnosis(ServerDiagnosis):
         self.user = self.facts.user
 
     @override
-    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+    def fitness(self, where: SqlEndpoint) -> Sequence[Finding]:
         facts, findings = self.facts, list[Finding]()
         minimum = _MARIADB_VERSION_MIN if facts.mariadb else _MYSQL_VERSION_MIN
         if facts.version < minimum:

@@ -29,10 +29,10 @@ from onceflow.sinks.sql.dialect import TwoPhase
 from onceflow.sinks.sql.ledger import LEDGER
 from onceflow.sinks.sql.session import (
     AccessDenied,
-    Endpoint,
     NameTaken,
     NameUnknown,
     Session,
+    SqlEndpoint,
     SqlError,
     session_name,
 )
@@ -47,7 +47,7 @@ _LOCK_WAIT_S = 2
 class XaTransactions(PreparedTransactions):
     """Transactions that are prepared, each named when it begins."""
 
-    def __init__(self, names: XaNames, endpoint: Endpoint, context: WriterContext) -> None:
+    def __init__(self, names: XaNames, endpoint: SqlEndpoint, context: WriterContext) -> None:
         """Connect; nothing is open yet.
 
         Raises:
@@ -143,7 +143,7 @@ class XaTwoPhase(TwoPhase):
         self.names = XaNames(schema)
 
     @override
-    def transactions(self, endpoint: Endpoint, context: WriterContext) -> XaTransactions:
+    def transactions(self, endpoint: SqlEndpoint, context: WriterContext) -> XaTransactions:
         return XaTransactions(self.names, endpoint, context)
 
     @override

@@ -75,7 +75,7 @@ class PostgresResourceManager(SqlResourceManager):
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
-        rows = self._asked(lambda session: session.query(_PREPARED))
+        rows = self._ask(lambda session: session.query(_PREPARED))
         parsed = (TransactionId.parse(str(gid)) for (gid,) in rows)
         return sorted({transaction.sink_id for transaction in parsed if transaction})
 
@@ -83,7 +83,7 @@ class PostgresResourceManager(SqlResourceManager):
     def sessions(self, sink_id: str) -> Sequence[str]:
         return [
             f"a writer of attempt {attempt} is connected to {self.name} (server process {pid})"
-            for name, pid in self._asked(lambda session: session.query(_SESSIONS))
+            for name, pid in self._ask(lambda session: session.query(_SESSIONS))
             if (attempt := attempt_of_writer(str(name), sink_id)) is not None
         ]
 

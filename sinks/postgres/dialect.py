@@ -21,7 +21,7 @@ from onceflow.sinks.postgres.server import PostgresDiagnosis, is_pooled
 from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.session import Session, SqlEndpoint
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 
@@ -60,7 +60,7 @@ class PostgresDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
-    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+    def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         schema = name.schema
         if schema is None:
             # Only the server knows the search path, and which of its schemas has the table.

@@ -13,7 +13,7 @@ from onceflow.sinks.postgres.catalog import identifier, literal, quote
 from onceflow.sinks.postgres.connection import own
 from onceflow.sinks.sql.dialect import DATABASE, ServerDiagnosis, TwoPhaseSupport, connections
 from onceflow.sinks.sql.ledger import LEDGER, SINKS
-from onceflow.sinks.sql.session import Endpoint, Session, StatementRefused
+from onceflow.sinks.sql.session import Session, SqlEndpoint, StatementRefused
 from onceflow.sinks.sql.tables import TableName
 
 SERVER_VERSION_MIN = 120000
@@ -67,7 +67,7 @@ class PostgresDiagnosis(ServerDiagnosis):
         )  # fmt: skip
 
     @override
-    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+    def fitness(self, where: SqlEndpoint) -> Sequence[Finding]:
         shown, findings = f"PostgreSQL {self.version // 10000}", list[Finding]()
         if self.version < SERVER_VERSION_MIN:
             needed = f"PostgreSQL {SERVER_VERSION_MIN // 10000} or newer"

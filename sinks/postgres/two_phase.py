@@ -16,14 +16,14 @@ from onceflow.sinks.postgres.catalog import literal
 from onceflow.sinks.postgres.connection import own, writer_name
 from onceflow.sinks.postgres.server import check_prepared_room
 from onceflow.sinks.sql.dialect import TwoPhase
-from onceflow.sinks.sql.session import Endpoint, NameTaken, Session, SqlError, refusal
+from onceflow.sinks.sql.session import NameTaken, Session, SqlEndpoint, SqlError, refusal
 from onceflow.sinks.sql.transactions import PreparedTransactions
 
 
 class PostgresTransactions(PreparedTransactions):
     """Transactions of which each gets its name only when it is prepared."""
 
-    def __init__(self, endpoint: Endpoint, context: WriterContext) -> None:
+    def __init__(self, endpoint: SqlEndpoint, context: WriterContext) -> None:
         """Connect, and check that the server has room for what all subtasks prepare.
 
         Raises:
@@ -76,7 +76,7 @@ class PostgresTwoPhase(TwoPhase):
     roll_back_words: ClassVar[str] = "ROLLBACK PREPARED"
 
     @override
-    def transactions(self, endpoint: Endpoint, context: WriterContext) -> PostgresTransactions:
+    def transactions(self, endpoint: SqlEndpoint, context: WriterContext) -> PostgresTransactions:
         return PostgresTransactions(endpoint, context)
 
     @override

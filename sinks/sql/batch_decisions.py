@@ -103,7 +103,7 @@ class SqlBatchDecisions(BatchDecisions):
         """
         self._reconnect_timeout_s = reconnect_timeout_s
         self._parts = {
-            part_id: (part, self._staged_commits(part_id, part, owner))
+            part_id: (part, self._build_staged_commits(part_id, part, owner))
             for part_id, part in (parts or {}).items()
         }
         self._settings = settings
@@ -121,7 +121,7 @@ class SqlBatchDecisions(BatchDecisions):
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
     ) -> BatchClaim:
         for _ in range(CLAIM_TRIES_MAX):
-            newest = self._asked(self._newest, _WHO)
+            newest = self._ask(self._newest, _WHO)
             if after is not None and newest != after:
                 self.check_newest(after)
             attempt = AttemptId(newest + 1)
@@ -130,22 +130,22 @@ class SqlBatchDecisions(BatchDecisions):
             except Fenced:
                 # Another was quicker; it may claim once, and decide.
                 continue
-            return self._asked(partial(self._claimed, attempt), "what is decided is not told")
+            return self._ask(partial(self._load_claim, attempt), "what is decided is not told")
         raise Fenced(
             f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first; stop"
             " all but one"
         )
 
     @override
-    def seen(self) -> BatchClaim:
-        attempt = AttemptId(self._asked(self._newest, _WHO))
+    def read_claim(self) -> BatchClaim:
+        attempt = AttemptId(self._ask(self._newest, _WHO))
         text = "what is decided is not told"
-        return BatchClaim(attempt, self._asked(self._all_if_any, text) if attempt else ())
+        return BatchClaim(attempt, self._ask(self._all_if_any, text) if attempt else ())
 
     @override
     def claimant(self) -> Claimant:
-        claim = self._asked(
-            lambda: self._ledger.newest_claim(self._connected(), self._sink_id), _WHO
+        claim = self._ask(
+            lambda: self._ledger.newest_claim(self._open_session(), self._sink_id), _WHO
         )
         return (
             Claimant(AttemptId(0)) if claim is None else Claimant(AttemptId(claim[0]), *claim[1:])
@@ -153,7 +153,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def fence(self) -> None:
-        newest = self.seen().attempt
+        newest = self.read_claim().attempt
         if self.claim_next(newest) is None:
             raise Fenced(
                 f"sink id {self._sink_id!r}: its attempt was {newest}, and is not or could not be"
@@ -163,13 +163,13 @@ class SqlBatchDecisions(BatchDecisions):
     @override
     def claim_next(self, after: AttemptId) -> BatchClaim | None:
         try:
-            session = self._connected()
+            session = self._open_session()
             updated = session.execute(
                 f"UPDATE {self._ledger.sinks} SET attempt = attempt + 1, "
                 f"claimed_at = CURRENT_TIMESTAMP WHERE sink_id = {self._literal(self._sink_id)} "
                 f"AND log_id = {self._literal(self._owner)} AND attempt = {int(after)}"
             )
-            return self._claimed(AttemptId(after + 1)) if updated == 1 else None
+            return self._load_claim(AttemptId(after + 1)) if updated == 1 else None
         except (SqlError, SinkError):
             # Claimed or not, `claim` finds out.
             return None
@@ -177,22 +177,20 @@ class SqlBatchDecisions(BatchDecisions):
     @override
     def with_committables(self, claim: BatchClaim) -> BatchClaim:
         """Ask again: a claim reads only what is not settled, which is little."""
-        decisions = self._asked(
-            lambda: self._all(self._connected(), _COLUMNS), "what is decided is not told"
+        decisions = self._ask(
+            lambda: self._all(self._open_session(), _COLUMNS), "what is decided is not told"
         )
         return replace(claim, decisions=decisions)
 
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
-        return self._recorded(decision, lambda _: None)
+        return self._record(decision, lambda _: None)
 
     @override
     def decide_with_rows(self, decision: BatchDecision) -> BatchDecision:
-        return self._recorded(decision, partial(self._apply_staged, decision))
+        return self._record(decision, partial(self._apply_staged, decision))
 
-    def _recorded(
-        self, decision: BatchDecision, with_it: Callable[[Session], None]
-    ) -> BatchDecision:
+    def _record(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
         """Return what is decided; `with_it` is done in the transaction that records it."""
         endpoint = self._settings.endpoint
         retries: Retries | None = None
@@ -223,13 +221,13 @@ class SqlBatchDecisions(BatchDecisions):
                 )
 
     @override
-    def settled(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: BatchDecision) -> None:
         batch = decision.batch
         of_source = (
             f"sink_id = {self._literal(self._sink_id)} AND source = {self._literal(batch.source)}"
         )
         try:
-            session = self._connected()
+            session = self._open_session()
             with session.transaction():
                 for statement in self._dialect.before_pruning:
                     session.execute(statement)
@@ -253,7 +251,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def give_up(self, transaction: TransactionId) -> None:
-        self._asked(lambda: self._give_up(transaction), f"{transaction} stays decided")
+        self._ask(lambda: self._give_up(transaction), f"{transaction} stays decided")
 
     @override
     def task_sink(self, sink: Sink) -> Sink:
@@ -276,7 +274,7 @@ class SqlBatchDecisions(BatchDecisions):
         Raises:
             ConfigError: It belongs to somebody else, or this owner wrote under another one.
         """
-        session = self._connected()
+        session = self._open_session()
         try:
             owner = self._ledger.owner(session, self._sink_id)
             if owner is not None:
@@ -307,8 +305,8 @@ class SqlBatchDecisions(BatchDecisions):
             f"its sink id over: {self._ledger.take_over(self._sink_id)}"
         )
 
-    def _claimed(self, attempt: AttemptId) -> BatchClaim:
-        session = self._connected()
+    def _load_claim(self, attempt: AttemptId) -> BatchClaim:
+        session = self._open_session()
         if not self._has_table:
             self._ensure_table(session)
             if self._settings.commit_mode is None:
@@ -321,20 +319,20 @@ class SqlBatchDecisions(BatchDecisions):
         return BatchClaim(attempt, self._all(session, unsettled))
 
     def _all(self, session: Session, columns: str) -> tuple[BatchDecision, ...]:
-        found = session.query(
+        rows = session.query(
             f"SELECT {columns} FROM {self._table} "
             f"WHERE sink_id = {self._literal(self._sink_id)} ORDER BY attempt"
         )
-        return tuple(self._decision(row) for row in found)
+        return tuple(self._decision(row) for row in rows)
 
     def _all_if_any(self) -> tuple[BatchDecision, ...]:
         try:
-            return self._all(self._connected(), _COLUMNS)
+            return self._all(self._open_session(), _COLUMNS)
         except TableMissing:
             return ()
 
     def _decide(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
-        session = self._connected()
+        session = self._open_session()
         try:
             session.begin()
             owners = session.query(
@@ -397,7 +395,7 @@ class SqlBatchDecisions(BatchDecisions):
         session.execute(f"DELETE FROM {self._dialect.identifier(table.name)}")
 
     def _give_up(self, transaction: TransactionId) -> None:
-        session = self._connected()
+        session = self._open_session()
         for decision in self._all_if_any():
             kept = [one for one in decision.committables if one.transaction != transaction]
             if len(kept) == len(decision.committables):
@@ -407,7 +405,7 @@ class SqlBatchDecisions(BatchDecisions):
                 f"WHERE sink_id = {self._literal(self._sink_id)} AND "
                 f"source = {self._literal(batch.source)} AND number = {int(batch.number)}"
             )
-            listed = self._literal(_encoded(kept, self._sink_id))
+            listed = self._literal(_encode_committables(kept, self._sink_id))
             session.execute(
                 f"UPDATE {self._table} SET committables = {listed} {of_batch}"
                 if kept
@@ -415,33 +413,33 @@ class SqlBatchDecisions(BatchDecisions):
             )
 
     def _existing(self, session: Session, batch: BatchId) -> BatchDecision | None:
-        found = session.query(
+        rows = session.query(
             f"SELECT {_COLUMNS} FROM {self._table} "
             f"WHERE sink_id = {self._literal(self._sink_id)} "
             f"AND source = {self._literal(batch.source)} AND number = {int(batch.number)}"
         )
-        return self._decision(found[0]) if found else None
+        return self._decision(rows[0]) if rows else None
 
     def _row(self, decision: BatchDecision) -> str:
         batch = decision.batch
         texts = (self._sink_id, batch.source), (decision.fingerprint, decision.run)
         first, then = (", ".join(map(self._literal, pair)) for pair in texts)
-        listed = self._literal(_encoded(decision.committables, self._sink_id))
+        listed = self._literal(_encode_committables(decision.committables, self._sink_id))
         return f"{first}, {int(batch.number)}, {int(decision.attempt)}, {then}, {listed}, 0"
 
     def _decision(self, row: Sequence[Any]) -> BatchDecision:
-        source, number, attempt, fingerprint, run, committables, settled = row
+        source, number, attempt, fingerprint, run, committables, is_committed = row
         attempt = AttemptId(int(attempt))
         return BatchDecision(
             BatchId(str(source), int(number)),
             attempt,
             str(fingerprint),
             str(run),
-            _decoded(str(committables), self._sink_id, attempt),
-            settled=bool(settled),
+            _decode_committables(str(committables), self._sink_id, attempt),
+            settled=bool(is_committed),
         )
 
-    def _staged_commits(self, part_id: str, part: DecidedPart, owner: str) -> StagedCommits:
+    def _build_staged_commits(self, part_id: str, part: DecidedPart, owner: str) -> StagedCommits:
         # Nothing goes by the attempt where the caller has the transaction.
         context = CommitterContext(
             job=owner,
@@ -451,7 +449,7 @@ class SqlBatchDecisions(BatchDecisions):
             log_id=owner,
             staging=part.staging,
         )
-        return StagedCommits(part.settings, context, self._connected)
+        return StagedCommits(part.settings, context, self._open_session)
 
     def _ensure_table(self, session: Session) -> None:
         name = TableName(self._ledger.schema, BATCHES)
@@ -475,7 +473,7 @@ class SqlBatchDecisions(BatchDecisions):
     def _table(self) -> str:
         return self._dialect.identifier(TableName(self._ledger.schema, BATCHES))
 
-    def _asked(self, ask: Callable[[], _T], text: str) -> _T:
+    def _ask(self, ask: Callable[[], _T], text: str) -> _T:
         """Return what `ask` returns; once more when the connection was lost.
 
         Waits for a server that is down, if it was ever reached.
@@ -502,7 +500,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     def _grants(self) -> str:
         """Return the statements by which the user may write our tables; empty: it may already."""
-        session = self._connected()
+        session = self._open_session()
         server = self._dialect.look_at_server(session)
         tables = (LEDGER, SINKS, BATCHES)
         return server.bookkeeping(session, self._ledger.schema, tables).remedy
@@ -517,7 +515,7 @@ class SqlBatchDecisions(BatchDecisions):
         retries: Retries | None = None
         while True:
             try:
-                self._connected()
+                self._open_session()
             except SinkError as error:
                 # A refusal may take its time, too: it counts from the first one.
                 retries = retries or Retries(until=time.monotonic() + self._reconnect_timeout_s)
@@ -528,7 +526,7 @@ class SqlBatchDecisions(BatchDecisions):
             else:
                 return
 
-    def _connected(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None or not self._session.is_open:
             self._session = self._settings.endpoint.connect(f"onceflow {self._sink_id} batches")
             self._has_connected = True
@@ -538,7 +536,7 @@ class SqlBatchDecisions(BatchDecisions):
         return self._dialect.literal(value)
 
 
-def _encoded(committables: Sequence[Committable], sink_id: str) -> str:
+def _encode_committables(committables: Sequence[Committable], sink_id: str) -> str:
     rows = [
         [
             one.transaction.checkpoint,
@@ -557,7 +555,7 @@ def _encoded(committables: Sequence[Committable], sink_id: str) -> str:
 _ROWS = json_decoder(list[tuple[int, int, int, int, str, str]])
 
 
-def _decoded(text: str, sink_id: str, attempt: AttemptId) -> tuple[Committable, ...]:
+def _decode_committables(text: str, sink_id: str, attempt: AttemptId) -> tuple[Committable, ...]:
     rows = _ROWS.decode(text)
     return tuple(
         Committable(

@@ -74,13 +74,13 @@ class TableChanges:
     def deletes(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose keys are deleted, sorted by key, each key once."""
         if any(run.deletes for run in self._runs):
-            yield from self._selected(deletes=True)
+            yield from self._select(deletes=True)
 
     def puts(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that are put, sorted by key, each key once; to be applied last."""
-        yield from self._selected(deletes=False)
+        yield from self._select(deletes=False)
 
-    def _selected(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
+    def _select(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
         for block in self._blocks():
             marked = block.rows.column(block.rows.num_columns - 1)
             if pc.any(marked).as_py() is deletes and pc.all(marked).as_py() is deletes:
@@ -94,7 +94,7 @@ class TableChanges:
         blocks = [run.blocks() for run in self._runs]
         if len(blocks) == 1:
             return blocks[0]
-        return merged(blocks, self._rules.primary_key, self._rules.mode)
+        return merge_runs(blocks, self._rules.primary_key, self._rules.mode)
 
 
 class ChangeBuffer:
@@ -121,15 +121,15 @@ class ChangeBuffer:
         self.rows = 0
         """Rows taken since the last `clear`, before any of them superseded another."""
 
-    def add(self, found: Classified, table: str) -> None:
+    def add(self, classified: Classified, table: str) -> None:
         """Take rows in the sink's schema for `table`; their columns must be plain (`decoded_rows`).
 
         Raises:
             SinkError: The rows have another schema than those before.
         """
-        if not found.rows.num_rows:
+        if not classified.rows.num_rows:
             return
-        marked = found.rows.append_column(_DELETES, found.deletes)
+        marked = classified.rows.append_column(_DELETES, classified.deletes)
         fresh = self._fresh.setdefault(table, [])
         if fresh and not fresh[0].schema.equals(marked.schema):
             marked = _as_before(marked, fresh[0].schema)
@@ -146,7 +146,7 @@ class ChangeBuffer:
                 table,
                 [
                     *self._runs.get(table, ()),
-                    *([_MemoryRun(self._reduced(table), self._rows_a_batch)] if fresh else ()),
+                    *([_MemoryRun(self._reduce(table), self._rows_a_batch)] if fresh else ()),
                 ],
                 self._rules,
             )
@@ -163,14 +163,16 @@ class ChangeBuffer:
         self._memory_bytes = 0
         self.rows = 0
 
-    def _reduced(self, table: str) -> SortedChanges:
-        sorted_changes = reduced(self._fresh[table], self._rules.primary_key, self._rules.mode)
+    def _reduce(self, table: str) -> SortedChanges:
+        sorted_changes = reduce_changes(
+            self._fresh[table], self._rules.primary_key, self._rules.mode
+        )
         self._fresh[table] = [sorted_changes.rows]
         return sorted_changes
 
     def _make_room(self) -> None:
         """Reduce what is in memory, and write it to files unless it has become much less."""
-        tables = {table: self._reduced(table) for table, fresh in self._fresh.items() if fresh}
+        tables = {table: self._reduce(table) for table, fresh in self._fresh.items() if fresh}
         self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
         if self._memory_bytes <= self._memory_bytes_max // 2:
             return
@@ -308,7 +310,7 @@ class SortedChanges:
             start = end
 
 
-def reduced(
+def reduce_changes(
     changes: Sequence[pa.RecordBatch], key: Sequence[str], mode: WriteMode
 ) -> SortedChanges:
     """Return what `changes`, in arrival order, come to; sorted by `key`.
@@ -320,11 +322,11 @@ def reduced(
     keys = [rows.column(name).take(order) for name in key]
     starts = _group_starts(keys)
     deletes = rows.column(rows.num_columns - 1).take(order).to_numpy(zero_copy_only=False)
-    kept = _kept(starts, deletes, mode)
+    kept = _find_remaining(starts, deletes, mode)
     return SortedChanges(rows.take(order.take(pa.array(kept))), key)
 
 
-def merged(
+def merge_runs(
     runs: Sequence[Iterator[SortedChanges]], key: Sequence[str], mode: WriteMode
 ) -> Iterator[SortedChanges]:
     """Reduce `runs`, each sorted and reduced, in arrival order, holding one block of each."""
@@ -344,7 +346,7 @@ def merged(
             heads[position] = (
                 next(runs[position], None) if count == head.rows.num_rows else head.slice(count)
             )
-        yield reduced(parts, key, mode)
+        yield reduce_changes(parts, key, mode)
 
 
 def _order(keys: Sequence[pa.Array]) -> pa.Array:
@@ -367,7 +369,7 @@ def _group_starts(keys: Sequence[pa.Array]) -> Positions:
     return np.concatenate(([0], np.flatnonzero(differs) + 1)).astype(np.int64)
 
 
-def _kept(starts: Positions, deletes: Flags, mode: WriteMode) -> Positions:
+def _find_remaining(starts: Positions, deletes: Flags, mode: WriteMode) -> Positions:
     """Return the positions that remain, in order."""
     count = len(deletes)
     if not count:

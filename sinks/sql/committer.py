@@ -70,7 +70,7 @@ class SqlCommitter(Committer):
         self._committed_last: TransactionId | None = None
         self._proven_on: Session | None = None
         """The session on which that one is known to be in the ledger."""
-        self._staged = StagedCommits(settings, context, self._connected)
+        self._staged = StagedCommits(settings, context, self._open_session)
 
     @override
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -86,7 +86,7 @@ class SqlCommitter(Committer):
         outcome: CommitOutcome
         if is_staged(committable):
             outcome = self._ask(
-                lambda: self._answered(lambda: self._staged.commit(committable)),
+                lambda: self._ask_or_retry_later(lambda: self._staged.commit(committable)),
                 f"COMMIT of the staged rows of {transaction}",
             )
         elif self._two_phase is None:
@@ -114,7 +114,7 @@ class SqlCommitter(Committer):
         transaction = committable.transaction
         if is_staged(committable):
             return self._ask(
-                lambda: self._answered(lambda: self._staged.abort(transaction)),
+                lambda: self._ask_or_retry_later(lambda: self._staged.abort(transaction)),
                 f"the ledger's question for {transaction}",
             )
         two_phase = self._two_phase
@@ -137,9 +137,9 @@ class SqlCommitter(Committer):
             SinkError: The server cannot be asked now.
             StorageError: Checkpoint storage cannot be asked now.
         """
-        found: Sequence[TransactionId] = ()
+        transactions: Sequence[TransactionId] = ()
         try:
-            found = self._listed()
+            transactions = self._list_prepared()
         except SqlError as error:
             text = (
                 f"sink {self._context.sink_id}: what is in doubt at {self._endpoint} cannot be "
@@ -154,7 +154,7 @@ class SqlCommitter(Committer):
             )
         staging = self._context.staging
         staged = () if staging is None else staging.transactions()
-        return (*map(Committable, found), *map(make_staged_committable, staged))
+        return (*map(Committable, transactions), *map(make_staged_committable, staged))
 
     @override
     def prune(self, before: CheckpointId) -> None:
@@ -166,7 +166,7 @@ class SqlCommitter(Committer):
             self._committed_last = None
         try:
             for _ in range(_PRUNE_ROUNDS_MAX):
-                if not self._ledger.prune(self._connected(), self._context.sink_id, before):
+                if not self._ledger.prune(self._open_session(), self._context.sink_id, before):
                     return
         except (SqlError, SinkError, ConfigError) as error:
             self._give_up_pruning(before, str(error))
@@ -180,7 +180,7 @@ class SqlCommitter(Committer):
 
     @override
     def find_prepare_time(self, committable: Committable) -> datetime | None:
-        """Return when the server prepared it, by its own clock; None when it is not prepared.
+        """Return the time, by the server's clock, when it was prepared; None when it is not.
 
         Raises:
             SinkError: The server cannot be asked now.
@@ -189,7 +189,7 @@ class SqlCommitter(Committer):
         if self._two_phase is None:
             return None
         try:
-            return self._two_phase.find_prepare_time(self._connected(), transaction)
+            return self._two_phase.find_prepare_time(self._open_session(), transaction)
         except SqlError as error:
             raise SinkError(
                 f"when {transaction} was prepared cannot be asked at {self._endpoint}: {error}"
@@ -213,8 +213,8 @@ class SqlCommitter(Committer):
             outcome = decide(two_phase, transaction)
             if outcome is not None or holder.pause():
                 return outcome
-            return self._answered(
-                lambda: RetryLater(two_phase.let_go(self._connected(), transaction))
+            return self._ask_or_retry_later(
+                lambda: RetryLater(two_phase.let_go(self._open_session(), transaction))
             )
 
         return self._ask(ask, statement)
@@ -222,7 +222,7 @@ class SqlCommitter(Committer):
     def _commit_prepared(
         self, two_phase: TwoPhase, transaction: TransactionId
     ) -> CommitOutcome | None:
-        session = self._connected()
+        session = self._open_session()
         try:
             if two_phase.is_held(session, transaction):
                 return None
@@ -232,13 +232,15 @@ class SqlCommitter(Committer):
             self._only_answered.add(transaction)
             return _nothing_done(transaction)
         except NameUnknown:
-            return self._answered(lambda: self._gone_at_commit(two_phase, transaction))
+            return self._ask_or_retry_later(
+                lambda: self._resolve_gone_at_commit(two_phase, transaction)
+            )
         except ConnectionLost:
             raise
         except SqlError as error:
             return RetryLater(f"{two_phase.commit_words} {transaction}: {error}")
 
-    def _gone_at_commit(
+    def _resolve_gone_at_commit(
         self, two_phase: TwoPhase, transaction: TransactionId
     ) -> AlreadyCommitted | Lost | RetryLater | None:
         """Tell committed from rolled back, after the server knew no prepared transaction.
@@ -249,7 +251,7 @@ class SqlCommitter(Committer):
         """
         if self._in_ledger(transaction):
             return AlreadyCommitted()
-        if two_phase.is_prepared(self._connected(), transaction):
+        if two_phase.is_prepared(self._open_session(), transaction):
             return None
         if self._in_ledger(transaction):
             return AlreadyCommitted()
@@ -265,25 +267,27 @@ class SqlCommitter(Committer):
     def _abort_prepared(
         self, two_phase: TwoPhase, transaction: TransactionId
     ) -> AbortOutcome | None:
-        session = self._connected()
+        session = self._open_session()
         try:
             if two_phase.is_held(session, transaction):
                 return None
             two_phase.roll_back(session, transaction)
             return Aborted()
         except NameUnknown:
-            return self._answered(lambda: self._gone_at_abort(two_phase, transaction))
+            return self._ask_or_retry_later(
+                lambda: self._resolve_gone_at_abort(two_phase, transaction)
+            )
         except ConnectionLost:
             raise
         except SqlError as error:
             return RetryLater(f"{two_phase.roll_back_words} {transaction}: {error}")
 
-    def _gone_at_abort(
+    def _resolve_gone_at_abort(
         self, two_phase: TwoPhase, transaction: TransactionId
     ) -> Aborted | AlreadyCommitted | None:
         if self._in_ledger(transaction):
             return AlreadyCommitted()
-        if two_phase.is_prepared(self._connected(), transaction):
+        if two_phase.is_prepared(self._open_session(), transaction):
             return None
         return AlreadyCommitted() if self._in_ledger(transaction) else Aborted()
 
@@ -293,21 +297,21 @@ class SqlCommitter(Committer):
             "another session can end: it is of another sink"
         )
 
-    def _listed(self) -> tuple[TransactionId, ...]:
+    def _list_prepared(self) -> tuple[TransactionId, ...]:
         if self._two_phase is None:
             return ()
         try:
-            return self._two_phase.list_prepared(self._connected(), self._context.sink_id)
+            return self._two_phase.list_prepared(self._open_session(), self._context.sink_id)
         except ConnectionLost:
             # The server may have restarted while nothing was asked of it.
-            return self._two_phase.list_prepared(self._connected(), self._context.sink_id)
+            return self._two_phase.list_prepared(self._open_session(), self._context.sink_id)
 
     def _only_stages(self) -> bool:
         """Return whether the sink's attempt, which was checked, works in ledger mode."""
         if self._settings.commit_mode is not None:
             return self._settings.commit_mode is CommitMode.LEDGER
         try:
-            recorded = self._ledger.commit_mode(self._connected(), self._context.sink_id)
+            recorded = self._ledger.commit_mode(self._open_session(), self._context.sink_id)
         except SqlError:
             return False
         return recorded == CommitMode.LEDGER.value
@@ -323,7 +327,8 @@ class SqlCommitter(Committer):
         if last is None or self._session is self._proven_on:
             return
         proven = self._ask(
-            lambda: self._answered(lambda: self._in_ledger(last)), f"the question for {last}"
+            lambda: self._ask_or_retry_later(lambda: self._in_ledger(last)),
+            f"the question for {last}",
         )
         if proven is False:
             raise CommitOutcomeUnknown(
@@ -333,7 +338,7 @@ class SqlCommitter(Committer):
             )
 
     def _in_ledger(self, transaction: TransactionId) -> bool:
-        return self._ledger.has(self._connected(), transaction)
+        return self._ledger.has(self._open_session(), transaction)
 
     def _ask(self, ask: Callable[[], _T | None], statement: str) -> _T | RetryLater | Unknown:
         endpoint = self._endpoint
@@ -341,7 +346,7 @@ class SqlCommitter(Committer):
             ask, statement, sent_to=endpoint, timeout_s=endpoint.connect_timeout_s
         )
 
-    def _answered(self, ask: Callable[[], _T]) -> _T | RetryLater:
+    def _ask_or_retry_later(self, ask: Callable[[], _T]) -> _T | RetryLater:
         """Return what `ask` returns; it may be asked twice, so a lost reply means to ask again."""
         try:
             return ask()
@@ -353,7 +358,7 @@ class SqlCommitter(Committer):
                 self.close()
             return RetryLater(f"the server cannot be asked: {error}")
 
-    def _connected(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None or not self._session.is_open:
             context = self._context
             name = session_name(context.sink_id, context.attempt, "committer")

@@ -65,7 +65,7 @@ class SqlResourceManager(ResourceManager):
             owner = ledger.owner(session, sink_id)
             if owner is None or owner.log_id != context.log_id:
                 return None
-            return to_record(sink_id, owner.attempt, ledger.committed(session, sink_id))
+            return to_record(sink_id, owner.attempt, ledger.find_committed(session, sink_id))
 
         return self._of_our_tables(ask)
 
@@ -75,7 +75,7 @@ class SqlResourceManager(ResourceManager):
         if session is not None:
             session.close()
 
-    def _asked(self, ask: Callable[[Session], _T]) -> _T:
+    def _ask(self, ask: Callable[[Session], _T]) -> _T:
         """Return what `ask` returns.
 
         Raises:
@@ -91,10 +91,10 @@ class SqlResourceManager(ResourceManager):
     def _of_our_tables(self, ask: Callable[[Session], _T | None]) -> _T | None:
         """Return what `ask` returns; None where our tables are not."""
 
-        def asked(session: Session) -> _T | None:
+        def ask_unless_missing(session: Session) -> _T | None:
             try:
                 return ask(session)
             except TableMissing:
                 return None
 
-        return self._asked(asked)
+        return self._ask(ask_unless_missing)

@@ -50,7 +50,7 @@ def creation(
         schema=name.schema,
         **dialect.options_of_tables,
     )
-    return _compiled(dialect, CreateTable(table))
+    return _compile(dialect, CreateTable(table))
 
 
 def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> Sequence[str]:
@@ -61,7 +61,7 @@ def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> 
     """
     columns = [_column(dialect, field, is_key=False, nullable=True) for field in fields]
     sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    added = [f"ADD COLUMN {_compiled(dialect, CreateColumn(one))}" for one in columns]
+    added = [f"ADD COLUMN {_compile(dialect, CreateColumn(one))}" for one in columns]
     parts = added if dialect.adds_columns_one_by_one else [", ".join(added)]
     return [f"ALTER TABLE {dialect.identifier(name)} {part}" for part in parts]
 
@@ -88,15 +88,15 @@ def ledger_creation(dialect: Dialect, schema: str) -> Sequence[str]:
         for index in table.indexes
     ]
     elements: list[DDLElement] = [CreateTable(table, if_not_exists=True) for table in tables]
-    return [_compiled(dialect, element) for element in (*elements, *indexes)]
+    return [_compile(dialect, element) for element in (*elements, *indexes)]
 
 
 def batches_creation(dialect: Dialect, schema: str) -> str:
     """Return the statement that creates the table of batches in `schema`."""
-    return _compiled(dialect, CreateTable(_batches(dialect, schema), if_not_exists=True))
+    return _compile(dialect, CreateTable(_batches(dialect, schema), if_not_exists=True))
 
 
-def _compiled(dialect: Dialect, element: DDLElement | CreateColumn) -> str:
+def _compile(dialect: Dialect, element: DDLElement | CreateColumn) -> str:
     compiler: Compiler = dialect.compiler()
     return str(element.compile(dialect=compiler)).strip()
 

@@ -44,9 +44,9 @@ class SqlDiagnosis:
         if given not in modes:
             raise ConfigError(f"commit_mode={given!r} must be one of {', '.join(modes)}")
         sink = self.sink(access, access.timeout_s / 2)
-        return partial(self._asked, sink, modes[given], tuple(names), parallelism)
+        return partial(self._examine, sink, modes[given], tuple(names), parallelism)
 
-    def _asked(
+    def _examine(
         self, sink: SqlSink, mode: CommitMode | None, tables: Sequence[str], parallelism: int
     ) -> Sequence[Finding]:
         settings = sink.settings
@@ -91,15 +91,15 @@ class _Examination:
             ("clock", self._clock),
             ("prepared transactions", lambda: server.list_left_over(session, schema)),
         )
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for name, ask in questions:
             try:
-                found += ask()
+                findings += ask()
             except SqlError as error:
-                found.append(DATABASE.problem(f"{name}: {error}", "", ""))
+                findings.append(DATABASE.problem(f"{name}: {error}", "", ""))
                 if not session.is_open:
                     break
-        return found
+        return findings
 
     def _two_phase(self, mode: CommitMode | None, parallelism: int) -> Sequence[Finding]:
         """Return what stands in the way, as grave as it is for a sink in this mode."""
@@ -109,12 +109,12 @@ class _Examination:
         against = (*support.obstacles, *support.drawbacks)
         match mode:
             case CommitMode.TWO_PHASE:
-                found = against
+                findings = against
             case None:
-                found = tuple(replace(one, level=Level.WARNING) for one in against)
+                findings = tuple(replace(one, level=Level.WARNING) for one in against)
             case CommitMode.LEDGER:
                 return [replace(one, level=Level.OK, remedy="") for one in against]
-        return found or [DATABASE.ok(support.merit)]
+        return findings or [DATABASE.ok(support.merit)]
 
     def _table(self, given: str) -> Finding:
         area, name = Area(f"table {given}"), TableName.parse(given)
@@ -131,9 +131,9 @@ class _Examination:
             shown = self._settings.dialect.identifier(table.name)
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {shown} TO {self._server.user}"
             return area.problem(f"{who} may not insert", "INSERT", grant)
-        return area.ok(f"{who} may {', '.join(self._allowed(table))}")
+        return area.ok(f"{who} may {', '.join(self._list_privileges(table))}")
 
-    def _allowed(self, table: Table) -> list[str]:
+    def _list_privileges(self, table: Table) -> list[str]:
         may = ["insert"]
         may += ["select"] if all(one.readable for one in table.columns) else []
         may += ["update"] if all(one.updatable for one in table.columns) else []

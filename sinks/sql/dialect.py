@@ -2,7 +2,7 @@
 
 A dialect is data and small methods, and holds no state: one object serves all sinks. To add one:
 
-    connection.py   its `Endpoint`, and its `Session`: the only module that imports the driver
+    connection.py   its `SqlEndpoint`, and its `Session`: the only module that imports the driver
     catalog.py      how the server describes a table: `found`
     types.py        Arrow types and the server's: `fit`
     column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
@@ -31,7 +31,7 @@ import pyarrow as pa
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.connector import Area, Finding
-from onceflow.sinks.sql.session import Endpoint, Session, session_name
+from onceflow.sinks.sql.session import Session, SqlEndpoint, session_name
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.transactions import PreparedTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
@@ -167,7 +167,7 @@ class Dialect(ABC):
         """Return the table called `name` as the session finds it, or None."""
 
     @abstractmethod
-    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+    def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         """Return the name that all spellings of a table share; asks the server where only it knows.
 
         The usual schema is left out: public, or the url's database. A table that is missing has
@@ -281,7 +281,7 @@ class ServerDiagnosis(ABC):
     """Who is connected, as GRANT takes it."""
 
     @abstractmethod
-    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+    def fitness(self, where: SqlEndpoint) -> Sequence[Finding]:
         """Return whether it can be written to, and keeps what it has said is committed."""
 
     @abstractmethod
@@ -356,7 +356,7 @@ class TwoPhase(ABC):
         self.schema = schema
 
     @abstractmethod
-    def transactions(self, endpoint: Endpoint, context: WriterContext) -> PreparedTransactions:
+    def transactions(self, endpoint: SqlEndpoint, context: WriterContext) -> PreparedTransactions:
         """Return the connected transactions of one writer.
 
         Raises:
@@ -379,7 +379,7 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
-        """Return when the server prepared it, by its own clock; None when it is not prepared."""
+        """Return the time, by the server's clock, when it was prepared; None when it is not."""
 
     def is_held(self, session: Session, transaction: TransactionId) -> bool:
         """Return whether the session that prepared it is to be waited for before it is ended."""

@@ -93,34 +93,34 @@ class Ledger:
 
     def owner(self, session: Session, sink_id: str) -> FenceOwner | None:
         """Return who claimed `sink_id` last."""
-        found = self._of_sink(session, "log_id, attempt, job", sink_id)
-        if not found:
+        rows = self._of_sink(session, "log_id, attempt, job", sink_id)
+        if not rows:
             return None
-        log_id, attempt, job = found[0]
+        log_id, attempt, job = rows[0]
         return FenceOwner(str(log_id), int(attempt), str(job))
 
     def newest_claim(self, session: Session, sink_id: str) -> tuple[int, str, str] | None:
         """Return attempt, job and time of the newest claim of `sink_id`; for people."""
-        found = self._of_sink(session, "attempt, job, claimed_at", sink_id)
-        return (int(found[0][0]), str(found[0][1]), str(found[0][2])) if found else None
+        rows = self._of_sink(session, "attempt, job, claimed_at", sink_id)
+        return (int(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
     def owners(self, session: Session) -> dict[str, str]:
         """Return who owns each sink id: its decision log, or the batches of Spark that claim it."""
-        found = session.query(f"SELECT sink_id, log_id FROM {self.sinks} ORDER BY sink_id")
-        return {str(sink_id): str(log_id) for sink_id, log_id in found}
+        rows = session.query(f"SELECT sink_id, log_id FROM {self.sinks} ORDER BY sink_id")
+        return {str(sink_id): str(log_id) for sink_id, log_id in rows}
 
-    def committed(self, session: Session, sink_id: str) -> list[Decided]:
-        """Return, by attempt, the highest checkpoint of which there is a proof."""
-        found = session.query(
+    def find_committed(self, session: Session, sink_id: str) -> list[Decided]:
+        """Return the highest checkpoint with a proof in the ledger, for each attempt."""
+        rows = session.query(
             f"SELECT attempt, MAX(checkpoint) FROM {self.ledger}"
             f" WHERE sink_id = {self._literal(sink_id)} GROUP BY attempt"
         )
-        return [Decided(int(attempt), int(checkpoint)) for attempt, checkpoint in found]
+        return [Decided(int(attempt), int(checkpoint)) for attempt, checkpoint in rows]
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:
         """Return the commit mode that the last claim chose; None when it recorded none."""
-        found = self._of_sink(session, "commit_mode", sink_id)
-        return found[0][0] if found else None
+        rows = self._of_sink(session, "commit_mode", sink_id)
+        return rows[0][0] if rows else None
 
     def claim(
         self, session: Session, sink_id: str, job: str, owner: FenceOwner, commit_mode: str
@@ -151,15 +151,15 @@ class Ledger:
         with session.transaction():
             for statement in self.dialect.before_pruning:
                 session.execute(statement)
-            found = session.query(
+            rows = session.query(
                 f"SELECT transaction_id FROM {self.ledger} "
                 f"WHERE sink_id = {self._literal(sink_id)} AND checkpoint < {int(before)} "
                 f"LIMIT {_PRUNED_AT_ONCE}{self.dialect.locks_what_is_pruned}"
             )
-            if found:
-                names = ", ".join(self._literal(str(name)) for (name,) in found)
+            if rows:
+                names = ", ".join(self._literal(str(name)) for (name,) in rows)
                 session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({names})")
-        return len(found) == _PRUNED_AT_ONCE
+        return len(rows) == _PRUNED_AT_ONCE
 
     def _of_sink(self, session: Session, columns: str, sink_id: str) -> Sequence[tuple[Any, ...]]:
         return session.query(

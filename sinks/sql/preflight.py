@@ -27,10 +27,10 @@ from onceflow.sinks.sql.session import (
 )
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, chosen_mode
 from onceflow.sinks.sql.table_resolver import (
+    add_columns,
     check_additions,
-    created,
-    evolved,
-    matched,
+    create_table,
+    match_columns,
     missing,
     require_writable,
 )
@@ -48,10 +48,10 @@ _NO_TWO_PHASE = TwoPhaseSupport(
 def run_preflight(
     settings: SqlSettings, context: CommitterContext, schema: pa.Schema, *, exactly_once: bool
 ) -> None:
-    """Return when rows of `schema` can be written, with everything created and claimed.
+    """Make ready for rows of `schema`: create what is missing and claim the sink id.
 
     Raises:
-        ConfigError: They cannot; the text has what mends it.
+        ConfigError: The rows cannot be written; the text says what to do.
         Fenced: This attempt or a newer one owns the sink id.
         SinkError: The server cannot be reached or asked now.
     """
@@ -60,10 +60,10 @@ def run_preflight(
 
 
 def validate_rows(settings: SqlSettings, context: CommitterContext, schema: pa.Schema) -> None:
-    """Return when server and table, where it is there, take rows of `schema`; changes nothing.
+    """Check that the server, and the table if it exists, take rows of `schema`; changes nothing.
 
     Raises:
-        ConfigError: They do not; the text has what mends it.
+        ConfigError: They do not take them; the text says what to do.
         SinkError: The server cannot be reached or asked now.
     """
     with _preflight(settings, context) as preflight:
@@ -131,8 +131,8 @@ class _Preflight:
         require_writable(table)
         if settings.evolve:
             check_additions(settings.dialect, table, schema, settings.rules)
-            schema = _known_columns(table, schema, settings.rules)
-        matched(self._dialect, table, schema, settings.rules)
+            schema = _select_known_columns(table, schema, settings.rules)
+        match_columns(self._dialect, table, schema, settings.rules)
         if settings.rules.tombstones or settings.rules.operation_column:
             self._dialect.require_delete(self._session, table)
 
@@ -144,7 +144,7 @@ class _Preflight:
                     return TargetRecord(context.sink_id)
             # The claim first: who claims and commits in between has a higher attempt.
             owner = ledger.owner(session, context.sink_id)
-            committed = ledger.committed(session, context.sink_id)
+            committed = ledger.find_committed(session, context.sink_id)
         except AccessDenied:
             return None
         check_owner(
@@ -168,10 +168,10 @@ class _Preflight:
         return server.two_phase_support(self._session, parallelism=1)
 
     def _ensure_bookkeeping(self, server: ServerDiagnosis) -> None:
-        """Return when ledger and fence exist; creates what is missing, whoever else does the same.
+        """Create the ledger and the fence if they are missing. Others may do the same at once.
 
         Raises:
-            ConfigError: They do not, and the user may not create them.
+            ConfigError: They are missing, and the user may not create them.
         """
         ledger, session = self._settings.ledger, self._session
         tables = [
@@ -225,7 +225,7 @@ class _Preflight:
             ) from error
 
     def _claim(self, mode: CommitMode) -> None:
-        """Return when this attempt, and no older one, may write under the sink id in `mode`.
+        """Claim the sink id for this attempt in `mode`; no older attempt may write from then on.
 
         Raises:
             ConfigError: Another job owns the sink id.
@@ -257,22 +257,22 @@ class _Preflight:
             if not settings.create:
                 raise missing(settings, settings.table, schema)
             self._require_nothing_prepared()
-            table = created(settings, session, settings.table, schema, settings.rules)
+            table = create_table(settings, session, settings.table, schema, settings.rules)
         self._check_known_columns(table, schema)
         if not settings.evolve:
             return
-        if waiting := self._prepared():
+        if waiting := self._list_prepared():
             self._dialect.log.info(
                 "sink %s: columns are added after recovery: %s transactions are prepared",
                 self._context.sink_id,
                 len(waiting),
             )
             return
-        table = evolved(settings, session, table, schema, settings.rules)
-        matched(self._dialect, table, schema, settings.rules)
+        table = add_columns(settings, session, table, schema, settings.rules)
+        match_columns(self._dialect, table, schema, settings.rules)
 
     def _require_nothing_prepared(self) -> None:
-        two_phase, prepared = self._settings.two_phase, self._prepared()
+        two_phase, prepared = self._settings.two_phase, self._list_prepared()
         if two_phase is not None and prepared:
             raise ConfigError(
                 f"table {self._settings.table} is to be created, and {len(prepared)} transactions "
@@ -281,7 +281,7 @@ class _Preflight:
                 f"had before, or finish them by {two_phase.endings(prepared[0])}"
             )
 
-    def _prepared(self) -> Sequence[TransactionId]:
+    def _list_prepared(self) -> Sequence[TransactionId]:
         """Return what is prepared under the sink id; nothing where the user may not ask."""
         two_phase = self._settings.two_phase
         if two_phase is None or not two_phase.may_list(self._session):
@@ -289,7 +289,7 @@ class _Preflight:
         return two_phase.list_prepared(self._session, self._context.sink_id)
 
 
-def _known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:
+def _select_known_columns(table: Table, schema: pa.Schema, rules: ChangeRules) -> pa.Schema:
     control = {rules.operation_column, rules.table_column}
     return pa.schema(
         [one for one in schema if one.name in control or table.column(one.name) is not None]

@@ -123,18 +123,20 @@ class OpenTransaction(Destination):
     def put(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         session = self._transactions.begin()
         put = partial(self._executor.put, session, target)
-        return self._done(session, target, batches, lambda rows: put([rows]))
+        return self._apply_batches(session, target, batches, lambda rows: put([rows]))
 
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
         session = self._transactions.begin()
-        return self._done(session, target, batches, partial(self._executor.delete, session, target))
+        return self._apply_batches(
+            session, target, batches, partial(self._executor.delete, session, target)
+        )
 
     @override
     def give_up(self) -> None:
         self._transactions.hasten()
 
-    def _done(
+    def _apply_batches(
         self,
         session: Session,
         target: Target,
@@ -219,7 +221,7 @@ class StagedChanges(Destination):
         names = [fit.name for fit in fits]
         staged = 0
         for rows in batches:
-            self._stager.write(rows.select(names), part=operation.encoded())
+            self._stager.write(rows.select(names), part=operation.to_label())
             staged += rows.num_rows
         return staged
 

@@ -61,11 +61,11 @@ class RowValidator:
             ConfigError: A table does not take rows of this schema.
             SinkError: The batch has other columns or types than announced.
         """
-        for name, rows in rows_by_table(_relaxed(batch), self._rules.table_column):
+        for name, rows in rows_by_table(_to_nullable(batch), self._rules.table_column):
             target = self._target(name, rows)
             if target is None:
                 continue
-            valid = self._converted(target, self._rules.classify(rows, self._bad_rows))
+            valid = self._convert(target, self._rules.classify(rows, self._bad_rows))
             if valid.rows.num_rows:
                 yield valid
 
@@ -84,15 +84,15 @@ class RowValidator:
             self._bad_rows.reject(rows, [str(error)] * rows.num_rows)
             return None
 
-    def _converted(self, target: Target, found: Classified) -> ValidRows:
-        part = _Part(found.rows, found.deletes)
+    def _convert(self, target: Target, classified: Classified) -> ValidRows:
+        part = _Part(classified.rows, classified.deletes)
         _require_columns(target.fits, part.rows)
         has_deletes = pc.any(part.deletes).as_py() is True
         for fit in target.fits:
             column = part.rows.column(fit.name)
             if has_deletes and fit.name not in self._rules.primary_key:
                 # Of a delete only the key counts; the rest may be anything, a null for instance.
-                column = _nulled(column, part.deletes)
+                column = _set_null(column, part.deletes)
             if column.null_count and not fit.nullable:
                 missing = pc.and_(column.is_null(), pc.invert(part.deletes))
                 why = f"column {fit.name!r} of type {fit.shown} is NOT NULL, and the value is null"
@@ -101,23 +101,25 @@ class RowValidator:
             try:
                 column = fit.convert(column)
             except BadRow as error:
-                column = self._mended(fit, part, column, error)
+                column = self._convert_fitting(fit, part, column, error)
             part.converted.append(column)
-        return ValidRows(target, self._joined(target.fits, part), part.deletes)
+        return ValidRows(target, self._join_columns(target.fits, part), part.deletes)
 
-    def _mended(self, fit: ColumnFit, part: _Part, column: pa.Array, error: BadRow) -> pa.Array:
+    def _convert_fitting(
+        self, fit: ColumnFit, part: _Part, column: pa.Array, error: BadRow
+    ) -> pa.Array:
         """Return `column` converted, without the values that do not fit or without their rows."""
         becomes_null = self._settings.null_overflow and fit.nullable
         if self._bad_rows.fail and not becomes_null:
             self._bad_rows.reject(part.rows, [str(error)])
-        refused = refused_rows(fit, column)
+        refused = find_refused_rows(fit, column)
         bad = pa.array([row in refused for row in range(len(column))], pa.bool_())
         if becomes_null and fit.name not in self._rules.primary_key:
-            return fit.convert(_nulled(column, bad))
+            return fit.convert(_set_null(column, bad))
         self._bad_rows.reject(part.rows.filter(bad), list(refused.values()))
         return fit.convert(part.without(bad, column))
 
-    def _joined(self, fits: Sequence[ColumnFit], part: _Part) -> pa.RecordBatch:
+    def _join_columns(self, fits: Sequence[ColumnFit], part: _Part) -> pa.RecordBatch:
         names, columns = [fit.name for fit in fits], list(part.converted)
         if not self._bad_rows.fail:
             types = {name: one.type for name, one in zip(names, columns, strict=True)}
@@ -156,10 +158,10 @@ def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def converted(
+def convert_staged(
     fits: Sequence[ColumnFit], operation: StagedOperation, rows: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """Return staged rows as `fits` want them: as they are, unless the table has changed since.
+    """Convert staged rows to what the table has now: no change unless the table was altered.
 
     Raises:
         BadRow: The table does not take a value any more; names column and value.
@@ -172,7 +174,7 @@ def converted(
     return pa.RecordBatch.from_arrays(columns, names=[fit.name for fit in fits])
 
 
-def refused_rows(fit: ColumnFit, column: pa.Array) -> dict[int, str]:
+def find_refused_rows(fit: ColumnFit, column: pa.Array) -> dict[int, str]:
     """Return the rows of `column` whose value does not fit, each with the reason."""
     refused: dict[int, str] = {}
     _look_for_refused(fit, column, 0, refused)
@@ -203,12 +205,12 @@ def _require_columns(fits: Sequence[ColumnFit], rows: pa.RecordBatch) -> None:
         )
 
 
-def _relaxed(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _to_nullable(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with plain columns that may all be null, as some become."""
     rows = to_plain_rows(batch)
     return pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
 
 
-def _nulled(column: pa.Array, where: pa.BooleanArray) -> pa.Array:
+def _set_null(column: pa.Array, where: pa.BooleanArray) -> pa.Array:
     nulled: pa.Array = pc.if_else(where, pa.scalar(None, column.type), column)
     return nulled

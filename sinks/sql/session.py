@@ -163,7 +163,7 @@ class Session(ABC):
         self.close()
 
 
-class Endpoint(Protocol):
+class SqlEndpoint(Protocol):
     """A database and how to reach it; prints without a secret."""
 
     @property

@@ -18,7 +18,7 @@ from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.staging import require_staging
 from onceflow.sinks.sql.dialect import Dialect, TwoPhase, TwoPhaseSupport
 from onceflow.sinks.sql.ledger import Ledger
-from onceflow.sinks.sql.session import Endpoint, SqlError, TableMissing, refusal, session_name
+from onceflow.sinks.sql.session import SqlEndpoint, SqlError, TableMissing, refusal, session_name
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.write_mode import ChangeRules
 
@@ -37,7 +37,7 @@ class SqlSettings:
     """One target table and how to work with it."""
 
     dialect: Dialect
-    endpoint: Endpoint
+    endpoint: SqlEndpoint
     table: TableName
     """The table of rows that do not name their table."""
     ledger_schema: str
@@ -85,21 +85,21 @@ def chosen_mode(
     if settings.commit_mode is CommitMode.LEDGER:
         require_staging(context.staging, context.sink_id, STAGED)
         return CommitMode.LEDGER
-    found = look()
-    if context.staging is None and found.obstacles:
+    support = look()
+    if context.staging is None and support.obstacles:
         unused = settings.commit_mode is CommitMode.TWO_PHASE
         raise StagingMissing(
-            f"{settings.endpoint} cannot prepare transactions ({found.obstacles[0]}), and there is"
-            " no storage in which rows could wait until they are decided"
+            f"{settings.endpoint} cannot prepare transactions ({support.obstacles[0]}), and there"
+            " is no storage in which rows could wait until they are decided"
             + (", nor would commit_mode='two_phase' use it: leave that out, too" if unused else "")
         )
     if settings.commit_mode is CommitMode.TWO_PHASE or context.staging is None:
-        if found.obstacles:
+        if support.obstacles:
             raise ConfigError(
                 f"{settings.endpoint} cannot do what commit_mode='two_phase' needs: "
-                f"{found.obstacles[0]}; or pass commit_mode='ledger'"
+                f"{support.obstacles[0]}; or pass commit_mode='ledger'"
             )
-        for drawback in found.drawbacks:
+        for drawback in support.drawbacks:
             log.warning(
                 "sink %s: commit_mode is two_phase for %s, but %s",
                 context.sink_id,
@@ -107,13 +107,13 @@ def chosen_mode(
                 drawback,
             )
         return CommitMode.TWO_PHASE
-    against = next(iter((*found.obstacles, *found.drawbacks)), None)
+    against = next(iter((*support.obstacles, *support.drawbacks)), None)
     mode = CommitMode.LEDGER if against else CommitMode.TWO_PHASE
     log.info(
         "sink %s: commit_mode auto chose %s: %s",
         context.sink_id,
         mode.value,
-        against or found.merit,
+        against or support.merit,
     )
     return mode
 
@@ -127,7 +127,7 @@ def mode_of_writer(settings: SqlSettings, context: WriterContext) -> CommitMode:
     """
     if settings.commit_mode is not None:
         return settings.commit_mode
-    recorded = _recorded(settings, context)
+    recorded = _read_commit_mode(settings, context)
     if recorded is None:
         # Never checked: its first pre-commit says so, and prepares nothing.
         return CommitMode.LEDGER if settings.two_phase is None else CommitMode.TWO_PHASE
@@ -140,7 +140,7 @@ def mode_of_writer(settings: SqlSettings, context: WriterContext) -> CommitMode:
         ) from None
 
 
-def _recorded(settings: SqlSettings, context: WriterContext) -> str | None:
+def _read_commit_mode(settings: SqlSettings, context: WriterContext) -> str | None:
     name = session_name(context.sink_id, context.attempt, "mode")
     with settings.endpoint.connect(name) as session:
         try:

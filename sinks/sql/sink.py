@@ -22,12 +22,12 @@ from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.preflight import read_record, run_preflight, validate_rows
-from onceflow.sinks.sql.session import Endpoint, SqlError, refusal, session_name
+from onceflow.sinks.sql.session import SqlEndpoint, SqlError, refusal, session_name
 from onceflow.sinks.sql.settings import CommitMode, SqlSettings, mode_of_writer
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sinks.sql.transactions import PlainTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
-from onceflow.sinks.sql.writer import AtLeastOnceWriter, StagedWriter, TwoPhaseWriter
+from onceflow.sinks.sql.writer import AtLeastOnceWriter, SqlStagedWriter, TwoPhaseWriter
 
 _BLOCKERS_MAX = 4
 """As many as an error can name and be read."""
@@ -189,7 +189,7 @@ class SqlSink(DatabaseAccess, Sink):
     @override
     def routing_key(self) -> tuple[str, ...]:
         """Return the primary key where rows are found by it: one key, one writer."""
-        return self.primary_key if self.settings.rules.changes_in_place else ()
+        return self.primary_key if self.settings.rules.uses_key else ()
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
@@ -276,7 +276,7 @@ class SqlSink(DatabaseAccess, Sink):
             return AtLeastOnceWriter(settings, context, transactions)
         two_phase = settings.two_phase
         if two_phase is None or mode_of_writer(settings, context) is CommitMode.LEDGER:
-            return StagedWriter(settings, context)
+            return SqlStagedWriter(settings, context)
         prepared = two_phase.transactions(settings.endpoint, context)
         return TwoPhaseWriter(settings, context, prepared)
 
@@ -321,7 +321,7 @@ class SqlSink(DatabaseAccess, Sink):
 
     @property
     @abstractmethod
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> SqlEndpoint:
         """Return what the url says, with user and password over it.
 
         Raises:

@@ -35,7 +35,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
-from onceflow.sinks.sql.row_validator import converted
+from onceflow.sinks.sql.row_validator import convert_staged
 from onceflow.sinks.sql.session import ConnectionLost, RowRefused, Session, SqlError
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
@@ -52,12 +52,12 @@ class StagedCommits:
         self,
         settings: SqlSettings,
         context: CommitterContext,
-        connected: Callable[[], Session],
+        open_session: Callable[[], Session],
     ) -> None:
-        """Ask nothing yet; `connected` returns the session, opened anew when it was lost."""
+        """Ask nothing yet; `open_session` returns the session, opened anew when it was lost."""
         self._settings = settings
         self._context = context
-        self._connected = connected
+        self._open_session = open_session
         self._targets: dict[tuple[StagedOperation, pa.Schema], Target] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -75,11 +75,11 @@ class StagedCommits:
         with self._transaction() as session:
             ledger = self._settings.ledger
             if ledger.record_applied(session, transaction, committable.rows):
-                outcome = self._applied(session, staging, transaction)
+                outcome = self._apply_and_commit(session, staging, transaction)
             else:
                 outcome = AlreadyCommitted()
         if isinstance(outcome, (Committed, AlreadyCommitted)):
-            return _discarded(staging, transaction, outcome)
+            return _discard(staging, transaction, outcome)
         return outcome
 
     def apply(self, session: Session, committable: Committable) -> None:
@@ -122,9 +122,9 @@ class StagedCommits:
             ledger = self._settings.ledger
             fresh = ledger.record_applied(session, transaction, 0)
             # Before the ledger row is given up: a committer that waits for it then finds nothing.
-            return _discarded(staging, transaction, Aborted() if fresh else AlreadyCommitted())
+            return _discard(staging, transaction, Aborted() if fresh else AlreadyCommitted())
 
-    def _applied(
+    def _apply_and_commit(
         self, session: Session, staging: StagingArea, transaction: TransactionId
     ) -> CommitOutcome:
         """Apply what is staged and commit it with the ledger row, which is written."""
@@ -133,7 +133,7 @@ class StagedCommits:
         except StorageError as error:
             return RetryLater(str(error))
         if staged is None:
-            return self._gone(session, transaction)
+            return self._explain_gone(session, transaction)
         try:
             self._apply(session, staged)
             session.commit()
@@ -141,13 +141,13 @@ class StagedCommits:
             raise
         except SqlError as error:
             self._targets.clear()
-            return _refused(transaction, error)
+            return _to_retry(transaction, error)
         return Committed()
 
     @contextmanager
     def _transaction(self) -> Generator[Session, None, None]:
         """Give a session with a transaction open, rolled back at the end if it is there still."""
-        session = self._connected()
+        session = self._open_session()
         try:
             session.begin()
             yield session
@@ -157,10 +157,10 @@ class StagedCommits:
     def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
             for (label, schema), group in groupby(parts, key=_label_and_schema):
-                operation = StagedOperation.decoded(label)
+                operation = StagedOperation.from_label(label)
                 target = self._target(session, operation, schema)
                 executor = self._settings.dialect.executor(session, operation.mode, operation.key)
-                batches = (converted(target.fits, operation, rows) for _, rows in group)
+                batches = (convert_staged(target.fits, operation, rows) for _, rows in group)
                 if operation.deletes:
                     for rows in batches:
                         executor.delete(session, target, rows)
@@ -169,18 +169,18 @@ class StagedCommits:
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now; looked at once, until something is refused."""
-        found = self._targets.get((operation, schema))
-        if found is None:
+        target = self._targets.get((operation, schema))
+        if target is None:
             rules = ChangeRules(operation.mode, operation.key)
             tables = TableResolver(self._settings, schema, lambda: session, rules)
-            found = self._targets[operation, schema] = (
-                tables.keyed(operation.table)
+            target = self._targets[operation, schema] = (
+                tables.find_key_target(operation.table)
                 if operation.deletes
-                else tables.named(operation.table)
+                else tables.ensure_target(operation.table)
             )
-        return found
+        return target
 
-    def _gone(self, session: Session, transaction: TransactionId) -> RetryLater | Lost:
+    def _explain_gone(self, session: Session, transaction: TransactionId) -> RetryLater | Lost:
         """Tell rows that are lost from those that a newer attempt has committed, proof and all."""
         settings = self._settings
         owner = settings.ledger.owner(session, transaction.sink_id)
@@ -196,7 +196,7 @@ class StagedCommits:
         )
 
 
-def _refused(transaction: TransactionId, error: SqlError) -> RetryLater:
+def _to_retry(transaction: TransactionId, error: SqlError) -> RetryLater:
     text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
     if not isinstance(error, RowRefused):
         return RetryLater(text)
@@ -207,7 +207,7 @@ def _refused(transaction: TransactionId, error: SqlError) -> RetryLater:
     )
 
 
-def _discarded(
+def _discard(
     staging: StagingArea, transaction: TransactionId, outcome: _Outcome
 ) -> _Outcome | RetryLater:
     try:

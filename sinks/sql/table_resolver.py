@@ -19,7 +19,7 @@ from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, 
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 
-def matched(
+def match_columns(
     dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules
 ) -> tuple[ColumnFit, ...]:
     """Return how each column of `schema` goes into `table`, in the schema's order.
@@ -30,14 +30,14 @@ def matched(
     Raises:
         ConfigError: Rows of `schema` cannot be written; names every column that is at fault.
     """
-    schema = rules.written(schema)
+    schema = rules.select_table_columns(schema)
     _require_different_names(dialect, table, schema)
-    found = [_match(dialect, table, field, rules) for field in schema]
-    fits = [one for one in found if not isinstance(one, str)]
-    faults = [one for one in found if isinstance(one, str)]
+    matches = [_match(dialect, table, field, rules) for field in schema]
+    fits = [one for one in matches if not isinstance(one, str)]
+    faults = [one for one in matches if isinstance(one, str)]
     if rules.mode is not WriteMode.UPDATE:
-        faults += _unfilled(table, schema)
-    if rules.changes_in_place and not faults:
+        faults += _list_unfilled(table, schema)
+    if rules.uses_key and not faults:
         faults += _key_faults(dialect, table, rules) + _missing_privileges(
             dialect, table, fits, rules
         )
@@ -46,20 +46,20 @@ def matched(
     return tuple(fits)
 
 
-def key_matched(dialect: Dialect, table: Table, schema: pa.Schema) -> tuple[ColumnFit, ...]:
+def match_key_columns(dialect: Dialect, table: Table, schema: pa.Schema) -> tuple[ColumnFit, ...]:
     """Return how the key columns, which are all of `schema`, are compared with those of `table`.
 
     Raises:
         ConfigError: They cannot be; names every column that is at fault.
     """
     rules = ChangeRules(WriteMode.UPDATE, tuple(schema.names))
-    found = [_match(dialect, table, field, rules) for field in schema]
-    faults = [one for one in found if isinstance(one, str)]
+    matches = [_match(dialect, table, field, rules) for field in schema]
+    faults = [one for one in matches if isinstance(one, str)]
     if not faults and dialect.deletes_by_index and table.index_over(schema.names) is None:
         faults = _key_faults(dialect, table, rules)
     if faults:
         raise ConfigError(f"rows cannot be deleted from table {table.name}: {'; '.join(faults)}")
-    return tuple(one for one in found if not isinstance(one, str))
+    return tuple(one for one in matches if not isinstance(one, str))
 
 
 def _require_different_names(dialect: Dialect, table: Table, schema: pa.Schema) -> None:
@@ -87,7 +87,7 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
             f"the {dialect.user} may not write column {field.name!r}. Run: GRANT INSERT ON "
             f"{dialect.identifier(table.name)} TO {table.grantee}"
         )
-    is_key = rules.changes_in_place and field.name in rules.primary_key
+    is_key = rules.uses_key and field.name in rules.primary_key
     return dialect.fit(column, to_plain_type(field.type), is_key=is_key) or (
         f"column {field.name!r} has Arrow type {field.type} in the rows and {dialect.product} "
         f"{column.type.shown} in the table, which does not take it unchanged; cast it in the "
@@ -95,7 +95,7 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
     )
 
 
-def _unfilled(table: Table, schema: pa.Schema) -> list[str]:
+def _list_unfilled(table: Table, schema: pa.Schema) -> list[str]:
     return [
         f"its column {column.name!r} is NOT NULL without a default, and the rows do not have it"
         for column in table.columns
@@ -142,67 +142,70 @@ class TableResolver:
         self,
         settings: SqlSettings,
         schema: pa.Schema,
-        connected: Callable[[], Session],
+        open_session: Callable[[], Session],
         rules: ChangeRules | None = None,
     ) -> None:
-        """Look at nothing yet; `connected` gives the session to ask on.
+        """Look at nothing yet; `open_session` returns the session to ask on.
 
         `rules` are the settings' own unless given.
         """
         self._settings = settings
         self._schema = schema
-        self._connected = connected
+        self._open_session = open_session
         self._rules = settings.rules if rules is None else rules
         self._known: dict[TableName, Target] = {}
 
-    def named(self, name: TableName) -> Target:
+    def ensure_target(self, name: TableName) -> Target:
         """Return the table `name`, which takes rows of the schema.
 
-        One that is missing, or lacks columns, is created or gets them when the user asked for that,
-        on a session of its own. A new table is locked by nobody, so that is done whatever is
-        prepared; a crash leaves it empty.
+        With `create` a missing table is created, and with `evolve` missing columns are added, on a
+        session of their own. Nobody locks a new table, so prepared transactions do not matter; a
+        crash leaves it empty.
 
         Raises:
-            ConfigError: There is none, or it does not take the rows.
+            ConfigError: There is no such table, or it does not take the rows.
             SinkError: The server cannot be reached now.
         """
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._found(name)
-        return found
+        target = self._known.get(name)
+        if target is None:
+            target = self._known[name] = self._find_or_create(name)
+        return target
 
-    def keyed(self, name: TableName) -> Target:
+    def find_key_target(self, name: TableName) -> Target:
         """Return the table `name` for rows that are only keys to delete.
 
         Raises:
             ConfigError: There is none, or it does not have the columns.
         """
         dialect = self._settings.dialect
-        table = dialect.find_table(self._connected(), name)
+        table = dialect.find_table(self._open_session(), name)
         if table is None:
             raise missing(self._settings, name, self._schema)
-        return Target(table, key_matched(dialect, table, self._schema))
+        return Target(table, match_key_columns(dialect, table, self._schema))
 
-    def _found(self, name: TableName) -> Target:
+    def _find_or_create(self, name: TableName) -> Target:
         settings, dialect = self._settings, self._settings.dialect
-        table = dialect.find_table(self._connected(), name)
+        table = dialect.find_table(self._open_session(), name)
         if table is None:
             with settings.endpoint.connect("onceflow looks for a table") as own:
                 # As it is while nobody alters it: MariaDB hides one that is altered.
                 with dialect.one_at_a_time(own):
                     table = dialect.find_table(own, name)
                 if table is None and settings.create:
-                    table = created(settings, own, name, self._schema, self._rules)
+                    table = create_table(settings, own, name, self._schema, self._rules)
         elif settings.evolve and self._lacks_columns(table):
             with settings.endpoint.connect("onceflow adds columns") as own:
-                table = evolved(settings, own, table, self._schema, self._rules)
+                table = add_columns(settings, own, table, self._schema, self._rules)
         if table is None:
             raise missing(settings, name, self._schema)
         require_writable(table)
-        return Target(table, matched(dialect, table, self._schema, self._rules))
+        return Target(table, match_columns(dialect, table, self._schema, self._rules))
 
     def _lacks_columns(self, table: Table) -> bool:
-        return any(table.column(field.name) is None for field in self._rules.written(self._schema))
+        return any(
+            table.column(field.name) is None
+            for field in self._rules.select_table_columns(self._schema)
+        )
 
 
 def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> ConfigError:
@@ -220,26 +223,22 @@ def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> Config
 
 
 def require_writable(table: Table) -> None:
-    """Return when transactions keep what they write to `table`.
-
-    Raises:
-        ConfigError: It is no table, or one of a kind that does not.
-    """
+    """Raise ConfigError unless `table` is a table, of a kind that takes part in transactions."""
     if table.unfit is not None:
         raise ConfigError(f"table {table.name}: {table.unfit}")
 
 
-def created(
+def create_table(
     settings: SqlSettings,
     session: Session,
     name: TableName,
     schema: pa.Schema,
     rules: ChangeRules,
 ) -> Table:
-    """Return the table, created for rows of `schema` unless somebody just did.
+    """Create the table for rows of `schema`, unless another process just did; return it.
 
     Raises:
-        ConfigError: It cannot be created so, the user may not, or it is not found afterwards.
+        ConfigError: It cannot be created, the user may not create it, or it is missing afterwards.
     """
     from onceflow.sinks.sql.ddl import creation
 
@@ -249,11 +248,11 @@ def created(
             f"table {name}: the search path names no schema in which to create it; write "
             "table='schema.table'"
         )
-    statement = creation(dialect, name, rules.written(schema), rules.primary_key)
+    statement = creation(dialect, name, rules.select_table_columns(schema), rules.primary_key)
     cannot = f"table {name} cannot be created in {settings.endpoint}"
     with dialect.one_at_a_time(session):
         if dialect.find_table(session, name) is None:
-            with _told_who_may(cannot, statement, "Run as a user who may"):
+            with _say_who_may(cannot, statement, "Run as a user who may"):
                 session.execute(statement)
             dialect.log.info("created table %s", name)
     table = dialect.find_table(session, name)
@@ -265,13 +264,13 @@ def created(
     return table
 
 
-def evolved(
+def add_columns(
     settings: SqlSettings, session: Session, table: Table, schema: pa.Schema, rules: ChangeRules
 ) -> Table:
-    """Return the table with a nullable column for each field of `schema` that it lacked.
+    """Add a nullable column for each field of `schema` that the table lacks; return the table.
 
-    Waits for whoever uses the table, as long as the lock timeout; a transaction prepared on it
-    stands in the way until it is committed.
+    Waits for other users of the table, at most the lock timeout. A transaction that is prepared on
+    the table blocks this until it is committed.
 
     Raises:
         ConfigError: A field has no type there, or the user may not alter the table.
@@ -282,10 +281,12 @@ def evolved(
     cannot = f"table {table.name} in {settings.endpoint} cannot be given the columns that it lacks"
     with dialect.one_at_a_time(session):
         now = dialect.find_table(session, table.name) or table
-        lacking = [one for one in rules.written(schema) if now.column(one.name) is None]
+        lacking = [
+            one for one in rules.select_table_columns(schema) if now.column(one.name) is None
+        ]
         if lacking:
             for statement in additions(dialect, table.name, lacking):
-                with _told_who_may(cannot, statement, "Run as its owner"):
+                with _say_who_may(cannot, statement, "Run as its owner"):
                     session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
@@ -294,7 +295,7 @@ def evolved(
 
 def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules) -> None:
     """Raise ConfigError unless each field of `schema` that `table` lacks has a type there."""
-    lacking = [one for one in rules.written(schema) if table.column(one.name) is None]
+    lacking = [one for one in rules.select_table_columns(schema) if table.column(one.name) is None]
     if lacking:
         from onceflow.sinks.sql.ddl import additions
 
@@ -302,8 +303,8 @@ def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: Ch
 
 
 @contextmanager
-def _told_who_may(cannot: str, statement: str, advice: str) -> Generator[None, None, None]:
-    """Raise `ConfigError` when the user may not: what `cannot` be done, and who is to run it."""
+def _say_who_may(cannot: str, statement: str, advice: str) -> Generator[None, None, None]:
+    """Turn `AccessDenied` into a ConfigError that says what failed and who may run `statement`."""
     try:
         yield
     except AccessDenied as error:

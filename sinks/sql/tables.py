@@ -14,7 +14,7 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.kinds import to_plain_column
 from onceflow.core.errors import SinkError
 from onceflow.core.spi.connector import Finding
-from onceflow.sinks.sql.values import fitted, refused_at
+from onceflow.sinks.sql.values import bad_row_at, fit_column
 
 # uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.
 _ANY_INTEGER = pa.decimal128(20, 0)
@@ -94,8 +94,8 @@ class Table:
 
     def index_over(self, key: Sequence[str]) -> str | None:
         """Return the unique index over exactly the columns of `key`."""
-        wanted = frozenset(key)
-        return next((name for name, columns in self.unique_keys if columns == wanted), None)
+        key_columns = frozenset(key)
+        return next((name for name, columns in self.unique_keys if columns == key_columns), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +150,25 @@ class ColumnFit(ABC):
 
     @abstractmethod
     def check(self, values: pa.Array) -> None:
-        """Return when the server stores `values`, of the wire's type, as they are.
+        """Raise BadRow, which names the value, unless the server stores all of `values` unchanged.
 
-        Raises:
-            BadRow: It does not store one so; names it.
+        `values` are of the wire's type.
         """
 
     def cast(self, given: pa.Array) -> pa.Array:
         """Return `given`, which is decoded, as the wire's type; `check` comes after it."""
         if arrow.is_integer(given.type) and arrow.is_decimal(self.wire):
             given = given.cast(_ANY_INTEGER)
-        return fitted(given, self.wire, name=self.name, target=self.shown)
+        return fit_column(given, self.wire, name=self.name, target=self.shown)
 
     def refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:
-        """Return when `bad`, one boolean a value, is true nowhere.
+        """Raise BadRow, which names the first bad value and says `why`, if there is one.
 
-        Raises:
-            BadRow: It is; names the first value, and says `why`.
+        `bad` has a boolean for each of `values`.
         """
         row = pc.index(bad, True).as_py()
         if row >= 0:
-            raise refused_at(values, row, name=self.name, target=self.shown, why=why)
+            raise bad_row_at(values, row, name=self.name, target=self.shown, why=why)
 
 
 @dataclass(frozen=True, slots=True)

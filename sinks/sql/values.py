@@ -13,7 +13,7 @@ _MANTISSA_BITS_OF_DOUBLE = 53
 _WIDEST_INTEGER_BITS = 64
 
 
-def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
+def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
     """Return `column` as `wire` with every value unchanged; `target` is the database's type.
 
     Raises:
@@ -26,8 +26,8 @@ def fitted(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa
     except pa.ArrowInvalid as error:
         if arrow.is_list(wire):
             # The values themselves can be halved; a slice of lists keeps all of them.
-            fitted(column.flatten(), wire.value_type, name=name, target=target)
-        raise refused_at(column, _first_refused(column, wire), name=name, target=target) from error
+            fit_column(column.flatten(), wire.value_type, name=name, target=target)
+        raise bad_row_at(column, _first_refused(column, wire), name=name, target=target) from error
 
 
 def float_type(given: pa.DataType, *, mantissa_bits: int) -> pa.DataType | None:
@@ -51,17 +51,17 @@ def decimal_digits(
     silence, so what needs rounding is to be refused when it is cast.
     """
     if arrow.is_integer(given):
-        digits, places = (20 if given.bit_width == _WIDEST_INTEGER_BITS else 10), 0
+        digits, decimals = (20 if given.bit_width == _WIDEST_INTEGER_BITS else 10), 0
     elif arrow.is_decimal(given):
-        digits, places = given.precision - given.scale, given.scale
+        digits, decimals = given.precision - given.scale, given.scale
     else:
         return None
     if precision is not None and scale is not None:
-        digits, places = min(digits, precision - scale), min(places, scale)
-    return digits, places
+        digits, decimals = min(digits, precision - scale), min(decimals, scale)
+    return digits, decimals
 
 
-def refused_at(column: pa.Array, row: int, *, name: str, target: str, why: str = "") -> BadRow:
+def bad_row_at(column: pa.Array, row: int, *, name: str, target: str, why: str = "") -> BadRow:
     """Return the error that names the value at `row` of `column`."""
     return BadRow(
         f"column {name!r}: the value {quote_value(column, row)} (row {row} of its batch) does "

@@ -93,11 +93,11 @@ class ChangeRules:
             )
 
     @property
-    def changes_in_place(self) -> bool:
+    def uses_key(self) -> bool:
         """Whether rows are found by key, so that they must be buffered and routed by it."""
         return self.mode is not WriteMode.INSERT
 
-    def written(self, schema: pa.Schema) -> pa.Schema:
+    def select_table_columns(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of `schema` that go into the table.
 
         Raises:
@@ -109,7 +109,7 @@ class ChangeRules:
         ):
             if name is not None:
                 _require_text(schema, setting, name)
-        if self.changes_in_place:
+        if self.uses_key:
             for name in self.primary_key:
                 _require_key(schema, name)
         control = {self.operation_column, self.table_column}
@@ -121,7 +121,7 @@ class ChangeRules:
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
         """
-        if not self.changes_in_place:
+        if not self.uses_key:
             return Classified(batch, _all_false(batch.num_rows))
         for name in self.primary_key:
             batch = bad_rows.sift(
@@ -158,8 +158,8 @@ class ChangeRules:
         """Return which rows delete, and which say something known; looks at each word once."""
         encoded = to_plain_column(column).dictionary_encode()
         words = [str(word).strip().lower() for word in encoded.dictionary.to_pylist()]
-        found = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
-        meaning = found.take(encoded.indices)
+        meaning_by_word = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
+        meaning = meaning_by_word.take(encoded.indices)
         return pc.fill_null(meaning, False), meaning.is_valid()
 
 
@@ -211,25 +211,25 @@ class StagedOperation:
     None of rows that are staged as they were given, which older versions did.
     """
 
-    def encoded(self) -> str:
+    def to_label(self) -> str:
         """Return the label under which the rows are staged."""
         verb = "delete" if self.deletes else "put"
-        told = [verb, self.table.schema, self.table.name, self.mode.value]
+        head = [verb, self.table.schema, self.table.name, self.mode.value]
         if not self.types:
-            return json.dumps([1, *told, *self.key])
-        return json.dumps([2, *told, list(self.key), list(self.types)])
+            return json.dumps([1, *head, *self.key])
+        return json.dumps([2, *head, list(self.key), list(self.types)])
 
     @classmethod
-    def decoded(cls, label: str) -> StagedOperation:
+    def from_label(cls, label: str) -> StagedOperation:
         """Return what `encoded` wrote.
 
         Raises:
             StateCorrupt: It did not write this.
         """
         try:
-            version, verb, schema, name, mode, *rest = json.loads(label)
+            version, verb, schema, name, mode, *details = json.loads(label)
             if version in _VERSIONS and verb in ("delete", "put"):
-                key, types = (rest, ()) if version == 1 else rest
+                key, types = (details, ()) if version == 1 else details
                 return cls(
                     TableName(schema, name),
                     WriteMode(mode),

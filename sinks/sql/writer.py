@@ -68,10 +68,10 @@ class SqlWriter(SinkWriter):
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
-        tables = TableResolver(settings, context.schema, self._connected)
-        self._validator = RowValidator(settings, tables.named, self._bad_rows)
+        tables = TableResolver(settings, context.schema, self._open_session)
+        self._validator = RowValidator(settings, tables.ensure_target, self._bad_rows)
         try:
-            self._loader = self._new_loader(tables.named(settings.table))
+            self._loader = self._new_loader(tables.ensure_target(settings.table))
         except SqlError as error:
             self._release()
             raise refusal(error, f"{self._where}: the table cannot be looked at") from error
@@ -111,7 +111,7 @@ class SqlWriter(SinkWriter):
         """Return how rows go in; `target` is the table of rows that do not name one."""
 
     @abstractmethod
-    def _connected(self) -> Session:
+    def _open_session(self) -> Session:
         """Return the session on which tables are looked at."""
 
     @abstractmethod
@@ -152,30 +152,32 @@ class SqlWriter(SinkWriter):
             f". Rows, or the table, were locked by another transaction for"
             f" {settings.lock_timeout_s:g} s"
         )
-        found: Sequence[TransactionId] = ()
+        prepared: Sequence[TransactionId] = ()
         holders: Sequence[str] = ()
         try:
             with settings.endpoint.connect("onceflow looks for locks") as session:
                 two_phase = settings.two_phase
-                found = two_phase.list_prepared(session, self._context.sink_id) if two_phase else ()
+                prepared = (
+                    two_phase.list_prepared(session, self._context.sink_id) if two_phase else ()
+                )
                 holders = settings.dialect.lock_holders(
                     session, settings.table, self._context, _HOLDERS_MAX
                 )
         except (SqlError, SinkError, ConfigError):
             pass
-        others = [one for one in holders if not any(str(own) in one for own in found)]
-        if not found and not others:
+        others = [one for one in holders if not any(str(own) in one for own in prepared)]
+        if not prepared and not others:
             return f"{waited}; see {settings.dialect.lists_locks} for whose"
         if others:
             waited += (
                 f". Locks are held by {'; '.join(others)}. A later attempt goes on when that"
                 " transaction ends"
             )
-        if not found:
+        if not prepared:
             return waited
         return (
             f"{waited}: prepared and not yet committed by this sink are "
-            f"{', '.join(map(str, found[:4]))}, whose commit lets the next checkpoint go on; is "
+            f"{', '.join(map(str, prepared[:4]))}, whose commit lets the next checkpoint go on; is "
             "the committer behind? A longer lock_timeout_s waits longer"
         )
 
@@ -227,14 +229,14 @@ class TransactionWriter(SqlWriter):
         rules = settings.rules
         executor = settings.dialect.executor(transactions.session, rules.mode, rules.primary_key)
         destination = OpenTransaction(transactions, executor, self._bad_rows, self._context.schema)
-        if rules.changes_in_place:
+        if rules.uses_key:
             return BufferedChanges(rules, destination)
         if self._bad_rows.fail and rules.table_column is None:
             return StreamedInserts(transactions, executor.inserts(target))
         return BatchedInserts(destination)
 
     @override
-    def _connected(self) -> Session:
+    def _open_session(self) -> Session:
         return self._all_transactions.session
 
     @override
@@ -350,7 +352,7 @@ class AtLeastOnceWriter(TransactionWriter):
         self._transactions.commit()
 
 
-class StagedWriter(SqlWriter):
+class SqlStagedWriter(SqlWriter):
     """A writer whose rows wait in checkpoint storage, for `ledger` mode.
 
     It holds no session and no lock between barriers, and nothing in the database is its own.
@@ -408,12 +410,12 @@ class StagedWriter(SqlWriter):
     def _new_loader(self, target: Target) -> RowLoader:
         rules = self._settings.rules
         destination = StagedChanges(self._stager, rules)
-        if rules.changes_in_place:
+        if rules.uses_key:
             return BufferedChanges(rules, destination)
         return BatchedInserts(destination)
 
     @override
-    def _connected(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             name = self._settings.dialect.writer_name(self._context)
             self._session = self._settings.endpoint.connect(name)

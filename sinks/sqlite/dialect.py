@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.dialect import DATABASE, Dialect, ServerDiagnosis, TwoPhaseSupport
-from onceflow.sinks.sql.session import Endpoint, Session
+from onceflow.sinks.sql.session import Session, SqlEndpoint
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 from onceflow.sinks.sqlite import catalog
@@ -57,7 +57,7 @@ class SQLiteDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
-    def resolve_table(self, endpoint: Endpoint, name: TableName) -> TableName:
+    def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         # Without asking: connecting would create the file, and a look at it must not.
         schema = None if name.schema == "main" else name.schema
         return TableName(schema, name.name.lower())
@@ -107,7 +107,7 @@ class SQLiteServer(ServerDiagnosis):
     user = "of this process"
 
     @override
-    def fitness(self, where: Endpoint) -> Sequence[Finding]:
+    def fitness(self, where: SqlEndpoint) -> Sequence[Finding]:
         shown = f"SQLite {_show(LIBRARY_VERSION)}"
         if LIBRARY_VERSION < _VERSION_MIN:
             needed = f"SQLite {_show(_VERSION_MIN)} or newer"

@@ -17,7 +17,7 @@ from typing_extensions import override
 from onceflow.core.arrow.instants import rows_beyond_python
 from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.sql.tables import ColumnFit
-from onceflow.sinks.sql.values import fitted, float_type, refused_at
+from onceflow.sinks.sql.values import bad_row_at, fit_column, float_type
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
 
 _MANTISSA_BITS = 53
@@ -58,7 +58,7 @@ class SQLiteFit(ColumnFit):
         """Refuse what is outside of the years that SQLite's own functions read."""
         rows = rows_beyond_python(given)
         if rows:
-            raise refused_at(given, rows[0], name=self.name, target=self.shown, why=_OUTSIDE)
+            raise bad_row_at(given, rows[0], name=self.name, target=self.shown, why=_OUTSIDE)
 
     def _texts(self, given: pa.Array) -> pa.Array:
         """Return dates, times and instants, exact to the microsecond, as text; others as given."""
@@ -76,7 +76,7 @@ class SQLiteFit(ColumnFit):
         return ended
 
     def _exact(self, given: pa.Array, kind: pa.DataType) -> pa.Array:
-        return fitted(given, kind, name=self.name, target=self.shown)
+        return fit_column(given, kind, name=self.name, target=self.shown)
 
 
 def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:

@@ -254,7 +254,7 @@ class BatchCommits:
         in_doubt = _list_in_doubt(committer)
         orphans = plan_sweep(decision, in_doubt, sink_ids=self.target.sink_ids)
         self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
-        self.decisions.settled(decision)
+        self.decisions.mark_committed(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
             committer.prune(oldest_proof(decision))
         reach("replied")
@@ -281,9 +281,9 @@ class BatchCommits:
         """Return whether `batch` is decided, and so written or to be committed; changes nothing.
 
         Raises:
-            OnceflowError: As `BatchDecisions.seen`.
+            OnceflowError: As `BatchDecisions.read_claim`.
         """
-        return self.decisions.seen().decision(batch) is not None
+        return self.decisions.read_claim().decision(batch) is not None
 
     def has_forgotten(self, batch: BatchId, attempt: AttemptId) -> bool:
         """Return whether a decision for `batch`, of `attempt`, would be forgotten by now.
@@ -291,10 +291,10 @@ class BatchCommits:
         One without a number is, once a later attempt has decided.
 
         Raises:
-            OnceflowError: As `BatchDecisions.seen`.
+            OnceflowError: As `BatchDecisions.read_claim`.
         """
         return not batch.source and any(
-            one.attempt > attempt for one in self.decisions.seen().decisions
+            one.attempt > attempt for one in self.decisions.read_claim().decisions
         )
 
     def has_claimed_after(self, attempt: AttemptId) -> bool:
@@ -353,7 +353,7 @@ class BatchCommits:
             raise type(error)(self._describe_lost_rows(claim, lost)) from error
         for decision in claim.decisions:
             if not decision.settled:
-                self.decisions.settled(decision)
+                self.decisions.mark_committed(decision)
 
     def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
         """Return what is decided. Rows staged `beside` a prepared twin wait until that is gone."""

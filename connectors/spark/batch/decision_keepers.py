@@ -21,7 +21,7 @@ from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 from onceflow.core.storage.log.batch_decisions import LoggedBatchDecisions
 from onceflow.core.storage.log.noted_batch_decisions import NotedBatchDecisions
 from onceflow.sinks.sql.batch_decisions import DecidedPart, SqlBatchDecisions
-from onceflow.sinks.sql.session import Endpoint
+from onceflow.sinks.sql.session import SqlEndpoint
 from onceflow.sinks.sql.sink import SqlSink
 
 
@@ -111,17 +111,17 @@ def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDeci
     """Return the log beside the data; or in stagingLocation, where it began in an earlier version.
 
     Raises:
-        ConfigError: As `LoggedBatchDecisions.seen`.
+        ConfigError: As `LoggedBatchDecisions.read_claim`.
     """
     target = named.target
     newest = _newest_in_target(target)
     beside = LoggedBatchDecisions(files, target.sink_id, target.claimant, newest)
-    if named.directory is None or beside.seen().attempt:
+    if named.directory is None or beside.read_claim().attempt:
         return beside
     earlier = LoggedBatchDecisions(
         files_of(named.directory), target.sink_id, target.claimant, newest
     )
-    return earlier if earlier.seen().attempt else beside
+    return earlier if earlier.read_claim().attempt else beside
 
 
 def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedPart]:
@@ -137,7 +137,7 @@ def _parts_beside(keeper: SqlSink, target: BatchTarget) -> Mapping[str, DecidedP
     }
 
 
-def _database(sink: SqlSink) -> tuple[Endpoint, str]:
+def _database(sink: SqlSink) -> tuple[SqlEndpoint, str]:
     return sink.endpoint, sink.settings.ledger_schema
 
 

@@ -28,7 +28,7 @@ from onceflow.connectors.spark.readers.sql_filters import (
 )
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import Endpoint
+from onceflow.sinks.sql.session import SqlEndpoint
 from onceflow.sinks.sql.tables import TableName
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RowSource(ABC):
     """One table or query of one database; pickled to tasks, holds no open connection."""
 
     dialect: ClassVar[Dialect]
-    endpoint: Endpoint
+    endpoint: SqlEndpoint
     table: TableName | None = None
     query: str | None = None
     """Instead of a table: a SELECT."""

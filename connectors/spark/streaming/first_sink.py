@@ -46,7 +46,7 @@ class FirstSink:
             )
         written, reason = "none", ""
         try:
-            if decisions.seen().attempt > 0:
+            if decisions.read_claim().attempt > 0:
                 return
         except ConfigError as error:
             written, reason = "others", f" ({error})"

@@ -134,7 +134,7 @@ class BatchTransactions(TransactionSettler):
             ConfigError: The sink id belongs to another query.
             SinkError, StorageError: Target or storage cannot be asked now.
         """
-        seen = self._decisions.seen()
+        seen = self._decisions.read_claim()
         transactions = {
             (one.transaction, is_staged(one)): self._describe(one, seen, held=True)
             for sink_id in self._sink_ids(seen)
@@ -151,13 +151,13 @@ class BatchTransactions(TransactionSettler):
         for one in self.in_doubt():
             if one.transaction == transaction:
                 return one
-        seen = self._decisions.seen()
+        seen = self._decisions.read_claim()
         decided = _committables_of(seen).get(transaction)
         return None if decided is None else self._describe(decided, seen, held=False)
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
         """Return why the decisions, as they are now, forbid `resolution`, or None."""
-        status = batch_in_doubt_status(one.committable, self._decisions.seen())
+        status = batch_in_doubt_status(one.committable, self._decisions.read_claim())
         return refusal(resolution, status, None)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
@@ -257,7 +257,7 @@ class BatchTransactions(TransactionSettler):
                 job=self._owner,
                 uid=sink_id,
                 sink_id=sink_id,
-                attempt=self._decisions.seen().attempt,
+                attempt=self._decisions.read_claim().attempt,
                 log_id=self._owner,
                 staging=self._staging(sink_id),
             )

@@ -133,7 +133,7 @@ class LoggedBatchDecisions(BatchDecisions):
         return BatchClaim(claimed.attempt, _decisions(claimed.view))
 
     @override
-    def seen(self) -> BatchClaim:
+    def read_claim(self) -> BatchClaim:
         view = self._log.read()
         if not view.attempt:
             self._require_no_shared_log()
@@ -168,7 +168,7 @@ class LoggedBatchDecisions(BatchDecisions):
         return decision
 
     @override
-    def settled(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: BatchDecision) -> None:
         """Prune the log: that a decision is settled is told by the one after it."""
         try:
             view = self._log.read()

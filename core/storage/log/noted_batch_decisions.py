@@ -46,12 +46,12 @@ class NotedBatchDecisions(LoggedBatchDecisions):
         return self._with_noted(claim)
 
     @override
-    def seen(self) -> BatchClaim:
-        return self._with_noted(super().seen())
+    def read_claim(self) -> BatchClaim:
+        return self._with_noted(super().read_claim())
 
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
-        if super().seen().decision(decision.batch) is None:
+        if super().read_claim().decision(decision.batch) is None:
             # The log says who has claimed since; the target knows the number alone.
             self.check_newest(decision.attempt)
             written = self._notes.read().written
@@ -59,7 +59,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
         return super().decide(decision)
 
     @override
-    def settled(self, decision: BatchDecision) -> None:
+    def mark_committed(self, decision: BatchDecision) -> None:
         number = decision.batch.number
         try:
             noted = self._notes.read()
@@ -69,7 +69,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
                 self._notes.write(attempt, begun=None, written=written)
         except (SinkError, ConfigError, Fenced) as error:
             _log.warning("%s: that it is written is not noted: %s", decision.batch, error)
-        super().settled(decision)
+        super().mark_committed(decision)
 
     @override
     def _meet_newer_target(self, view: LogView, attempt: AttemptId) -> None:

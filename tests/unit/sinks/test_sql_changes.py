@@ -194,7 +194,7 @@ def test_every_operation_is_understood_in_any_case(kind: pa.DataType) -> None:
     batch = _with_operations([*puts, "d", "DELETE"], kind)
     deletes, _, _ = _taken(rules, batch)
     assert deletes == [False] * 8 + [True] * 2
-    assert rules.written(batch.schema).names == ["id"]
+    assert rules.select_table_columns(batch.schema).names == ["id"]
 
 
 @pytest.mark.parametrize("word", ["x", "", None])
@@ -269,7 +269,7 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_columns_that_cannot_serve_are_refused(settings: dict[str, Any], expected: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("f", pa.float64()), ("op", pa.string())])
     with pytest.raises(ConfigError, match=expected):
-        ChangeRules(WriteMode.UPSERT, **settings).written(schema)
+        ChangeRules(WriteMode.UPSERT, **settings).select_table_columns(schema)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
@@ -310,7 +310,7 @@ def test_keys_may_have_any_type_that_databases_have_keys_of(kind: pa.DataType) -
         keys = pa.array([1, 0, 1], kind)
     batch = pa.record_batch([keys, pa.array([10, 20, 30])], names=["k", "v"])
     rules = ChangeRules(WriteMode.UPSERT, ("k",))
-    rules.written(batch.schema)
+    rules.select_table_columns(batch.schema)
     for memory_bytes_max in (1, 1 << 20):
         buffer = ChangeBuffer(rules, memory_bytes_max=memory_bytes_max)
         for row in range(3):

@@ -22,7 +22,7 @@ from onceflow.sinks.sql.write_mode import StagedOperation, WriteMode
     )
 )
 def test_any_operation_comes_back_as_it_was(operation: StagedOperation) -> None:
-    assert StagedOperation.decoded(operation.encoded()) == operation
+    assert StagedOperation.from_label(operation.to_label()) == operation
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_any_operation_comes_back_as_it_was(operation: StagedOperation) -> None:
 )
 def test_what_is_no_operation_is_refused(label: str) -> None:
     with pytest.raises(StateCorrupt, match="label"):
-        StagedOperation.decoded(label)
+        StagedOperation.from_label(label)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_what_is_no_operation_is_refused(label: str) -> None:
 )
 def test_operation_of_another_version_is_left_to_that_version(label: str) -> None:
     with pytest.raises(StateCorrupt, match="another version"):
-        StagedOperation.decoded(label)
+        StagedOperation.from_label(label)
 
 
 def test_rows_that_an_older_version_staged_are_known_to_be_as_they_were_given() -> None:
     label = '[1, "put", "s", "t", "upsert", "a", "b"]'
     expected = StagedOperation(TableName("s", "t"), WriteMode.UPSERT, ("a", "b"), deletes=False)
-    assert StagedOperation.decoded(label) == expected
+    assert StagedOperation.from_label(label) == expected
