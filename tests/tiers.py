@@ -65,10 +65,8 @@ LEFT_OUT = (
     "tests/unit/test_packaging.py::test_every_public_name_imports_in_a_fresh_environment",
 )
 
-_VARIANT_IS_CAUGHT = "tests/simulation/test_simulation.py::test_a_broken_variant_is_caught"
 SIBLINGS = (
     # Of jobs whose slots are killed: the same on another state backend, or at another parallelism.
-    "tests/runtime/test_batch_states.py::test_states_of_batches_are_exactly_once_through_kills_and_rescaling[heap",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_a_bucket_survives_kills_and_leaves_no_object_behind[heap",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory_survives_a_killed_slot[heap",
     "tests/runtime/test_key_types.py::test_both_hours_of_a_repeated_one_and_decimals_of_any_scale_find_their_state_again[heap",
@@ -96,13 +94,6 @@ SIBLINGS = (
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[write-postgres",
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[settled-postgres",
     "tests/spark_formats/test_stream_sink.py::test_a_query_whose_process_is_killed_writes_every_row_once[prepared",
-    # Broken variants that take the search for seconds to catch.
-    f"{_VARIANT_IS_CAUGHT}[remembers decisions, not attempts",
-    f"{_VARIANT_IS_CAUGHT}[recovery knows the last checkpoint alone",
-    f"{_VARIANT_IS_CAUGHT}[tells an older savepoint by number alone",
-    f"{_VARIANT_IS_CAUGHT}[prunes proofs without a floor",
-    f"{_VARIANT_IS_CAUGHT}[aligns aborted checkpoints anew",
-    f"{_VARIANT_IS_CAUGHT}[waits for who has declined",
 )
 """Parameters of tests that have others in the default run."""
 
