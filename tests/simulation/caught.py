@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
-        "drops a savepoint while it appends": 354,
+        "drops a savepoint while it appends": 454,
         "drops a savepoint while it looks into a loss": 84,
         "asks again for a savepoint that is begun": 84,
         "forgets a cancel while it waits for slots": 47,
@@ -34,7 +34,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "emits after a stop savepoint": 180,
         "a restored decision names none undelivered": 548,
         "takes a part of what was read for the same cut": 744,
-        "remembers decisions, not attempts": 407,
+        "remembers decisions, not attempts": 546,
         "counts once what two subtasks name": 1008,
         "remembers the first commit": 1164,
         "a restored decision forgets what a savepoint has prepared": 148,
@@ -55,14 +55,14 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "deletes shared files that are named again": 58,
         "ends the job with rows in flight": 221,
         "takes acks of older attempts": 219,
-        "prunes proofs without a floor": 218,
+        "prunes proofs without a floor": 85,
         "recovery takes a failed listing for an empty one": 154,
         "begins from any savepoint": 146,
         "lets an older checkpoint be decided after a newer": 125,
         "confirms what its state has not heard of": 122,
         "recovery sees no older copy of a table": 79,
-        "aligns aborted checkpoints anew": 110,
-        "aligns aborted checkpoints": 110,
+        "aligns aborted checkpoints anew": 69,
+        "aligns aborted checkpoints": 35,
         "never forgets aborted checkpoints": 106,
         "recovery makes one version of several decisions": 152,
         "recovery knows the last checkpoint alone": 210,
@@ -73,7 +73,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "commits the newest decision first": 95,
         "accepts its own orphan record": 83,
         "takes late acks for the next checkpoint's": 82,
-        "waits for who has declined": 58,
+        "waits for who has declined": 51,
         "takes a refused decision for one that stands": 76,
         "starts without a sink that nobody settles": 61,
         "takes a lost transaction for committed": 59,
@@ -106,6 +106,19 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "recovery does not ask for the ordered proof": 16,
         "appends without create-if-absent": 14,
         "forgets retired sinks without asking them": 14,
+        "forgets what was asked for when it is triggered": 20,
+        "forgets what was asked for with the attempt": 20,
+        "tells an older savepoint by number alone": 19,
+        "the end overtakes last rows": 12,
     }
 )
 """By the variant's name."""
+
+BATCHES_CAUGHT_BY: Mapping[str, int] = MappingProxyType(
+    {
+        "a batch below the last one that a user has numbered is written": 387,
+        "planning commits only what the target lists": 258,
+        "staged rows are applied before their twins are rolled back": 152,
+    }
+)
+"""The same for broken rules of batches."""

@@ -8,6 +8,7 @@ import pytest
 from tests.simulation.batch_mutants import BATCH_MUTANTS
 from tests.simulation.batch_world import Rules
 from tests.simulation.batches import run_batches
+from tests.simulation.caught import BATCHES_CAUGHT_BY
 
 from onceflow.core.protocol.batches import RETAINED_ATTEMPTS
 
@@ -35,5 +36,6 @@ def test_no_row_of_a_batch_is_lost_or_doubled_in_random_schedules() -> None:
 
 @pytest.mark.parametrize("rules", BATCH_MUTANTS, ids=lambda rules: rules.name)
 def test_a_broken_rule_of_batches_is_caught(rules: Rules) -> None:
-    if not any(run_batches(seed, rules).violation for seed in range(MUTANT_SCHEDULES_MAX)):
+    seeds = (BATCHES_CAUGHT_BY.get(rules.name, 0), *range(MUTANT_SCHEDULES_MAX))
+    if not any(run_batches(seed, rules).violation for seed in seeds):
         pytest.fail(f"{rules.name} survived {MUTANT_SCHEDULES_MAX} schedules")
