@@ -17,6 +17,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "demo": "onceflow.cli.demo:demo",
         "config": "onceflow.cli.config.command:config",
+        "run": "onceflow.cli.run.command:run",
         "doctor": "onceflow.cli.doctor.command:doctor",
         "list": "onceflow.cli.jobs.command:list_jobs",
         "status": "onceflow.cli.jobs.command:status",

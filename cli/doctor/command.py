@@ -250,7 +250,7 @@ def doctor(
     if json_:
         print(json.dumps({"ok": is_well, "findings": [one.as_json() for one in findings]}))
     else:
-        _print(findings)
+        print_findings(findings)
     if not is_well:
         raise typer.Exit(EXIT_PROBLEMS)
 
@@ -296,7 +296,8 @@ class _Running:
             )
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print `findings` for people, and how many there are of each level."""
     console = Console(highlight=False)
     if console.is_terminal:
         rows = [

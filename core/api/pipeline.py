@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, cast
 
 from onceflow.core.api.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.api.event_time import WatermarkStrategy
-from onceflow.core.api.graph import NAME, Feed, GraphBuilder, ReadFrom
+from onceflow.core.api.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
@@ -22,6 +23,8 @@ from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
+from onceflow.core.runtime.driver.job_checks import check_job
+from onceflow.core.runtime.driver.job_views import GraphView, describe_graph
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.events.job_events import JobState
@@ -29,10 +32,12 @@ from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.configuration import Configuration
-from onceflow.core.settings.effective_settings import list_effective
+from onceflow.core.settings.effective_settings import EffectiveSetting, list_effective
 from onceflow.core.settings.pipeline_settings import Checkpointing, Endpoint, RuntimeSettings
 from onceflow.core.spi import Sink, Source
+from onceflow.core.spi.connector import Finding
 from onceflow.core.state import StateBackend
+from onceflow.core.storage import CheckpointStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -234,6 +239,20 @@ class Job:
         return self.status().state
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineDescription:
+    """A pipeline as it would start: for people, and for tools that look at it."""
+
+    name: str
+    graph: GraphView
+    settings: tuple[EffectiveSetting, ...]
+    storage: CheckpointStorage
+    sources: Mapping[str, Source]
+    """By uid."""
+    sinks: Mapping[str, Sink]
+    """By uid, those of dead letters among them."""
+
+
 class Pipeline:
     """Describes a dataflow, operator by operator, and starts it on `cluster`.
 
@@ -313,7 +332,9 @@ class Pipeline:
             },
         )
         self.name = name
-        self._cluster = cluster
+        """The job's identity."""
+        self.cluster = cluster
+        """Where its slots run."""
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._configured = configured
@@ -326,7 +347,11 @@ class Pipeline:
             allow_non_restored_state
         )
         self._listeners = tuple(listeners)
-        self._endpoint = configured.endpoint() if endpoint == "loopback" else endpoint
+        self._endpoint = (
+            configured.endpoint()
+            if endpoint == "loopback"
+            else configured.endpoint_unless(endpoint)
+        )
         self._graph = GraphBuilder(name)
 
     def read(
@@ -395,17 +420,65 @@ class Pipeline:
             from_savepoint, claim = self._configured.savepoint(), claim or self._configured.claims()
         if from_savepoint is None and (claim or allow_rewind):
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
-        graph = self._graph.graph()
-        graph.check_complete()
+        graph = self._complete_graph()
         for table in graph.tables():
             table.load()
+        plan = self._make_plan(
+            graph,
+            None
+            if from_savepoint is None
+            else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),
+            allow_non_restored_state,
+        )
+        driver = JobDriver(_opened(self.cluster), plan)
+        driver.start()
+        return Job(driver)
+
+    def validate(self) -> tuple[Finding, ...]:
+        """Ask everything that `start` asks before it changes anything; return what was found.
+
+        Sources and sinks are asked whether they can be read and written, the cluster whether it
+        has the slots, and the checkpoint storage what the job would go on from. Nothing is created,
+        claimed or started, so a running job of the same name is not disturbed. A finding of level
+        `PROBLEM` would make the start fail.
+
+        Raises:
+            ConfigError: The graph is incomplete, or a sink that is written is retired.
+        """
+        plan = self._make_plan(self._complete_graph(), None, None)
+        return check_job(_opened(self.cluster), plan)
+
+    def describe(self) -> PipelineDescription:
+        """Return the operators, how they are connected, and every setting with its origin.
+
+        Raises:
+            ConfigError: The graph is incomplete, or a sink that is written is retired.
+        """
+        graph = self._complete_graph()
+        return PipelineDescription(
+            self.name,
+            describe_graph(graph, self._parallelism),
+            self._shown_settings,
+            self._checkpointing.checkpoint_storage(),
+            dict(graph.sources()),
+            {operator.uid: work.sink for operator, work in graph.sinks()},
+        )
+
+    def _complete_graph(self) -> Graph:
+        graph = self._graph.graph()
+        graph.check_complete()
         for operator, work in graph.sinks():
             if work.sink_id in self._retired_sinks:
                 raise ConfigError(
                     f"{operator.uid!r} writes under sink id {work.sink_id!r}, which is in"
                     " retired_sinks: leave it away there"
                 )
-        plan = JobPlan(
+        return graph
+
+    def _make_plan(
+        self, graph: Graph, restore: RestoreFrom | None, allow_non_restored_state: bool | None
+    ) -> JobPlan:
+        return JobPlan(
             name=self.name,
             graph=graph,
             parallelism=self._parallelism,
@@ -423,13 +496,8 @@ class Pipeline:
             listeners=self._listeners,
             endpoint=self._endpoint,
             shown_settings=self._shown_settings,
-            restore=None
-            if from_savepoint is None
-            else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),
+            restore=restore,
         )
-        driver = JobDriver(_opened(self._cluster), plan)
-        driver.start()
-        return Job(driver)
 
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""

@@ -1,16 +1,18 @@
 """Settings from a file and from the environment, under our names or Flink's, and what they make.
 
-Precedence: the program > the file > the environment > the default. The file and the environment may
-each set an option once, under one of its names. Values are checked as they are read, so a mistake
-stops the program before anything runs, and the error names the nearest known name.
+Precedence: the command line (`onceflow run --set`) > the program > the file > the environment > the
+default. Each of them may set an option once, under one of its names. Values are checked as they are
+read, so a mistake stops the program before anything runs, and the error names the nearest known
+name.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -82,6 +84,8 @@ class Setting:
     origin: str = "default"
     """Who says so: the file, or the variable, and the name that it uses if that is Flink's."""
     hint: str | None = None
+    is_forced: bool = False
+    """Whether it is stronger than the program."""
 
     @property
     def is_set(self) -> bool:
@@ -90,6 +94,48 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.option.name}={self.option.to_text(self.value)} ({self.origin})"
+
+
+@dataclass(slots=True)
+class _CommandLine:
+    """What the command line of this process has set, for every pipeline that it builds."""
+
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+
+
+_COMMAND_LINE = _CommandLine()
+
+
+def parse_assignments(texts: Sequence[str]) -> Mapping[str, Setting]:
+    """Return the settings that `texts` say, each `name=value`, for `force_settings`.
+
+    Raises:
+        ConfigError: One is no assignment, its name is unknown, which names the nearest, or its
+            value is none of its option; or one option is set twice.
+    """
+    return {
+        name: replace(setting, is_forced=True)
+        for name, setting in _layer(map(_split_assignment, texts)).items()
+    }
+
+
+def _split_assignment(text: str) -> tuple[str, str, object]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise ConfigError(
+            f"--set {text!r} is not name=value, as in --set checkpointing.interval=5s"
+        )
+    return name.strip(), "--set", value.strip()
+
+
+@contextmanager
+def force_settings(settings: Mapping[str, Setting]) -> Generator[None]:
+    """Have `settings` be stronger than the program in what this process builds meanwhile."""
+    before, _COMMAND_LINE.settings = _COMMAND_LINE.settings, settings
+    try:
+        yield
+    finally:
+        _COMMAND_LINE.settings = before
 
 
 class Configuration:
@@ -129,6 +175,7 @@ class Configuration:
         if file is not None:
             settings, left = _from_file(Path(file))
             layer |= settings
+        layer |= _COMMAND_LINE.settings
         configuration = cls(
             {one.name: layer.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left
         )
@@ -193,17 +240,16 @@ class Configuration:
 
     def parallelism(self, given: int | None) -> int:
         """Return `given`, or the number of slots that is configured."""
-        return cast("int", self._value("pipeline.parallelism")) if given is None else given
+        value = self._value_unless(given, "pipeline.parallelism")
+        return cast("int", value)
 
     def max_parallelism(self, given: int | None) -> int | None:
         """Return `given`, or the number of key groups that is configured."""
-        value = self._value("pipeline.max_parallelism")
-        return cast("int | None", value) if given is None else given
+        return cast("int | None", self._value_unless(given, "pipeline.max_parallelism"))
 
     def allow_non_restored_state(self, given: bool | None) -> bool:
         """Return `given`, or what is configured."""
-        value = self._value("pipeline.allow_non_restored_state")
-        return cast("bool", value) if given is None else given
+        return cast("bool", self._value_unless(given, "pipeline.allow_non_restored_state"))
 
     def savepoint(self) -> str | None:
         """Return the savepoint that a start begins from which names none."""
@@ -219,6 +265,8 @@ class Configuration:
         Raises:
             ConfigError: There is none of this name, or a value is out of range.
         """
+        if self._replaces(given, "state_backend", "type"):
+            given = None
         if isinstance(given, StateBackend):
             return given
         option = _BY_NAME["state_backend.type"]
@@ -245,7 +293,7 @@ class Configuration:
         Raises:
             ConfigError: A value is out of range.
         """
-        if given is not None:
+        if given is not None and not self._replaces(given, "restart", "strategy"):
             return given
         name = str(self._value("restart.strategy"))
         values = self._fields(f"restart.{name}.")
@@ -261,6 +309,14 @@ class Configuration:
                     return replace(RESTART, **values)
         except ValueError as error:
             raise ConfigError(f"{error}: {self._describe_set(f'restart.{name}.')}") from None
+
+    def endpoint_unless(self, given: Endpoint | None) -> Endpoint | None:
+        """Return `given`, unless the command line sets an option of the endpoint.
+
+        Raises:
+            ConfigError: As `endpoint`.
+        """
+        return self.endpoint() if self.is_forced("endpoint") else given
 
     def endpoint(self) -> Endpoint:
         """Return where the driver answers, if the program does not say it.
@@ -285,27 +341,62 @@ class Configuration:
     def _value(self, name: str) -> Value:
         return self._settings[name].value
 
+    def _value_unless(self, given: Value, name: str) -> Value:
+        """Return `given`, unless it is None or the command line says another value."""
+        setting = self._settings[name]
+        return setting.value if given is None or setting.is_forced else given
+
+    def is_forced(self, section: str) -> bool:
+        """Return whether the command line has set the option `section`, or any of this section."""
+        return any(
+            one.is_forced and (name == section or name.startswith(f"{section}."))
+            for name, one in self._settings.items()
+        )
+
+    def _replaces(self, given: object, section: str, selector: str) -> bool:
+        """Return whether the command line replaces `given`, an object that is taken whole.
+
+        Raises:
+            ConfigError: It sets a part of the section, and not which object there is to be.
+        """
+        if given is None or isinstance(given, str):
+            return self.is_forced(f"{section}.{selector}")
+        if self.is_forced(section) and not self.is_forced(f"{section}.{selector}"):
+            forced = ", ".join(
+                one.option.name
+                for one in self._settings.values()
+                if one.is_forced and one.option.name.startswith(f"{section}.")
+            )
+            raise ConfigError(
+                f"--set {forced}: the program passes {section}={given}, which is taken whole;"
+                f" set {section}.{selector} as well"
+            )
+        return self.is_forced(section)
+
     def _chosen(self, section: str) -> str:
         chosen = "state_backend.type" if section == "state_backend" else "restart.strategy"
         return str(self._settings[chosen])
 
     def _fields(self, prefix: str) -> dict[str, Any]:
         """Return what is set below `prefix`, by the fields of the class that it is about."""
-        return {
-            one.option.target: one.value
+        return {one.option.target: one.value for one in self._list_set(prefix)}
+
+    def _list_set(self, prefix: str) -> list[Setting]:
+        return [
+            one
             for one in self._settings.values()
             if one.is_set and one.option.target and one.option.name.startswith(prefix)
-        }
+        ]
 
     def _describe_set(self, prefix: str) -> str:
         texts = [str(one) for name, one in self._settings.items() if name.startswith(prefix)]
         return ", ".join(text for text in texts if not text.endswith("(default)"))
 
     def _merge(self, section: str, given: _Settings) -> _Settings:
-        values = {
-            name: value
-            for name, value in self._fields(f"{section}.").items()
-            if name not in given.given
+        values: dict[str, Any] = {
+            one.option.target: one.value
+            for one in self._list_set(f"{section}.")
+            if one.is_forced or one.option.target not in given.given
         }
         if not values:
             return given

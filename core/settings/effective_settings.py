@@ -22,7 +22,7 @@ class EffectiveSetting:
     name: str
     value: str
     origin: str
-    """`program`, a file with its line, a variable of the environment, or `default`."""
+    """`--set`, `program`, a file with its line, a variable of the environment, or `default`."""
     default: str
 
 
@@ -38,7 +38,11 @@ def list_effective(
     name of its section; the settings that it replaces are left out.
     """
     shown: list[EffectiveSetting] = []
-    given = {name: value for name, value in objects.items() if value is not None}
+    given = {
+        name: value
+        for name, value in objects.items()
+        if value is not None and not configured.is_forced(name)
+    }
     for name, value in given.items():
         shown.append(EffectiveSetting(name, _show(value), PROGRAM, ""))
     for setting in configured.settings():
@@ -55,7 +59,7 @@ def _find_effective(
 ) -> EffectiveSetting:
     option = setting.option
     default = option.to_text(option.default)
-    if holder is not None and option.target in holder.given:
+    if holder is not None and option.target in holder.given and not setting.is_forced:
         value: object = getattr(holder, option.target)
         return EffectiveSetting(option.name, _show_as(setting, value), PROGRAM, default)
     return EffectiveSetting(option.name, option.to_text(setting.value), setting.origin, default)

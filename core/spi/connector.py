@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink, Source
@@ -123,6 +123,8 @@ class SinkConnector:
     None: the target cannot list them by itself, so its sink has to be named.
     """
     diagnosis: Diagnosis | None = None
+    examine: Callable[[Any, int], Questions] | None = None
+    """Returns the questions to the server of a sink of this class, for a job of a parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,8 @@ class SourceConnector:
     source: Callable[..., Source]
     """Its class."""
     diagnosis: Diagnosis | None = None
+    examine: Callable[[Any, int], Questions] | None = None
+    """Returns the questions to the server of a source of this class, for a job of a parallelism."""
 
 
 def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:

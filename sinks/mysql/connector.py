@@ -115,9 +115,11 @@ class MySQLResourceManager(SqlResourceManager):
         return self._of_our_tables(ask)
 
 
+_DIAGNOSIS = SqlDiagnosis(_sink_of_tools, _remedies, "bind_address, port")
 CONNECTOR = SinkConnector(
     sink=MySQLSink,
     resource_manager=MySQLResourceManager,
-    diagnosis=SqlDiagnosis(_sink_of_tools, _remedies, "bind_address, port"),
+    diagnosis=_DIAGNOSIS,
+    examine=_DIAGNOSIS.examine,
 )
 """What the catalogue finds."""

@@ -88,9 +88,11 @@ class PostgresResourceManager(SqlResourceManager):
         ]
 
 
+_DIAGNOSIS = SqlDiagnosis(_sink_of_tools, _remedies, "listen_addresses, port")
 CONNECTOR = SinkConnector(
     sink=PostgresSink,
     resource_manager=PostgresResourceManager,
-    diagnosis=SqlDiagnosis(_sink_of_tools, _remedies, "listen_addresses, port"),
+    diagnosis=_DIAGNOSIS,
+    examine=_DIAGNOSIS.examine,
 )
 """What the catalogue finds."""

@@ -46,6 +46,10 @@ class SqlDiagnosis:
         sink = self.sink(access, access.timeout_s / 2)
         return partial(self._examine, sink, modes[given], tuple(names), parallelism)
 
+    def examine(self, sink: SqlSink, parallelism: int) -> Questions:
+        """Return the questions to the server of `sink`; its table is what `validate` looks at."""
+        return partial(self._examine, sink, sink.settings.commit_mode, (), parallelism)
+
     def _examine(
         self, sink: SqlSink, mode: CommitMode | None, tables: Sequence[str], parallelism: int
     ) -> Sequence[Finding]:

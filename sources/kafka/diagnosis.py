@@ -287,5 +287,18 @@ def _refusal(server: str) -> str:
     return ""
 
 
-CONNECTOR = SourceConnector(source=KafkaSource, diagnosis=questions_of_kafka)
+def _examine_source(source: KafkaSource, parallelism: int) -> Questions:
+    """Return the questions to the brokers of `source`, about the topics that it names."""
+    settings = source.settings
+    access = ServerAccess(
+        f"kafka://{settings.bootstrap_servers}",
+        options=settings.options,
+        timeout_s=settings.deadline_s,
+    )
+    return questions_of_kafka(access, settings.topics, parallelism)
+
+
+CONNECTOR = SourceConnector(
+    source=KafkaSource, diagnosis=questions_of_kafka, examine=_examine_source
+)
 """What the catalogue finds."""

@@ -1,0 +1,59 @@
+"""Opens what `--master` names: a Spark session, one of Spark Connect, or local processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, Union, cast
+
+from onceflow.core.api.pipeline import Pipeline
+from onceflow.core.runtime.cluster.local_processes import LocalProcesses
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+AnyCluster: TypeAlias = Union["SparkSession", "ConnectSession", LocalProcesses]
+LOCAL_PROCESSES = "local-processes"
+"""The master that is no Spark: slots are processes of this machine."""
+
+
+@dataclass(slots=True)
+class OpenedCluster:
+    """The cluster of this run; opened when the pipeline is built with it."""
+
+    master: str | None
+    """None: as Spark is configured, and `local[*]` where it is not."""
+    conf: dict[str, str] = field(default_factory=dict[str, str])
+    """Spark's own settings."""
+    session: SparkSession | ConnectSession | None = None
+
+    def open(self) -> AnyCluster:
+        """Return the cluster; a session is opened once."""
+        if self.master == LOCAL_PROCESSES:
+            return LocalProcesses()
+        if self.session is None:
+            self.session = self._open_session()
+        return self.session
+
+    def adopt(self, pipeline: Pipeline) -> None:
+        """Know the session of a pipeline that the program has built by itself."""
+        if not isinstance(pipeline.cluster, LocalProcesses):
+            self.session = pipeline.cluster
+
+    def close(self) -> None:
+        """Stop the session, if there is one. Idempotent."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.stop()
+
+    def _open_session(self) -> SparkSession | ConnectSession:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.appName("onceflow run")
+        for name, value in self.conf.items():
+            builder = builder.config(name, value)
+        if self.master is not None and self.master.startswith("sc://"):
+            return cast("ConnectSession", builder.remote(self.master).getOrCreate())
+        if self.master is not None:
+            builder = builder.master(self.master)
+        return builder.getOrCreate()

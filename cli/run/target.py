@@ -1,0 +1,178 @@
+"""Finds the pipeline that `onceflow run` is told to run: in a file, or in a module by its name.
+
+    job.py:pipeline              `pipeline` of the file job.py
+    package.module:pipeline      `pipeline` of a module, also one of the working directory
+
+The name is of a `Pipeline`, or of a function that returns one: of a Spark session, or of nothing.
+What a file defines is sent to the slots by value, as that of `__main__` is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import cloudpickle
+
+from onceflow.core.api.pipeline import Pipeline
+from onceflow.core.errors import ConfigError, OnceflowError
+
+_FORMS = (
+    "job.py:NAME or package.module:NAME, where NAME is a Pipeline or a function that returns one"
+)
+
+
+class TargetFailed(Exception):
+    """Raised when the user's own code raises, which is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTarget:
+    """What was found under a name."""
+
+    text: str
+    value: Pipeline | Callable[..., object]
+
+    @property
+    def takes_cluster(self) -> bool:
+        """Whether it is a function of a session."""
+        return not isinstance(self.value, Pipeline) and bool(_list_required(self.value))
+
+    def check(self) -> None:
+        """Raise ConfigError unless it is a Pipeline, or a function of one argument or none."""
+        if isinstance(self.value, Pipeline):
+            return
+        if isinstance(self.value, type) or not callable(self.value):
+            kind = "class" if isinstance(self.value, type) else type(self.value).__name__
+            raise ConfigError(
+                f"{self.text} is a {kind} and neither a Pipeline nor a function that returns one"
+            )
+        names = _list_required(self.value)
+        if len(names) > 1:
+            raise ConfigError(
+                f"{self.text} takes {', '.join(names)}: `onceflow run` passes a Spark session, or"
+                " nothing; take the others from the environment or from a file"
+            )
+
+    def build(self, cluster: Callable[[], object]) -> Pipeline:
+        """Return the pipeline; `cluster` opens the session that a function of one takes.
+
+        Raises:
+            ConfigError: The function returns something else.
+            TargetFailed: It raises.
+        """
+        if isinstance(self.value, Pipeline):
+            return self.value
+        arguments = (cluster(),) if self.takes_cluster else ()
+        try:
+            pipeline = self.value(*arguments)
+        except OnceflowError:
+            raise
+        except Exception as error:  # the user's own function may raise anything
+            raise TargetFailed(f"{self.text} raised") from error
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(
+                f"{self.text} returns a {type(pipeline).__name__}; it must return its Pipeline"
+            )
+        return pipeline
+
+
+def load_target(text: str) -> PipelineTarget:
+    """Return what `text` names; imports the file or the module.
+
+    Raises:
+        ConfigError: There is no such file, module or name, which names the nearest.
+        TargetFailed: The file or module raises when it is imported.
+    """
+    location, separator, name = text.rpartition(":")
+    if not separator or not location or not name:
+        near = f"; did you mean {text}:pipeline?" if text.endswith(".py") else ""
+        raise ConfigError(f"{text!r} is not {_FORMS}{near}")
+    module = _load_file(Path(location)) if location.endswith(".py") else _load_module(location)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"{location} has no {name!r}{_suggest(part, value)}")
+        value = getattr(value, part)
+    target = PipelineTarget(text, cast("Pipeline | Callable[..., object]", value))
+    target.check()
+    return target
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path} in {Path.cwd()}")
+    _put_on_path(path.resolve().parent)
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
+        name = f"{name}_of_onceflow_run"  # it has the name of a module that is in use
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be imported as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        spec.loader.exec_module(module)
+    except OnceflowError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
+        raise TargetFailed(f"{path} raised when it was imported") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _put_on_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            file = Path(*name.split(".")).with_suffix(".py")
+            near = f"; did you mean {file}:NAME?" if file.is_file() else ""
+            raise ConfigError(f"there is no module {error.name!r}{near}") from None
+        raise TargetFailed(f"module {name} raised when it was imported") from error
+    except OnceflowError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
+        raise TargetFailed(f"module {name} raised when it was imported") from error
+
+
+def _put_on_path(directory: Path) -> None:
+    """Let this process, and the Python workers that it starts, import from `directory`."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    inherited = os.environ.get("PYTHONPATH", "")
+    if str(directory) not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(directory), inherited)))
+
+
+def _list_required(function: Callable[..., object]) -> list[str]:
+    """Return the arguments that `function` cannot be called without."""
+    parameters = inspect.signature(function).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        one.name
+        for one in parameters
+        if one.default is inspect.Parameter.empty and one.kind not in variadic
+    ]
+
+
+def _suggest(name: str, holder: object) -> str:
+    candidates = [
+        known
+        for known, value in vars(holder).items()
+        if not known.startswith("_") and (isinstance(value, Pipeline) or inspect.isfunction(value))
+    ]
+    near = get_close_matches(name, candidates, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(candidates)}" if candidates else ""
