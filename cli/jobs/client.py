@@ -81,6 +81,14 @@ class DriverLocation:
         return storage
 
 
+@dataclass(frozen=True, slots=True)
+class RelayedAnswer:
+    """What a driver has answered, as it came."""
+
+    status: int
+    content: bytes
+
+
 class Driver:
     """One driver, to be asked over HTTP. Each request has a connection of its own."""
 
@@ -135,14 +143,44 @@ class Driver:
             time.sleep(wait_s)
             wait_s = min(0.5, wait_s * 1.5)
 
+    def relay(
+        self, method: str, path: str, body: bytes | None, deadline_ms: int, timeout_s: float
+    ) -> RelayedAnswer:
+        """Return the driver's answer to somebody else's request, whatever it is.
+
+        Raises:
+            DriverNotThere: Nobody answers for the job.
+            DriverSilent: The driver does not answer, and may live.
+        """
+        data = None if method == "GET" else body or b"{}"
+        return self._exchange(method, path, data, deadline_ms, timeout_s)
+
     def _ask(self, method: str, path: str, body: Answer | None = None) -> Answer:
-        connection = self._connection()
+        timeout_s = self._place.timeout_s
+        data = None if body is None else json.dumps(body).encode()
+        deadline_ms = int((time.time() + timeout_s) * 1000)
+        reply = self._exchange(method, path, data, deadline_ms, timeout_s)
+        try:
+            answer = cast("Answer", json.loads(reply.content))
+        except ValueError as error:
+            raise self._explain_gone(f"{self.address.url} answers with no JSON") from error
+        if reply.status == http.client.UNAUTHORIZED:
+            raise DriverRefused(
+                f"the driver of job {self._place.name!r} at {self.address.url} does not take the"
+                f" token of {self._token_location()}: it is an old one, or another driver's"
+            )
+        if reply.status >= 400:
+            raise DriverRefused(str(answer.get("error", reply.status)))
+        return answer
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, deadline_ms: int, timeout_s: float
+    ) -> RelayedAnswer:
+        connection = self._connection(timeout_s)
         headers = {
             INSTANCE_HEADER: self.address.instance,
             "Authorization": f"Bearer {self._token}",
         }
-        data = None if body is None else json.dumps(body).encode()
-        deadline_ms = int((time.time() + self._place.timeout_s) * 1000)
         if data is not None:
             headers[DEADLINE_HEADER] = str(deadline_ms)
         try:
@@ -157,21 +195,10 @@ class Driver:
         if response.status == http.client.MISDIRECTED_REQUEST or answers != self.address.instance:
             who = f"driver {answers}" if answers else "a program that is no driver of onceflow"
             raise self._explain_gone(f"at {self.address.url} {who} answers now")
-        try:
-            answer = cast("Answer", json.loads(content))
-        except ValueError as error:
-            raise self._explain_gone(f"{self.address.url} answers with no JSON") from error
-        if response.status == http.client.UNAUTHORIZED:
-            raise DriverRefused(
-                f"the driver of job {self._place.name!r} at {self.address.url} does not take the"
-                f" token of {self._token_location()}: it is an old one, or another driver's"
-            )
-        if response.status >= 400:
-            raise DriverRefused(str(answer.get("error", response.status)))
-        return answer
+        return RelayedAnswer(response.status, content)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        url, timeout_s = urlsplit(self.address.url), self._place.timeout_s
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        url = urlsplit(self.address.url)
         if url.scheme == "http":
             return http.client.HTTPConnection(url.hostname or "", url.port, timeout=timeout_s)
         authority = self._place.authority or Path(self.address.authority)

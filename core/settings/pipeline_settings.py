@@ -202,7 +202,12 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """Whether it can be reached on its own machine alone."""
-        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` can be reached on its own machine alone."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 @_remembers_what_is_given

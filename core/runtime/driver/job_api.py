@@ -22,7 +22,6 @@ its deadline), 421 (another instance, or a foreign host name), and the server's 
 
 from __future__ import annotations
 
-import hmac
 import threading
 import time
 import uuid
@@ -49,7 +48,12 @@ from onceflow.core.runtime.driver.job_views import (
 )
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, parse_keys
-from onceflow.core.runtime.driver.web_page import SECURITY_HEADERS, WebPage, find_stranger
+from onceflow.core.runtime.driver.web_page import (
+    WebPage,
+    find_stranger,
+    has_token,
+    make_json_response,
+)
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
@@ -184,8 +188,7 @@ class JobApi:
         if meant != self._instance:
             another = "another driver answers here now"
             return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
-        given = head.headers.get("authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if not has_token(head, self._token):
             what_is_missing = "show the token: Authorization: Bearer …"
             return self.explain(HTTPStatus.UNAUTHORIZED, what_is_missing)
         return None
@@ -208,15 +211,7 @@ class JobApi:
     def _respond(
         self, status: HTTPStatus, answer: object, sent: Callable[[], None] = lambda: None
     ) -> Response:
-        headers = {
-            **SECURITY_HEADERS,
-            "Content-Type": "application/json",
-            "Cache-Control": "no-store",
-            INSTANCE_HEADER: self._instance,
-        }
-        if status is HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = "Bearer"
-        return Response(status, msgspec.json.encode(answer, enc_hook=str), headers, sent)
+        return make_json_response(status, answer, {INSTANCE_HEADER: self._instance}, sent)
 
     def _answer(self, request: Request) -> Response:
         target = urlsplit(request.target)

@@ -10,13 +10,16 @@ by the browser itself, by the policy in the headers.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import resources
 from types import MappingProxyType
 from urllib.parse import urlsplit
+
+import msgspec
 
 from onceflow.core.runtime.driver.http_server import Request, Response
 
@@ -82,6 +85,35 @@ class WebPage:
         if request.method != "GET":
             return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"", {**headers, "Allow": "GET"})
         return Response(HTTPStatus.OK, asset.content, headers)
+
+
+def has_token(head: Request, token: str) -> bool:
+    """Return whether a request shows `token`; takes the same time wherever it differs."""
+    given = head.headers.get("authorization", "").encode("utf-8", "replace")
+    return hmac.compare_digest(given, f"Bearer {token}".encode())
+
+
+def make_json_response(
+    status: HTTPStatus,
+    answer: object,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    sent: Callable[[], None] = lambda: None,
+) -> Response:
+    """Return `answer` as JSON that no browser keeps, frames or shows to another site."""
+    content = answer if isinstance(answer, bytes) else msgspec.json.encode(answer, enc_hook=str)
+    challenge = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+    return Response(
+        status,
+        content,
+        {
+            **SECURITY_HEADERS,
+            "Content-Type": "application/json",
+            "Cache-Control": "no-store",
+            **challenge,
+            **headers,
+        },
+        sent,
+    )
 
 
 def find_stranger(head: Request, names: Collection[str]) -> tuple[HTTPStatus, str] | None:

@@ -14,8 +14,9 @@ function panel(title, note, kind, render, ...extra) {
   return { element: made.element, render: (data) => render(made, data) };
 }
 
+// Of a job without a driver `onceflow ui` tells only what is in storage.
 function whileRunning(made, data) {
-  made.element.hidden = !data.overview.running && !data.graph?.operators;
+  made.element.hidden = !data.overview.chains;
   return !made.element.hidden;
 }
 

@@ -1,0 +1,225 @@
+"""The jobs in a checkpoint storage: of a running one its driver tells, of the others the storage.
+
+What is told of a job without a driver is remembered for REMEMBERED_S, so that several open pages
+read the storage no more often than one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from onceflow.cli.jobs.client import (
+    Answer,
+    Driver,
+    DriverLocation,
+    DriverNotThere,
+    DriverSilent,
+    RelayedAnswer,
+    begin,
+    last_run_of,
+    state_without_driver,
+)
+from onceflow.core.errors import OnceflowError
+from onceflow.core.runtime.driver.job_views import describe_decision, describe_stored
+from onceflow.core.storage import JobStorage
+
+ANSWER_TIMEOUT_S = 5.0
+"""For what a driver knows without reading anything."""
+READ_TIMEOUT_S = 55.0
+"""For what it reads from storage or targets; less than the server's own CALL_TIMEOUT_S."""
+LIST_TIMEOUT_S = 8.0
+REMEMBERED_S = 2.0
+_READS_OF_STORAGE = frozenset({"proof", "stored", "state"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    answer: Answer
+    until_s: float
+
+
+class ObservedJobs:
+    """All jobs in one storage. Any thread."""
+
+    def __init__(self, storage: str, token_file: Path | None, authority: Path | None) -> None:
+        """Describe them; nothing is read."""
+        self.storage = storage
+        self._token_file = token_file
+        self._authority = authority
+        self._lock = threading.Lock()
+        self._opened: dict[str, JobStorage] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._without_driver: dict[str, _Remembered] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all jobs.
+
+        Raises:
+            ConfigError: There is no such storage.
+            StorageError: It cannot be read now.
+        """
+        return self._location("_").described.open("_").jobs()
+
+    def summaries(self) -> list[Answer]:
+        """Return a line for each job; asks all drivers at once, and waits for LIST_TIMEOUT_S.
+
+        Raises:
+            ConfigError: There is no such storage.
+            StorageError: It cannot be read now.
+        """
+        asked = {
+            name: begin(f"job {name}", partial(self._summarize, name)) for name in self.names()
+        }
+        wait(asked.values(), LIST_TIMEOUT_S)
+        late = f"unknown: no answer within {LIST_TIMEOUT_S:g} s"
+        return [
+            line.result() if line.done() else {"job": name, "state": late}
+            for name, line in asked.items()
+        ]
+
+    def read_overview(self, name: str) -> Answer:
+        """Return how a job is whose driver cannot be asked, as its storage tells.
+
+        Raises:
+            ConfigError: The storage has no such job.
+            StorageError: It cannot be read now.
+            CheckpointCorrupt: The job's log is damaged.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            remembered = self._without_driver.get(name)
+        if remembered is None or remembered.until_s < now_s:
+            remembered = _Remembered(self._make_overview(name), now_s + REMEMBERED_S)
+            with self._lock:
+                self._without_driver[name] = remembered
+        return remembered.answer | {"now_ms": int(time.time() * 1000)}
+
+    def read_stored(self, name: str) -> Answer:
+        """Return the checkpoints and savepoints of a job. Raises as `read_overview`."""
+        return describe_stored(self._location(name).described, self._open(name))
+
+    def driver(self, name: str) -> Driver:
+        """Return the driver of a job, as it was when it was asked last.
+
+        Raises:
+            ConfigError: The storage has no such job, or the driver's token cannot be read.
+            DriverNotThere: None has left its address.
+        """
+        with self._lock:
+            known = self._drivers.get(name)
+        if known is None:
+            known = Driver(self._location(name), self._open(name))
+            with self._lock:
+                self._drivers[name] = known
+        return known
+
+    def relay(
+        self, name: str, method: str, path: str, body: bytes | None, deadline_ms: int
+    ) -> RelayedAnswer:
+        """Pass a request to the driver of a job; return its answer, whatever that is.
+
+        Raises:
+            ConfigError: As `driver`.
+            DriverNotThere: No driver answers. A GET has been tried with the newest address.
+            DriverSilent: The driver does not answer, and may live.
+        """
+        what = path.partition("?")[0]
+        timeout_s = READ_TIMEOUT_S if what in _READS_OF_STORAGE else ANSWER_TIMEOUT_S
+        driver = self.driver(name)
+        try:
+            return driver.relay(method, path, body, deadline_ms, timeout_s)
+        except DriverNotThere:
+            self._forget(name, driver)
+            newest = self.driver(name)
+            if method != "GET" or newest.address.instance == driver.address.instance:
+                self._forget(name, newest)
+                raise
+            return newest.relay(method, path, body, deadline_ms, timeout_s)
+
+    def _forget(self, name: str, driver: Driver) -> None:
+        with self._lock:
+            if self._drivers.get(name) is driver:
+                del self._drivers[name]
+
+    def _location(self, name: str) -> DriverLocation:
+        return DriverLocation(
+            self.storage, name, ANSWER_TIMEOUT_S, self._token_file, self._authority
+        )
+
+    def _open(self, name: str) -> JobStorage:
+        with self._lock:
+            opened = self._opened.get(name)
+        if opened is None:
+            opened = self._location(name).open()
+            with self._lock:
+                self._opened[name] = opened
+        return opened
+
+    def _make_overview(self, name: str) -> Answer:
+        storage = self._open(name)
+        run = last_run_of(storage)
+        return {
+            "job": name,
+            "instance": "",
+            "running": False,
+            "state": state_without_driver(run),
+            "last_run": run,
+            **describe_decision(storage.log.read()),
+        }
+
+    def _summarize(self, name: str) -> Answer:
+        try:
+            reply = self.relay(name, "GET", "overview", None, 0)
+            answer: Answer = msgspec.json.decode(reply.content)
+            if reply.status == 200:
+                return summarize_running(answer)
+            return {"job": name, "state": f"unknown: {answer.get('error', reply.status)}"}
+        except DriverNotThere:
+            pass
+        except (DriverSilent, OnceflowError, msgspec.DecodeError) as error:
+            return {"job": name, "state": "unknown: no answer", "error": str(error)}
+        try:
+            return summarize_stored(self.read_overview(name))
+        except OnceflowError as error:
+            return {"job": name, "state": "unknown", "error": str(error)}
+
+
+def summarize_running(now: Answer) -> Answer:
+    """Return the line of a job whose driver has told its overview."""
+    sources = {source["uid"] for source in now["sources"]}
+    rates = [chain["records_in_per_s"] for chain in now["chains"] if chain["chain"] in sources]
+    lags = [source["lag"] for source in now["sources"] if source["lag"] is not None]
+    last = now["last_checkpoint"]
+    known = [rate for rate in rates if rate is not None]
+    return {
+        "job": now["job"],
+        "state": now["state"],
+        "error": now["last_error"] if now["state"] in {"failed", "restarting"} else "",
+        "attempt": now["attempt"],
+        "checkpoint": last["checkpoint"] if last else None,
+        "decided_at_ms": last["triggered_at_ms"] + last["duration_ms"] if last else None,
+        "records_per_s": sum(known) if known else None,
+        "lag": sum(lags) if lags else None,
+        "in_doubt": sum(sink["prepared"] for sink in now["sinks"]),
+        "oldest_prepared_s": max((sink["oldest_prepared_s"] for sink in now["sinks"]), default=0),
+    }
+
+
+def summarize_stored(now: Answer) -> Answer:
+    """Return the line of a job of which its storage alone tells."""
+    decision, run = now["decision"], now["last_run"]
+    return {
+        "job": now["job"],
+        "state": now["state"],
+        "error": run.error if run else "",
+        "attempt": now["attempt"] or None,
+        "checkpoint": decision["checkpoint"] if decision else None,
+        "decided_at_ms": decision["completed_at_ms"] if decision else None,
+    }

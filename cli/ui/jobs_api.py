@@ -1,0 +1,126 @@
+"""What `onceflow ui` answers over HTTP: the page, and every job in a storage behind it.
+
+    GET  /  /page/*                  the page; the one thing that needs no token
+    GET  /v1/about                   what answers here
+    GET  /v1/jobs                    a line for each job
+    GET  /v1/jobs/NAME/…             as at the driver's endpoint; without one: overview, stored
+    POST /v1/jobs/NAME/…             passed to the driver
+
+The token is this server's own. It shows each driver the token that the driver has left for its
+owner, so whoever has this one rules all jobs of the storage. Answers are those of the driver's
+endpoint, or `{"error": …}` with 401, 403, 404, 405, 409 (the job does not run), 421 (another driver
+than the page has shown) and 504 (the driver is silent).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from onceflow.cli.jobs.client import DriverNotThere, DriverSilent
+from onceflow.cli.jobs.observed_jobs import ObservedJobs
+from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.runtime.driver.http_server import Request, Response
+from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
+from onceflow.core.runtime.driver.web_page import (
+    WebPage,
+    find_stranger,
+    has_token,
+    make_json_response,
+)
+
+_JOBS = "/v1/jobs"
+
+
+class JobsApi:
+    """The application of one storage. Any number of threads."""
+
+    def __init__(self, jobs: ObservedJobs, token: str, names: Collection[str] = ()) -> None:
+        """Take the host names under which browsers may ask, besides addresses and localhost."""
+        self._jobs = jobs
+        self._token = token
+        self._names = frozenset(name.lower() for name in names)
+        self._page = WebPage()
+
+    def refuse(self, head: Request) -> Response | None:
+        """Return the answer to whoever may not ask."""
+        if stranger := find_stranger(head, self._names):
+            return self.explain(*stranger)
+        if self._page.has(urlsplit(head.target).path) or has_token(head, self._token):
+            return None
+        missing = "show the token that `onceflow ui` has printed: Authorization: Bearer …"
+        return self.explain(HTTPStatus.UNAUTHORIZED, missing)
+
+    def answer(self, request: Request) -> Response:
+        """Answer one request that was not refused."""
+        path = urlsplit(request.target).path
+        if self._page.has(path):
+            return self._page.answer(request)
+        try:
+            return self._answer(request, path)
+        except ConfigError as error:
+            return self.explain(HTTPStatus.NOT_FOUND, str(error))
+        except DriverSilent as error:
+            return self.explain(HTTPStatus.GATEWAY_TIMEOUT, str(error))
+        except (DriverNotThere, OnceflowError) as error:
+            return self.explain(HTTPStatus.CONFLICT, str(error))
+
+    def explain(self, status: HTTPStatus, reason: str) -> Response:
+        """Return an answer that says what is wrong with a request."""
+        return make_json_response(status, {"error": reason})
+
+    def _answer(self, request: Request, path: str) -> Response:
+        if path.startswith(f"{_JOBS}/"):
+            name, _, what = path.removeprefix(f"{_JOBS}/").partition("/")
+            return self._answer_for_job(request, name, what)
+        if path not in {"/v1/about", _JOBS}:
+            known = f"/v1/about, {_JOBS} and {_JOBS}/NAME/…"
+            return self.explain(HTTPStatus.NOT_FOUND, f"there is no {path[:200]}; see {known}")
+        if request.method != "GET":
+            not_taken = f"{path} does not take {request.method}"
+            return self.explain(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
+        if path == "/v1/about":
+            about = {"kind": "storage", "storage": self._jobs.storage}
+            return make_json_response(HTTPStatus.OK, about)
+        return make_json_response(HTTPStatus.OK, {"jobs": self._jobs.summaries()})
+
+    def _answer_for_job(self, request: Request, name: str, what: str) -> Response:
+        query = urlsplit(request.target).query
+        path = f"{what}?{query}" if query else what
+        try:
+            shown = request.headers.get(INSTANCE_HEADER.lower())
+            if shown and shown != self._jobs.driver(name).address.instance:
+                another = f"another driver of job {name!r} runs now: nothing was done. Look again"
+                return self.explain(HTTPStatus.MISDIRECTED_REQUEST, another)
+            reply = self._jobs.relay(
+                name, request.method, path, request.body, _deadline_of(request)
+            )
+        except DriverNotThere:
+            if request.method != "GET":
+                raise
+            return self._answer_without_driver(name, what)
+        # The driver has refused the token that it has left: that is no refusal of ours.
+        status = HTTPStatus(reply.status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            stale = f"the driver of job {name!r} does not take the token that is in its storage"
+            return self.explain(HTTPStatus.CONFLICT, stale)
+        return make_json_response(status, reply.content)
+
+    def _answer_without_driver(self, name: str, what: str) -> Response:
+        now = self._jobs.read_overview(name)
+        match what:
+            case "overview":
+                return make_json_response(HTTPStatus.OK, now)
+            case "stored":
+                return make_json_response(HTTPStatus.OK, self._jobs.read_stored(name))
+            case _:
+                reason = f"job {name!r} does not run, so there is no {what[:40]!r}: {now['state']}"
+                return self.explain(HTTPStatus.CONFLICT, reason)
+
+
+def _deadline_of(request: Request) -> int:
+    """Return until when the driver may carry a request out, in milliseconds."""
+    text = request.headers.get(DEADLINE_HEADER.lower(), "")
+    return int(text) if text.isdecimal() else int((time.time() + 5) * 1000)
