@@ -219,7 +219,7 @@ def running_job(parallelism: int, directory: Path) -> Generator[tuple[Job, ManyS
     """Run a job of two chains on `parallelism` such slots; it is cancelled after the block."""
     slots = ManySlots()
     with (
-        patch("onceflow.core.api.pipeline._opened", return_value=slots),
+        patch("onceflow.core.api.pipeline._to_cluster", return_value=slots),
         patch("onceflow.core.runtime.driver.driver.ControlServer", slots.control_server),
     ):
         pipeline = Pipeline(

@@ -72,7 +72,9 @@ def read_log(storage: JobStorage) -> LogFacts:
         # Asking a job that never ran for its identity would make one.
         return LogFacts(log.job, "", view)
     signs = tuple(
-        filter(None, (_recently_written(view, log.written_at()), _owner_lives(view.owner)))
+        filter(
+            None, (_recently_written(view, log.find_last_write_time()), _owner_lives(view.owner))
+        )
     )
     return LogFacts(log.job, storage.log_id, view, () if _has_ended(view) else signs)
 
@@ -184,7 +186,7 @@ class ResourceManager(ABC):
         return ()
 
     def find_prepare_time(self, transaction: TransactionId) -> datetime | None:
-        """Return when `transaction` was prepared, where the target tells and the sink does not."""
+        """Return the time at which `transaction` was prepared, if only the target knows it."""
         del transaction
         return None
 
@@ -238,7 +240,7 @@ class StagedResourceManager(ResourceManager):
 
     @override
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
-        return self.storage.staged_sinks(log.sink_ids if log else ())
+        return self.storage.list_staged_sinks(log.sink_ids if log else ())
 
     @override
     def committer(self, context: CommitterContext) -> Committer:
@@ -380,14 +382,14 @@ class InDoubtTransactions(TransactionSettler):
             CheckpointCorrupt: It is damaged.
         """
         log = self._read_log()
-        found = [
+        transactions = [
             one
             for index, manager in enumerate(self.resource_managers)
             for sink_id in manager.sink_ids(log)
-            for one in self._held_by(self._holder(index, sink_id, log), log)
+            for one in self._list_held(self._holder(index, sink_id, log), log)
         ]
         unique: dict[tuple[TransactionId, InDoubtKind], InDoubtTransaction] = {}
-        for one in found:  # who can settle it comes before who only sees it
+        for one in transactions:  # who can settle it comes before who only sees it
             unique.setdefault((one.transaction, one.kind), one)
         return tuple(sorted(unique.values(), key=lambda one: commit_order(one.committable)))
 
@@ -413,7 +415,7 @@ class InDoubtTransactions(TransactionSettler):
             0,
         )
         holder = self._holder(index, transaction.sink_id, log)
-        return self._described(decided, holder, log, held=False, lag=self._lag_of(holder))
+        return self._describe(decided, holder, log, held=False, lag=self._lag_of(holder))
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
         """Return why log and job forbid `resolution` now, or None. Asks both log and target.
@@ -466,11 +468,11 @@ class InDoubtTransactions(TransactionSettler):
         ]
         return replace(log, liveness=(*log.liveness, *sessions))
 
-    def _held_by(self, holder: _Holder, log: LogFacts | None) -> list[InDoubtTransaction]:
+    def _list_held(self, holder: _Holder, log: LogFacts | None) -> list[InDoubtTransaction]:
         log = self._with_sessions(log, holder.context.sink_id)
         held = holder.committer.in_doubt()
         lag = self._lag_of(holder) if held else ""
-        return [self._described(_as_listed(c, log), holder, log, held=True, lag=lag) for c in held]
+        return [self._describe(_as_listed(c, log), holder, log, held=True, lag=lag) for c in held]
 
     def _lag_of(self, holder: _Holder) -> str:
         """Return why the log is behind the target; empty when it is not, or nobody can tell."""
@@ -484,7 +486,7 @@ class InDoubtTransactions(TransactionSettler):
         log = read_log(self.storage)
         return describe_lag(log, record) if record and log.view.attempt else ""
 
-    def _described(
+    def _describe(
         self,
         committable: Committable,
         holder: _Holder,

@@ -47,7 +47,7 @@ class ScratchDirectory:
             path = base / f"{_PREFIX}{owner}-{secrets.token_hex(8)}"
             lock = os.open(_lock_of(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
-                if _locked(lock, _lock_of(path)):
+                if _try_lock(lock, _lock_of(path)):
                     path.mkdir(mode=0o700)
                     return cls(path, lock)
             except OSError:
@@ -102,7 +102,7 @@ def delete_left_behind(base: Path) -> None:
             os.close(lock)
 
 
-def _locked(lock: int, file: Path) -> bool:
+def _try_lock(lock: int, file: Path) -> bool:
     """Lock `lock`, newly made as `file`; return False if another process swept it before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -324,7 +324,7 @@ def transactions_with_staged_rows(storage: str) -> int:
     Asks storage and not the sinks: what is there without rows is a sink's own mark.
     """
     job = checkpoint_storage(storage).open(JOB)
-    areas = [job.staging(sink_id) for sink_id in job.staged_sinks(())]
+    areas = [job.staging(sink_id) for sink_id in job.list_staged_sinks(())]
     return sum(
         any(batch.num_rows for _, batch in area.read(transaction) or ())
         for area in areas

@@ -15,7 +15,7 @@ from onceflow.core.api.join_functions import (
     TimedJoin,
     WindowPairs,
 )
-from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, joined_as
+from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
 from onceflow.core.api.process_functions import CoProcessFunction
 from onceflow.core.api.window_functions import (
     CoGroupFunction,
@@ -33,11 +33,7 @@ KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
 
 
 def check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
-    """Return when two streams are of one pipeline.
-
-    Raises:
-        ConfigError: They are not.
-    """
+    """Raise ConfigError unless both streams belong to one pipeline."""
     if other is not graph:
         raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
 
@@ -56,14 +52,14 @@ class KeyedConnectedStreams(Generic[StreamT]):
         """`stream` makes a stream of what an operator emits."""
         types = [[feeds[0].schema.field(name).type for name in key] for feeds, key in inputs]
         if types[0] != types[1]:
-            told = [
+            descriptions = [
                 ", ".join(f"{n} {t}" for n, t in zip(key, ts, strict=True))
                 for (_, key), ts in zip(inputs, types, strict=True)
             ]
             raise ConfigError(
-                f"{verb}(): the first stream is keyed by {told[0]}, and the second by {told[1]}:"
-                " equal keys would be in different subtasks; cast the columns to the same types"
-                " before"
+                f"{verb}(): the first stream is keyed by {descriptions[0]}, and the second by"
+                f" {descriptions[1]}: equal keys would be in different subtasks; cast the columns"
+                " to the same types before"
             )
         self._stream = stream
         self._graph = graph
@@ -146,7 +142,7 @@ class WindowedConnectedStreams(Generic[StreamT]):
         `uid` names the state in checkpoints: keep it, and the state is found again.
         """
         require_function_object(function, CoGroupFunction, "co_group")
-        return self._process(self._windowed(function), uid=uid)
+        return self._process(self._to_windowed(function), uid=uid)
 
     def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
         """Join each left record with each right one of its key and window.
@@ -157,15 +153,15 @@ class WindowedConnectedStreams(Generic[StreamT]):
         Raises:
             ConfigError: `how` is none of these.
         """
-        sides = joined_as(self._sides, how)
+        sides = mark_outer_sides(self._sides, how)
         outer = sides[0].outer, sides[1].outer
 
         def function(pairs: ProcessJoinFunction) -> CoProcessFunction:
-            return self._windowed(WindowPairs(outer, pairs))
+            return self._to_windowed(WindowPairs(outer, pairs))
 
         keys = self._inputs[0].key, self._inputs[1].key
         return JoinedStreams(self._process, function, sides, keys)
 
-    def _windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
+    def _to_windowed(self, function: CoGroupFunction) -> CoWindowedFunction:
         content = KeptRecords(function, *(side.schema for side in self._sides))
         return CoWindowedFunction(self._windows, self._lateness_ms, content, *self._inputs)

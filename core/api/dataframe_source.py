@@ -174,14 +174,14 @@ class DataFrameSource(Source):
                 f" {target}: {type(error).__name__}: {str(error)[:2000]}"
             ) from error
         digest = _digest(self.rows_schema)
-        found = [
+        splits = [
             split
             for path in sorted(target.glob("part-*.parquet"))
             for split in _splits_of(path, f"{token}/{path.name}", digest)
         ]
         files.make_durable(token)
-        _log.info("source %s: the DataFrame is in %s, %d splits", self.uid, target, len(found))
-        return found
+        _log.info("source %s: the DataFrame is in %s, %d splits", self.uid, target, len(splits))
+        return splits
 
     @override
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:

@@ -48,11 +48,7 @@ class WatermarkStrategy:
         )
 
     def check(self, schema: pa.Schema) -> None:
-        """Return when the column is there and holds times.
-
-        Raises:
-            ConfigError: It is not, or does not.
-        """
+        """Raise ConfigError unless `schema` has the column, and it holds times."""
         if self.column not in schema.names:
             raise ConfigError(
                 f"WatermarkStrategy({self.column!r}): no such column; there are"
@@ -65,16 +61,12 @@ class WatermarkStrategy:
         latest = pc.max(rows.column(self.column))
         if pa.types.is_timestamp(latest.type):
             latest = latest.cast(pa.timestamp("ms", latest.type.tz), safe=False).cast(pa.int64())
-        found: int | None = latest.as_py()
-        return found
+        latest_ms: int | None = latest.as_py()
+        return latest_ms
 
 
 def check_time_type(kind: pa.DataType, label: str) -> None:
-    """Return when a column of this type holds event times.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Raise ConfigError unless a column of this type can hold event times."""
     if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind)):
         raise ConfigError(
             f"{label}: the column is {kind}; event time is a timestamp, or int64 milliseconds since"

@@ -34,7 +34,7 @@ def require_function(function: object, method: str) -> None:
     """Raise ConfigError unless `function` can be called, as `method` needs."""
     if not callable(function):
         raise ConfigError(
-            f"{method}() takes a function, and was given {_described(function)}{_advice(function)}"
+            f"{method}() takes a function, and was given {_describe(function)}{_advice(function)}"
         )
 
 
@@ -42,7 +42,7 @@ def require_function_object(function: object, expected: type[object], method: st
     """Raise ConfigError unless `function` is an object of the class that `method` needs."""
     if isinstance(function, expected):
         return
-    name, given = expected.__name__, _described(function)
+    name, given = expected.__name__, _describe(function)
     if _is_class_of(function, expected):
         raise ConfigError(
             f"{method}() takes an object, and was given {given} itself: say"
@@ -68,11 +68,11 @@ def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
         if not isinstance(aggregate, Aggregate):
             raise ConfigError(
                 f"{method}({name}=…) takes an aggregate, such as sum_('amount') or count(), and was"
-                f" given {_described(aggregate)}"
+                f" given {_describe(aggregate)}"
             )
 
 
-def _described(given: object) -> str:
+def _describe(given: object) -> str:
     if isinstance(given, type):
         return f"the class {given.__name__}"
     name = getattr(given, "__name__", None)

@@ -120,11 +120,11 @@ class OperatorAccess(Protocol):
         ...
 
     def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list whose elements are dealt out evenly to all subtasks at a restore."""
+        """Return a list whose elements are spread evenly over all subtasks at a restore."""
         ...
 
     def union_list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list of which every subtask gets all elements of all at a restore."""
+        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
         ...
 
     def side_output(self, tag: OutputTag) -> SideOutput:
@@ -393,10 +393,9 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
 
 
 def check_running_ttl(ttl: object) -> None:
-    """Return when running aggregates may have this time to live.
+    """Raise ConfigError unless running aggregates may have this time to live.
 
-    Raises:
-        ConfigError: It is none, or asks for what has expired to be handed out.
+    Aggregates cannot return values that have expired.
     """
     if ttl is not None and not isinstance(ttl, StateTtlConfig):
         raise ConfigError(

@@ -167,7 +167,7 @@ class TimedJoin:
 
     @property
     def steps_ms(self) -> tuple[int, int]:
-        """Of each side: how far apart the moments are at which its records are let go."""
+        """How far apart the moments are at which records are dropped, for each side."""
         left, right = (
             max(STEP_MS, (last if self.by_clock else last - first) // STEPS_AN_INTERVAL)
             for first, last in self.reach_ms

@@ -54,7 +54,7 @@ def join_side(
     return JoinSide(name, schema, column, late)
 
 
-def joined_as(sides: Sides, how: JoinKind) -> Sides:
+def mark_outer_sides(sides: Sides, how: JoinKind) -> Sides:
     """Return the sides of a join of this kind.
 
     Raises:
@@ -94,7 +94,7 @@ class IntervalJoin(Generic[StreamT]):
         Raises:
             ConfigError: One is no duration, or no time is between them.
         """
-        lower_ms, upper_ms = _signed_ms(lower, "lower"), _signed_ms(upper, "upper")
+        lower_ms, upper_ms = _to_signed_ms(lower, "lower"), _to_signed_ms(upper, "upper")
         first, last = lower_ms + (not lower_inclusive), upper_ms - (not upper_inclusive)
         if first > last:
             open_ends = (
@@ -175,7 +175,7 @@ class JoinedStreams(Generic[StreamT]):
         return self.process(merged, uid=uid)
 
 
-def _signed_ms(duration: float | str, setting: str) -> int:
+def _to_signed_ms(duration: float | str, setting: str) -> int:
     if isinstance(duration, str):
         text = duration.strip()
         sign, size = (-1, text[1:]) if text.startswith("-") else (1, text)

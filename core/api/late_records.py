@@ -14,11 +14,7 @@ _log = logging.getLogger("onceflow.runtime")
 
 
 def check_late(tag: OutputTag | None, schema: pa.Schema, parameter: str) -> None:
-    """Return when late records of `schema` can go to `tag`, which `parameter` was given.
-
-    Raises:
-        ConfigError: It has other columns.
-    """
+    """Raise ConfigError unless `tag`, the value of `parameter`, has the columns of `schema`."""
     if tag is not None and tag.schema != schema:
         raise ConfigError(
             f"{parameter}={tag.name!r}: late records are as they came, with columns {schema}, and"

@@ -46,7 +46,7 @@ class LookupTable:
             )
         self._source: DataFrame | pa.Table | None = table
         self._bytes_max = bytes_max
-        self.schema = _checked(schema, stream, on)
+        self.schema = _resolve_schema(schema, stream, on)
         """Of the table, its keys in the types of the stream's."""
         self.on = tuple(on)
         self.rows: pa.Table = self.schema.empty_table()
@@ -55,7 +55,7 @@ class LookupTable:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None}
 
-    def joined_schema(self, stream: pa.Schema, how: JoinType) -> pa.Schema:
+    def to_joined_schema(self, stream: pa.Schema, how: JoinType) -> pa.Schema:
         """Return the stream's columns, and then the table's but for the keys."""
         added = [column for column in self.schema if column.name not in self.on]
         if how == "left":
@@ -71,7 +71,7 @@ class LookupTable:
         """
         source = self._source
         assert source is not None
-        table = source if isinstance(source, pa.Table) else _collected(source)
+        table = source if isinstance(source, pa.Table) else _collect(source)
         if table.nbytes > self._bytes_max or table.num_rows > _LOOKUP_ROWS_MAX:
             raise ConfigError(
                 f"join(on={list(self.on)}): the table has {table.num_rows} rows in"
@@ -82,7 +82,7 @@ class LookupTable:
         self.rows = table.select(self.schema.names).cast(self.schema).combine_chunks()
 
 
-def _collected(dataframe: DataFrame) -> pa.Table:
+def _collect(dataframe: DataFrame) -> pa.Table:
     try:
         return dataframe.limit(_LOOKUP_ROWS_MAX + 1).toArrow()
     except Exception as error:
@@ -92,7 +92,7 @@ def _collected(dataframe: DataFrame) -> pa.Table:
         ) from error
 
 
-def _checked(table: pa.Schema, stream: pa.Schema, on: Sequence[str]) -> pa.Schema:
+def _resolve_schema(table: pa.Schema, stream: pa.Schema, on: Sequence[str]) -> pa.Schema:
     if not on:
         raise ConfigError("join() needs at least one column: on='account'")
     fields: list[pa.Field] = []

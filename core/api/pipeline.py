@@ -148,12 +148,12 @@ class Job:
         began = time.monotonic()
         directory = savepoint if isinstance(savepoint, str) else None
         asked = self._driver.savepoint(kind, directory, choice_of(StateForm, form, setting="form"))
-        place = _result(asked.done, timeout_s)
+        location = _result(asked.done, timeout_s)
         left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
         try:
             return self.wait(left_s)
         except OnceflowError as error:
-            raise type(error)(f"{error} (savepoint {place} was taken before)") from error
+            raise type(error)(f"{error} (savepoint {location} was taken before)") from error
 
     def cancel(self, timeout_s: float | None = 60.0) -> JobStatus:
         """End without a checkpoint: a later start repeats from the last one, exactly once."""
@@ -161,7 +161,7 @@ class Job:
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Return when the job has ended: all input committed, stopped or cancelled.
+        """Wait until the job has ended: all input committed, or stopped, or cancelled.
 
         While the main thread waits here, SIGINT and SIGTERM stop the job as `stop` does, and the
         call returns its status; see `stopping_on_signals`.
@@ -199,7 +199,7 @@ class Job:
             TimeoutError: It had not after `timeout_s`; says where it stands.
             OnceflowError: The job ended before. If it failed, this is its error.
         """
-        wanted = f"{checkpoints} checkpoints and {records} records in state {state.value}"
+        goal = f"{checkpoints} checkpoints and {records} records in state {state.value}"
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()
@@ -214,11 +214,11 @@ class Job:
                 raise (
                     error
                     if error is not None
-                    else OnceflowError(f"job {status.job!r} ended before it had {wanted}: {status}")
+                    else OnceflowError(f"job {status.job!r} ended before it had {goal}: {status}")
                 )
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {status.job!r} had not {wanted} after {timeout_s:g} s: {status}"
+                    f"job {status.job!r} had not {goal} after {timeout_s:g} s: {status}"
                 )
             self._driver.wait(0.02)
 
@@ -430,7 +430,7 @@ class Pipeline:
             else RestoreFrom(from_savepoint, claim=claim, allow_rewind=allow_rewind),
             allow_non_restored_state,
         )
-        driver = JobDriver(_opened(self.cluster), plan)
+        driver = JobDriver(_to_cluster(self.cluster), plan)
         driver.start()
         return Job(driver)
 
@@ -446,7 +446,7 @@ class Pipeline:
             ConfigError: The graph is incomplete, or a sink that is written is retired.
         """
         plan = self._make_plan(self._complete_graph(), None, None)
-        return check_job(_opened(self.cluster), plan)
+        return check_job(_to_cluster(self.cluster), plan)
 
     def describe(self) -> PipelineDescription:
         """Return the operators, how they are connected, and every setting with its origin.
@@ -513,7 +513,7 @@ def _result(asked: Future[str], timeout_s: float | None) -> str:
         ) from None
 
 
-def _opened(cluster: SparkSession | ConnectSession | LocalProcesses) -> Cluster:
+def _to_cluster(cluster: SparkSession | ConnectSession | LocalProcesses) -> Cluster:
     """Return `cluster` as the runtime sees it. Spark is imported only where it is used."""
     if isinstance(cluster, LocalProcesses):
         return cluster

@@ -55,7 +55,7 @@ from onceflow.core.api.joined_streams import (
     JoinedStreams,
     JoinTtl,
     join_side,
-    joined_as,
+    mark_outer_sides,
     regular_join,
 )
 from onceflow.core.api.lookup_tables import LOOKUP_BYTES_MAX, JoinType, LookupTable
@@ -224,7 +224,7 @@ class Stream:
         keys = (on,) if isinstance(on, str) else tuple(on)
         lookup = LookupTable(table, self.schema, keys, bytes_max)
         work = JoinTable(lookup, how)
-        return self._then(work, "join", uid, lookup.joined_schema(self.schema, how))
+        return self._then(work, "join", uid, lookup.to_joined_schema(self.schema, how))
 
     def sql(self, query: str, *, uid: str | None = None) -> Stream:
         """Replace the records by what `query`, a SELECT from the table `stream`, makes of them.
@@ -238,7 +238,7 @@ class Stream:
             ConfigError: It is no such query; says which part of its plan, or which word, it is.
         """
         sql = StreamSql(query, self.schema)
-        return self._then(SelectSql(sql), "sql", uid, sql.checked_schema())
+        return self._then(SelectSql(sql), "sql", uid, sql.resolve_schema())
 
     def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
         """Keep the records for which `function` returns something true."""
@@ -372,7 +372,7 @@ class KeyedStream:
         """
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self._graph, self._feeds, self._key, other)
-        return self._connected(other, "connect")
+        return self._connect(other, "connect")
 
     def interval_join(
         self,
@@ -396,12 +396,12 @@ class KeyedStream:
                 column, a stream's sources have no watermarks, a column's values cannot be kept, or
                 a tag has other columns than its stream.
         """
-        connected = self._connected(other, "interval_join")
+        connected = self._connect(other, "interval_join")
         sides = (
             self._join_side("left", left_time, late_left),
             other._join_side("right", right_time, late_right),
         )
-        return IntervalJoin(connected.add, joined_as(sides, how), connected.keys)
+        return IntervalJoin(connected.add, mark_outer_sides(sides, how), connected.keys)
 
     def join(
         self,
@@ -421,12 +421,12 @@ class KeyedStream:
             ConfigError: It is of another pipeline, the types of the keys differ, a column's values
                 cannot be kept, or an option is none of these.
         """
-        connected = self._connected(other, "join")
+        connected = self._connect(other, "join")
         sides = (
             JoinSide("left", self.schema, None, None),
             JoinSide("right", other.schema, None, None),
         )
-        return regular_join(connected.add, joined_as(sides, how), connected.keys, ttl)
+        return regular_join(connected.add, mark_outer_sides(sides, how), connected.keys, ttl)
 
     def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.
@@ -477,7 +477,7 @@ class KeyedStream:
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
         return WindowedStream(self._then, self.schema, windows, lateness_ms, stream)
 
-    def _connected(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:
+    def _connect(self, other: KeyedStream, verb: str) -> KeyedConnectedStreams[Stream]:
         check_pipeline(self._graph, other._graph, verb)
         inputs = (self._feeds, self._key), (other._feeds, other._key)
         return KeyedConnectedStreams(Stream, self._graph, inputs, verb=verb)
@@ -548,13 +548,13 @@ def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
         if column not in schema.names:
             raise ConfigError(
                 f"key_by({column!r}): no such column; there are {', '.join(schema.names)}"
-                f"{_nested_key_advice(column, schema)}"
+                f"{_advise_on_nested_key(column, schema)}"
             )
         check_key_type(schema.field(column).type, column)
     check_rows_can_be_divided(schema)
 
 
-def _nested_key_advice(column: str, schema: pa.Schema) -> str:
+def _advise_on_nested_key(column: str, schema: pa.Schema) -> str:
     """Return how to key by a field of a struct, if `column` names one as "column.field"."""
     outer, dot, field = column.partition(".")
     if not dot or outer not in schema.names or not pa.types.is_struct(schema.field(outer).type):

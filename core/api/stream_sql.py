@@ -43,7 +43,7 @@ class StreamSql:
     query: str
     schema: pa.Schema
 
-    def checked_schema(self) -> pa.Schema:
+    def resolve_schema(self) -> pa.Schema:
         """Return the schema of the result.
 
         Raises:
@@ -52,7 +52,7 @@ class StreamSql:
         """
         context = self._engine(_rows_of(self.schema))
         try:
-            frame = self._planned(context)
+            frame = self._plan(context)
         except Exception as error:
             raise ConfigError(f"sql({self.query!r}): {error}") from error
         self._require_row_by_row(frame)
@@ -66,7 +66,7 @@ class StreamSql:
         context = self._context
         context.deregister_table(_TABLE)
         context.register_record_batches(_TABLE, [[rows]])
-        yield from self._planned(context).collect()
+        yield from self._plan(context).collect()
 
     @cached_property
     def _context(self) -> Any:
@@ -90,7 +90,7 @@ class StreamSql:
         context.register_record_batches(_TABLE, [[rows]])
         return context
 
-    def _planned(self, context: Any) -> Any:
+    def _plan(self, context: Any) -> Any:
         options: Any = import_module("datafusion").SQLOptions()
         options = options.with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
         return context.sql_with_options(self.query, options)

@@ -294,7 +294,7 @@ class WindowsOfRecords:
         """Add a record of input `number` to its windows; return what those due before emit."""
         one, now = self._inputs[number], self._now()
         before = self._open.get() or []
-        windows, mine = self._placed(before, self._at(record, one), now)
+        windows, mine = self._assign_windows(before, self._at(record, one), now)
         if not mine:
             self._late[number].take(record, now)
             return []
@@ -333,12 +333,12 @@ class WindowsOfRecords:
         """Close the content."""
         self._content.close()
 
-    def _placed(
+    def _assign_windows(
         self, windows: list[OpenWindow], at: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
         """Return the key's windows with those of a record at `at`, and the latter alone."""
         if self._panes is None:
-            return self._merged(windows, at, at + self._gap_ms, now)
+            return self._merge_sessions(windows, at, at + self._gap_ms, now)
         mine: list[OpenWindow] = []
         placed = list(windows)
         for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
@@ -352,7 +352,7 @@ class WindowsOfRecords:
             mine.append(known)
         return placed, mine
 
-    def _merged(
+    def _merge_sessions(
         self, windows: list[OpenWindow], start: int, end: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
         """Return the key's sessions with the one of a record, which may join several."""

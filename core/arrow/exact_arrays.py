@@ -130,7 +130,7 @@ def _first_refusal(values: Sequence[Any], kind: pa.DataType, error: BaseExceptio
 @lru_cache(maxsize=1024)
 def _check_of(kind: pa.DataType) -> Check | None:
     """Return what to check before pyarrow converts values to `kind`; None: nothing."""
-    return _nested_check(kind) if pa.types.is_nested(kind) else _flat_check(kind)
+    return _compound_check(kind) if pa.types.is_nested(kind) else _flat_check(kind)
 
 
 def _flat_check(kind: pa.DataType) -> Check | None:
@@ -151,7 +151,7 @@ def _flat_check(kind: pa.DataType) -> Check | None:
     return check
 
 
-def _nested_check(kind: pa.DataType) -> Check | None:
+def _compound_check(kind: pa.DataType) -> Check | None:
     if pa.types.is_map(kind):
         return _map_check(kind)
     if pa.types.is_struct(kind):
@@ -310,9 +310,9 @@ def _map_check(kind: pa.DataType) -> Check | None:
         for value in values:
             if value is not None:
                 entries += value.items() if isinstance(value, dict) else value
-        for place, check in enumerate(parts):
+        for index, check in enumerate(parts):
             if check is not None:
-                check([entry[place] for entry in entries])
+                check([entry[index] for entry in entries])
 
     return check_values
 
@@ -320,7 +320,7 @@ def _map_check(kind: pa.DataType) -> Check | None:
 def _struct_check(kind: pa.DataType) -> Check:
     fields = _fields(kind)
     names = {field.name for field in fields}
-    checks = [(place, field, _values_check(field.type)) for place, field in enumerate(fields)]
+    checks = [(index, field, _values_check(field.type)) for index, field in enumerate(fields)]
 
     def check_values(values: Sequence[Any]) -> None:
         dicts: list[dict[str, Any]] = [value for value in values if isinstance(value, dict)]
@@ -331,10 +331,10 @@ def _struct_check(kind: pa.DataType) -> Check:
         tuples: list[tuple[Any, ...]] = [value for value in values if isinstance(value, tuple)]
         if len(dicts) + len(tuples) + countOf(values, None) < len(values):
             raise InexactValue(f"a struct is a dict or a tuple of its fields, as {kind}")
-        for place, field, check in checks:
+        for index, field, check in checks:
             if check is not None:
                 check([value.get(field.name) for value in dicts])
-                check([value[place] for value in tuples if place < len(value)])
+                check([value[index] for value in tuples if index < len(value)])
 
     return check_values
 
@@ -392,7 +392,7 @@ def _check_range(array: pa.Array) -> None:
 
 
 def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    column = _decoded(column)
+    column = _decode(column)
     if pa.types.is_nested(column.type):
         # Of a slice pyarrow casts the values of all rows, and refuses those of others.
         column = column.take(pa.array(np.arange(len(column))))
@@ -405,7 +405,7 @@ def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _decoded(column: pa.Array) -> pa.Array:
+def _decode(column: pa.Array) -> pa.Array:
     is_encoded = pa.types.is_dictionary(column.type)
     return column.cast(column.type.value_type) if is_encoded else column
 
@@ -426,7 +426,7 @@ def _check_zones(given: pa.DataType, kind: pa.DataType) -> None:
 def _check_lost(column: pa.Array, made: pa.Array) -> None:
     """Raise InexactValue unless `made`, cast from `column`, holds the same values."""
     types = pa.types
-    column = _decoded(column)
+    column = _decode(column)
     given, kind = column.type, made.type
     if given == kind or not len(column) or types.is_null(given):
         return
@@ -456,7 +456,7 @@ def _check_lost_of_structs(column: pa.Array, made: pa.Array) -> None:
 
 
 def _fields(kind: pa.DataType) -> list[pa.Field]:
-    return [kind.field(place) for place in range(kind.num_fields)]
+    return [kind.field(index) for index in range(kind.num_fields)]
 
 
 def _entries(array: pa.Array, part: str) -> pa.Array:

@@ -55,7 +55,7 @@ def schema_of(schema: SchemaLike, *, setting: str = "schema") -> pa.Schema:
     Raises:
         ConfigError: It describes none; says where it stops making sense.
     """
-    described = _described(schema, setting)
+    described = _read_schema(schema, setting)
     if len(described) == 0:
         raise ConfigError(f"{setting} has no column; name at least one")
     doubled = sorted({name for name in described.names if described.names.count(name) > 1})
@@ -64,7 +64,7 @@ def schema_of(schema: SchemaLike, *, setting: str = "schema") -> pa.Schema:
     return described
 
 
-def _described(schema: SchemaLike, setting: str) -> pa.Schema:
+def _read_schema(schema: SchemaLike, setting: str) -> pa.Schema:
     if isinstance(schema, str):
         return _Ddl(schema, setting).schema()
     if isinstance(schema, Mapping):
@@ -123,9 +123,9 @@ class _Ddl:
         return pa.schema(fields)
 
     def only_type(self) -> pa.DataType:
-        found = self._type()
+        kind = self._type()
         self._end()
-        return found
+        return kind
 
     def _column(self) -> pa.Field:
         name = self._name("a column name")
@@ -173,13 +173,13 @@ class _Ddl:
             raise self._error(at, "a decimal has 1 to 38 digits, and no more of them as fraction")
         return pa.decimal128(precision, scale)
 
-    def _name(self, wanted: str) -> str:
+    def _name(self, expected: str) -> str:
         if self._next < len(self._tokens):
             token, _, quoted = self._tokens[self._next]
             if quoted or token.isidentifier():
                 self._next += 1
                 return token
-        raise self._error(self._at(), f"{wanted} is missing")
+        raise self._error(self._at(), f"{expected} is missing")
 
     def _number(self) -> int:
         if self._next < len(self._tokens) and self._tokens[self._next][0].isdecimal():
@@ -207,8 +207,8 @@ class _Ddl:
         return self._tokens[self._next][1] if self._next < len(self._tokens) else len(self._text)
 
     def _error(self, at: int, reason: str) -> ConfigError:
-        rest = self._text[at : at + 30].strip() or "its end"
-        return ConfigError(f"{self._setting} {self._text!r}: {reason}, at {rest!r}")
+        remainder = self._text[at : at + 30].strip() or "its end"
+        return ConfigError(f"{self._setting} {self._text!r}: {reason}, at {remainder!r}")
 
 
 def columns_difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
@@ -219,12 +219,13 @@ def columns_difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
     else:
         pairs = zip(first, other, strict=True)
         one, two = next((a, b) for a, b in pairs if not a.equals(b))
-        what = f"its column {_told(two)}, and that of the first stream {_told(one)}"
+        shown = _describe_field(one)
+        what = f"its column {_describe_field(two)}, and that of the first stream {shown}"
     return (
         f"union() with other streams, number {number}: {what}; make them alike with"
         " .map_batches(lambda rows: …, schema=…) first"
     )
 
 
-def _told(field: pa.Field) -> str:
+def _describe_field(field: pa.Field) -> str:
     return f"{field.name} is {field.type}{'' if field.nullable else ' not null'}"

@@ -3,7 +3,7 @@
 It is in memory, and whole in every checkpoint. Who gets what at a restore, whatever the parallelism
 is and was:
 
-    split       all elements of all subtasks, dealt out anew: each to one subtask
+    split       all elements of all subtasks, spread anew: each to one subtask
     union       all elements of all subtasks, to every subtask
     broadcast   the entries of one subtask, which are those of every other
     raw-keyed   the bytes of a key group, to the subtask that owns the group
@@ -117,7 +117,7 @@ class _State(ABC):
 
 
 class OperatorList(_State, ListState[T]):
-    """A list that belongs to the subtask, until it is dealt out anew."""
+    """A list that belongs to the subtask until a restore spreads its elements anew."""
 
     def __init__(self, name: str, kind: Any) -> None:
         super().__init__(name)
@@ -392,12 +392,12 @@ class OperatorStateStore:
                 self._restored.setdefault((mode, saved.name), []).append(saved)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a list whose elements are dealt out evenly at a restore."""
+        """Return a list whose elements are spread evenly over all subtasks at a restore."""
         self._check_lives(descriptor)
         return self._open("split", OperatorList(descriptor.name, descriptor.type))
 
     def union_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a list of which every subtask gets all elements of all at a restore."""
+        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
         self._check_lives(descriptor)
         return self._open("union", OperatorList(descriptor.name, descriptor.type))
 
@@ -457,16 +457,16 @@ class OperatorStateStore:
             )
         parts = self._restored.get((mode, state.name), [])
         for saved in parts:
-            held, wanted = (saved.key_signature, saved.signature), _signatures(state)
-            if held[0] != wanted[0] or not reads_as(held[1], wanted[1]):
-                why = explain_misfit(held[1], wanted[1])
+            held, expected = (saved.key_signature, saved.signature), _signatures(state)
+            if held[0] != expected[0] or not reads_as(held[1], expected[1]):
+                why = explain_misfit(held[1], expected[1])
                 raise StateIncompatible(
                     f"{mode} state {state.name!r} of operator {self._uid!r} was written as"
                     f" {' to '.join(filter(None, held))}, and is asked for as"
-                    f" {' to '.join(filter(None, wanted))}{f' ({why})' if why else ''}: give it"
+                    f" {' to '.join(filter(None, expected))}{f' ({why})' if why else ''}: give it"
                     " its old type, or another name"
                 )
-            if depends_on_values(held[1], wanted[1]):
+            if depends_on_values(held[1], expected[1]):
                 state.check_values(saved.elements)
         lists = [saved.elements for saved in parts]
         if mode == "split":

@@ -11,29 +11,29 @@ from onceflow.core.storage.snapshots.savepoints import SavepointDirectory
 from onceflow.core.storage.storage import CheckpointStorage, FileSystemStorage
 
 
-def checkpoint_storage(said: str | CheckpointStorage) -> CheckpointStorage:
-    """Return what `said` names: a path, `file:///path`, `s3://bucket/prefix`, `memory://`, ….
+def checkpoint_storage(description: str | CheckpointStorage) -> CheckpointStorage:
+    """Return the storage that `description` names: a path, `file:///path`, `s3://bucket/prefix`, ….
 
     Raises:
-        ConfigError: It names no checkpoint storage.
+        ConfigError: The description names no checkpoint storage.
     """
-    if isinstance(said, CheckpointStorage):
-        return said
-    if said == "memory://":
+    if isinstance(description, CheckpointStorage):
+        return description
+    if description == "memory://":
         return MemoryStorage()
-    if is_hdfs(said):
-        return HdfsStorage(said)
-    return ObjectStorage(said) if is_bucket(said) else FileSystemStorage(said)
+    if is_hdfs(description):
+        return HdfsStorage(description)
+    return ObjectStorage(description) if is_bucket(description) else FileSystemStorage(description)
 
 
-def savepoint_directory(storage: CheckpointStorage, place: str) -> SavepointDirectory:
-    """Return the savepoint at `place`, which may be in another kind of place than `storage`.
+def savepoint_directory(storage: CheckpointStorage, location: str) -> SavepointDirectory:
+    """Return the savepoint at `location`, which may be in another kind of storage than `storage`.
 
     Raises:
-        ConfigError: `place` is nowhere that can be reached.
+        ConfigError: `location` cannot be reached.
     """
-    if is_bucket(place) and not isinstance(storage, ObjectStorage):
-        return ObjectStorage(place).open_savepoint(place)
-    if is_hdfs(place) and not isinstance(storage, HdfsStorage):
-        return HdfsStorage(place).open_savepoint(place)
-    return storage.open_savepoint(place)
+    if is_bucket(location) and not isinstance(storage, ObjectStorage):
+        return ObjectStorage(location).open_savepoint(location)
+    if is_hdfs(location) and not isinstance(storage, HdfsStorage):
+        return HdfsStorage(location).open_savepoint(location)
+    return storage.open_savepoint(location)

@@ -20,7 +20,7 @@ from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
     CheckpointStorage,
     JobStorage,
-    checked_inline_threshold,
+    check_inline_threshold,
 )
 
 
@@ -48,7 +48,7 @@ class HdfsStorage(CheckpointStorage):
     """How long a request is repeated while no NameNode serves it."""
 
     def __post_init__(self) -> None:
-        checked_inline_threshold(self.inline_threshold_bytes)
+        check_inline_threshold(self.inline_threshold_bytes)
         self._settings(self.url)
 
     @override
@@ -60,10 +60,10 @@ class HdfsStorage(CheckpointStorage):
         return HdfsFiles(self._settings(self.url))
 
     @override
-    def open_savepoint(self, place: str) -> SavepointDirectory:
-        if not is_hdfs(place):
-            return CheckpointStorage.open_savepoint(self, place)
-        return SavepointDirectory(HdfsFiles(self._settings(place)))
+    def open_savepoint(self, location: str) -> SavepointDirectory:
+        if not is_hdfs(location):
+            return CheckpointStorage.open_savepoint(self, location)
+        return SavepointDirectory(HdfsFiles(self._settings(location)))
 
     @override
     def __str__(self) -> str:

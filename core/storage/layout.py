@@ -115,12 +115,12 @@ class JobPaths:
         """The directory of what all sinks have staged."""
         return f"{self.job}/staged"
 
-    def staged(self, sink_id: str) -> str:
+    def staging_directory(self, sink_id: str) -> str:
         """The directory of what one sink has staged."""
         return f"{self.staged_sinks}/{safe_name(sink_id)}"
 
     @staticmethod
-    def staged_sink_of(name: str) -> str | None:
+    def parse_staged_sink_id(name: str) -> str | None:
         """Return the sink id that staged in directory `name`; None: the name does not tell."""
         return name if _SAFE.fullmatch(name) and len(name) <= SINK_ID_LENGTH_MAX else None
 
@@ -191,7 +191,7 @@ class SavepointPaths:
         """The file of one piece of state."""
         return f"{self.state_directory}/{name}"
 
-    def staged(self, sink_id: str) -> str:
+    def staging_directory(self, sink_id: str) -> str:
         """The directory of what one sink had staged."""
         return f"{self.staged_sinks}/{safe_name(sink_id)}"
 
@@ -233,7 +233,7 @@ class StateNames:
             f"{safe_name(self.uid)}@{self.subtask}@{safe_name(name)}"
         )
 
-    def shared(self, name: str, unique: str) -> str:
+    def shareable(self, name: str, unique: str) -> str:
         """The file of state that later checkpoints may name, too; `unique` never was in use."""
         owner = f"{safe_name(self.uid)}@{self.subtask}"
         return f"shared/a{self.attempt}@{owner}@{unique}@{safe_name(name)}"

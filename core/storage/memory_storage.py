@@ -109,7 +109,7 @@ class MemoryFiles(CreatesAtomically):
         return None if data is None else len(data)
 
     @override
-    def modified_at(self, path: str) -> datetime | None:
+    def find_modified_time(self, path: str) -> datetime | None:
         with self._lock:
             return self._files[path][1] if path in self._files else None
 

@@ -24,7 +24,7 @@ from onceflow.core.storage.storage import (
     INLINE_THRESHOLD_BYTES,
     CheckpointStorage,
     JobStorage,
-    checked_inline_threshold,
+    check_inline_threshold,
 )
 
 
@@ -57,7 +57,7 @@ class ObjectStorage(CheckpointStorage):
     connection, a store that restarts."""
 
     def __post_init__(self) -> None:
-        checked_inline_threshold(self.inline_threshold_bytes)
+        check_inline_threshold(self.inline_threshold_bytes)
         if plain := self._settings().plain_secrets():
             raise ConfigError(
                 f"{self.url}: option {', '.join(map(repr, plain))} holds a secret, and Spark writes"
@@ -74,10 +74,10 @@ class ObjectStorage(CheckpointStorage):
         return BucketFiles(self._settings())
 
     @override
-    def open_savepoint(self, place: str) -> SavepointDirectory:
-        if "://" not in place or place.startswith("file:"):
-            return CheckpointStorage.open_savepoint(self, place)
-        return SavepointDirectory(BucketFiles(replace(self, url=place)._settings()))
+    def open_savepoint(self, location: str) -> SavepointDirectory:
+        if "://" not in location or location.startswith("file:"):
+            return CheckpointStorage.open_savepoint(self, location)
+        return SavepointDirectory(BucketFiles(replace(self, url=location)._settings()))
 
     @override
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
 from onceflow.core.storage.log.decision_log import DecisionLog, log_id
 from onceflow.core.storage.log.driver_address import AddressFiles
 from onceflow.core.storage.log.last_run import LastRunFile
-from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, copied_into
+from onceflow.core.storage.snapshots.savepoints import SavepointDirectory, copy_into
 from onceflow.core.storage.snapshots.state_files import (
     FileStateReader,
     FileStateWriter,
@@ -126,7 +126,7 @@ class JobStorage:
             StorageError: Not all of it is there; the next attempt's `sweep` deletes the rest.
             CheckpointCorrupt: A state file is gone, or is not what was written.
         """
-        return copied_into(self._fs, self._paths, completed, source)
+        return copy_into(self._fs, self._paths, completed, source)
 
     @property
     def driver_address(self) -> AddressFiles:
@@ -149,11 +149,11 @@ class JobStorage:
 
     def staging(self, sink_id: str) -> StagingArea:
         """Return where the sink `sink_id` stages rows."""
-        return self.staged_files(sink_id)
+        return self.open_staged_files(sink_id)
 
-    def staged_files(self, sink_id: str) -> FileStagingArea:
+    def open_staged_files(self, sink_id: str) -> FileStagingArea:
         """Return the files of what `sink_id` has staged, to be copied from storage to storage."""
-        return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+        return FileStagingArea(self._fs, self._paths.staging_directory(sink_id), sink_id)
 
     def copy_staged(
         self,
@@ -170,7 +170,7 @@ class JobStorage:
         return tuple(
             transaction
             for sink_id in sinks
-            for transaction in self.staged_files(sink_id).copy_to(
+            for transaction in self.open_staged_files(sink_id).copy_to(
                 directory.staging(sink_id), is_wanted
             )
         )
@@ -197,22 +197,24 @@ class JobStorage:
                     " from a copy"
                 )
             if source.transactions():
-                self.staged_files(sink_id).import_from(source)
+                self.open_staged_files(sink_id).import_from(source)
 
     def inputs(self, uid: str) -> InputFiles:
         """Return where Spark writes what source `uid` reads."""
         return InputFiles(self._fs, self._paths.inputs(uid))
 
-    def staged_sinks(self, known: Iterable[str]) -> tuple[str, ...]:
+    def list_staged_sinks(self, known: Iterable[str]) -> tuple[str, ...]:
         """Return the sink ids under which rows are or were staged.
 
         A directory does not always tell its sink id, so those of `known` sinks are compared; what
         belongs to none of them and has no name of its own is left out.
         """
         names = set(self._fs.list(self._paths.staged_sinks))
-        told = {sink_id for name in names if (sink_id := self._paths.staged_sink_of(name))}
+        readable = {
+            sink_id for name in names if (sink_id := self._paths.parse_staged_sink_id(name))
+        }
         compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
-        return tuple(sorted(told | compared))
+        return tuple(sorted(readable | compared))
 
     def jobs(self) -> tuple[str, ...]:
         """Return the names of all jobs in the same storage that have a decision log."""
@@ -223,13 +225,13 @@ class JobStorage:
 
         One that cannot be read is left out.
         """
-        found: dict[str, LogView] = {}
+        views: dict[str, LogView] = {}
         for name in self.jobs():
             if name == self._paths.job:
                 continue
             with contextlib.suppress(ConfigError, CheckpointError, StateIncompatible, StorageError):
-                found[name] = DecisionLog.open(self._fs, JobPaths(name)).read()
-        return found
+                views[name] = DecisionLog.open(self._fs, JobPaths(name)).read()
+        return views
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
         """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.
@@ -320,13 +322,13 @@ class CheckpointStorage(ABC):
             ConfigError: `job` cannot be a job's name.
         """
 
-    def open_savepoint(self, place: str) -> SavepointDirectory:
-        """Return the savepoint in directory `place`, which may be anywhere; touches nothing yet.
+    def open_savepoint(self, location: str) -> SavepointDirectory:
+        """Return the savepoint in directory `location`, which may be anywhere; touches nothing yet.
 
         Raises:
-            ConfigError: `place` is nowhere that this storage can reach.
+            ConfigError: This storage cannot reach `location`.
         """
-        return SavepointDirectory(LocalFileSystem(_directory_of(place), Modes(0o600, 0o700)))
+        return SavepointDirectory(LocalFileSystem(_directory_of(location), Modes(0o600, 0o700)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,7 @@ class FileSystemStorage(CheckpointStorage):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", _directory_of(self.root))
-        checked_inline_threshold(self.inline_threshold_bytes)
+        check_inline_threshold(self.inline_threshold_bytes)
         if self.file_mode & 0o600 != 0o600 or not 0 <= self.file_mode <= 0o777:
             raise ConfigError(
                 f"file_mode={self.file_mode:#o} must let the owner read and write: 0o600, 0o660, …"
@@ -366,18 +368,14 @@ class FileSystemStorage(CheckpointStorage):
         private = LocalFileSystem(self.root, Modes(0o600, self.directory_mode))
         return JobStorage(files, job, self.inline_threshold_bytes, private)
 
-    def open_savepoint(self, place: str) -> SavepointDirectory:
-        """Return the savepoint in directory `place`: a path, or a `file:` URL."""
+    def open_savepoint(self, location: str) -> SavepointDirectory:
+        """Return the savepoint in directory `location`: a path, or a `file:` URL."""
         modes = Modes(self.file_mode, self.directory_mode)
-        return SavepointDirectory(LocalFileSystem(_directory_of(place), modes))
+        return SavepointDirectory(LocalFileSystem(_directory_of(location), modes))
 
 
-def checked_inline_threshold(threshold_bytes: int) -> None:
-    """Raise ConfigError unless a threshold is one that appends to the log can bear.
-
-    Raises:
-        ConfigError: It is not.
-    """
+def check_inline_threshold(threshold_bytes: int) -> None:
+    """Raise ConfigError unless records of the log stay small with state of that size inside."""
     if not 0 <= threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
         raise ConfigError(
             f"inline_threshold_bytes={threshold_bytes} must be in 0-{INLINE_THRESHOLD_BYTES_MAX}"
@@ -406,8 +404,8 @@ def _directory_of(root: str) -> str:
 
 
 def _split_file_url(url: str) -> tuple[str, str]:
-    rest = url.removeprefix("file:")
-    if not rest.startswith("//"):
-        return "", rest
-    host, slash, path = rest[2:].partition("/")
+    address = url.removeprefix("file:")
+    if not address.startswith("//"):
+        return "", address
+    host, slash, path = address[2:].partition("/")
     return host, slash + path

@@ -122,7 +122,7 @@ class PartFile:
     def flush(self) -> None:
         """Encode what is buffered."""
         if self._buffered:
-            with self._fs.named("write", self.path):
+            with self._fs.explain_failure("write", self.path):
                 self._encoder.write(pa.Table.from_batches(self._buffered, schema=self._schema))
             self._buffered.clear()
             self._buffered_rows = 0
@@ -132,7 +132,7 @@ class PartFile:
     def end(self) -> None:
         """Encode the rest; `finish` is all that is left to do."""
         self.flush()
-        with self._fs.named("write", self.path):
+        with self._fs.explain_failure("write", self.path):
             self._encoder.end()
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 A dialect is data and small methods, and holds no state: one object serves all sinks. To add one:
 
     connection.py   its `SqlEndpoint`, and its `Session`: the only module that imports the driver
-    catalog.py      how the server describes a table: `found`
+    catalog.py      how the server describes a table: `find_table`
     types.py        Arrow types and the server's: `fit`
     column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
     dml.py          how rows go in: `executor`

@@ -209,7 +209,7 @@ def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
     assert fs.read("no/such") is None
     assert fs.read_chunks("no/such") is None
     assert fs.size("no/such") is None
-    assert fs.modified_at("no/such") is None
+    assert fs.find_modified_time("no/such") is None
     assert fs.list("no") == ()
     fs.delete("no/such")
     fs.delete_quietly("no/such")
@@ -220,7 +220,7 @@ def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
 def test_a_file_says_when_it_was_written(fs: FileSystem) -> None:
     fs.write("early", (b"",))
     fs.write("late", (b"",))
-    early, late = fs.modified_at("early"), fs.modified_at("late")
+    early, late = fs.find_modified_time("early"), fs.find_modified_time("late")
     assert early is not None
     assert late is not None
     assert early.tzinfo is not None
@@ -347,7 +347,7 @@ def test_a_dropped_file_is_gone(fs: StreamedFiles, anew: Callable[[], StreamedFi
 def test_a_failure_in_a_block_names_the_file(fs: StreamedFiles) -> None:
     with (
         pytest.raises(StorageError, match=r"cannot write .*open/1.*No space left") as failure,
-        fs.named("write", "open/1"),
+        fs.explain_failure("write", "open/1"),
     ):
         raise OSError(28, "No space left on device")
     assert fs.location("open/1") in str(failure.value)

@@ -35,7 +35,7 @@ from onceflow.core.api.join_functions import (
     MergedColumns,
     TimedJoin,
 )
-from onceflow.core.api.joined_streams import joined_as, regular_join
+from onceflow.core.api.joined_streams import mark_outer_sides, regular_join
 from onceflow.core.errors import ConfigError, StateIncompatible, UserFunctionError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -208,7 +208,7 @@ def sides_of(
         JoinSide("left", schemas[0], time, tags[0]),
         JoinSide("right", schemas[1], time, tags[1]),
     )
-    return joined_as((left, right), how)
+    return mark_outer_sides((left, right), how)
 
 
 def joining(

@@ -132,10 +132,10 @@ class ExactAverages(WideTotals):
 
     def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
         sums, counts = words[:, :2], words[:, 2]
-        kind, found = self.column.type, self.column.result_type
-        if pa.types.is_decimal(found):
-            averages = word_averages(sums, counts, found.scale - kind.scale)
-            return decimal_array(averages, found, unseen)
+        kind, result = self.column.type, self.column.result_type
+        if pa.types.is_decimal(result):
+            averages = word_averages(sums, counts, result.scale - kind.scale)
+            return decimal_array(averages, result, unseen)
         return pa.array(float_averages(sums, counts), mask=unseen)
 
 

@@ -229,11 +229,7 @@ USED = AccumulatorColumn("onceflow.used", "last", pa.int64())
 
 
 def check_state_name(name: str) -> None:
-    """Return when `name` can name a state.
-
-    Raises:
-        ConfigError: It is empty or too long.
-    """
+    """Raise ConfigError if `name` is empty, or too long for the name of a state."""
     if not 0 < len(name.encode()) <= STATE_NAME_BYTES_MAX:
         raise ConfigError(
             f"state name {name!r} must have 1 to {STATE_NAME_BYTES_MAX} bytes; choose another"

@@ -168,8 +168,8 @@ def _refuse(key: Any) -> bytes:
 
 
 def _encode_instant(key: datetime) -> bytes:
-    microseconds, rest = divmod(nanoseconds_of(key), 1000)
-    if rest:
+    microseconds, nanoseconds = divmod(nanoseconds_of(key), 1000)
+    if nanoseconds:
         raise BadStateValue(
             f"timestamp key {key} has nanoseconds: cast the column to timestamp[us]"
         )

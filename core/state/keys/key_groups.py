@@ -97,11 +97,7 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
 
 
 def check_max_parallelism(max_parallelism: int) -> None:
-    """Return when `max_parallelism` can be a number of key groups.
-
-    Raises:
-        ConfigError: It is not 1 to 32,768.
-    """
+    """Raise ConfigError unless `max_parallelism` is a possible number of key groups."""
     if not 1 <= max_parallelism <= PARALLELISM_MAX:
         raise ConfigError(f"max parallelism {max_parallelism} must be 1 to {PARALLELISM_MAX}")
 

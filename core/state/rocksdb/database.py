@@ -149,9 +149,9 @@ class Database:
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the value at each of `keys`; fastest when they are sorted."""
-        wanted: list[Any] = list(keys)
-        found: list[bytes | None] = self._database.get(wanted) or []
-        return found
+        row_keys: list[Any] = list(keys)
+        values: list[bytes | None] = self._database.get(row_keys) or []
+        return values
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows from `start` to before `stop`, as of the first one asked for."""
@@ -281,7 +281,7 @@ class WriteQueue:
         return self._pending is None
 
     def flush(self) -> None:
-        """Return when every snapshot's writes are in the database and its copy is made."""
+        """Write what snapshots have pending into the database, and finish their copies."""
         if self._pending is not None or self._closed:
             with self._lock:
                 self._flush(lambda pairs: pairs)

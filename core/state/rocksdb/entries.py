@@ -233,8 +233,8 @@ class RocksEntries(EntryTable):
             self._evict(len(absent))
         groups = key_groups(hash_python_keys(absent), self._max_parallelism)
         pairs = sort_pairs(groups, self._name, self._format.row_keys(absent), absent)
-        found = self._database.get_many([row_key for row_key, _ in pairs])
-        for (_, key), data in zip(pairs, found, strict=True):
+        values = self._database.get_many([row_key for row_key, _ in pairs])
+        for (_, key), data in zip(pairs, values, strict=True):
             clean[key] = DELETED if data is None else self._format.unpack(data)
 
     def delete(self, key: Any) -> None:
@@ -428,7 +428,7 @@ class RocksMapState(MapState[K, V]):
     def _read_all(self) -> dict[Any, Any]:
         """Return every entry by its map key as it is stored."""
         table, outer = self._table, self._table.current.key
-        found = {
+        entries = {
             to_stored_map_key(decode_key(data)): table.cells.from_bytes(value)
             for data, value in table.scan_key(outer)
         }
@@ -436,7 +436,7 @@ class RocksMapState(MapState[K, V]):
             for key in touched.get(outer, ()):
                 stored = table.find((outer, key))
                 if stored is ABSENT:
-                    found.pop(key, None)
+                    entries.pop(key, None)
                 else:
-                    found[key] = stored
-        return found
+                    entries[key] = stored
+        return entries

@@ -108,14 +108,14 @@ def upload_copy(
     small = {path.name: path.read_bytes() for path in paths if path.suffix != _LARGE}
     large = [path for path in paths if path.suffix == _LARGE]
 
-    def written_file(path: Path) -> StateHandle:
+    def write_file(path: Path) -> StateHandle:
         if path.name in known:
             return known[path.name]
         name = f"{unique}-{path.name}"
         return writer.write_file(name, path, shared=shared, key_groups=context.key_groups)
 
     names = [path.name for path in large]
-    files: FileHandles = dict(zip(names, _call_in_parallel(written_file, large), strict=True))
+    files: FileHandles = dict(zip(names, _call_in_parallel(write_file, large), strict=True))
     manifest = Manifest(
         FORMAT,
         context.max_parallelism,
@@ -283,7 +283,7 @@ def read_rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[Stat
     while batch := list(islice(rows, SCAN_ROWS)):
         split = [split_row_key(key) for key, _ in batch]
         groups = np.array([group for group, _, _ in split], np.uint16)
-        keys = pa.array([rest for _, _, rest in split], kind)
+        keys = pa.array([state_key for _, _, state_key in split], kind)
         yield StateRows(groups, keys, pa.array([value for _, value in batch], kind))
 
 

@@ -316,11 +316,11 @@ class RocksDBStore(KeyedStateStore):
     def _convert_totals(self, stored: StateMeta, shape: AccumulatorShape) -> None:
         """Write the totals anew, in the layout of `shape`."""
 
-        def carried(values: list[bytes]) -> list[bytes]:
+        def convert(values: list[bytes]) -> list[bytes]:
             packed = shape.convert_totals(stored, pa.array(values, pa.large_binary()))
             return packed.to_pylist()
 
-        self._rewrite(shape.name, carried)
+        self._rewrite(shape.name, convert)
 
     def _stamp(self, meta: StateMeta, serializer: Any) -> None:
         """Write the rows anew, as used just now: the state has a time to live from here on."""

@@ -111,8 +111,8 @@ class BucketFiles(CreatesAtomically, Copies):
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         try:
-            with self.named("create", path):
-                self._asked(lambda store: store.put(path, data, mode="create"))
+            with self.explain_failure("create", path):
+                self._ask(lambda store: store.put(path, data, mode="create"))
         except StorageRefused:
             raise
         except StorageError as error:
@@ -133,9 +133,9 @@ class BucketFiles(CreatesAtomically, Copies):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         pieces = iter(chunks)
         first, ended = _first_part(pieces, self._settings.part_bytes)
-        with self.named("write", path):
+        with self.explain_failure("write", path):
             if ended:
-                self._asked(lambda store: store.put(path, first, use_multipart=False))
+                self._ask(lambda store: store.put(path, first, use_multipart=False))
                 return len(first)
             counted = _Counted(chain((first,), pieces))
             self.put_parts(path, counted)
@@ -158,9 +158,9 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def copy(self, source: str, target: str) -> bool:
-        with self.named("copy a file to", target):
+        with self.explain_failure("copy a file to", target):
             try:
-                self._asked(lambda store: store.copy(source, target))
+                self._ask(lambda store: store.copy(source, target))
             except FileNotFoundError:
                 if self.size(source) is None:
                     return False
@@ -171,13 +171,13 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def read(self, path: str) -> bytes | None:
-        with self.named("read", path):
-            return self._found(lambda store: bytes(store.get(path).bytes()))
+        with self.explain_failure("read", path):
+            return self._ask_if_present(lambda store: bytes(store.get(path).bytes()))
 
     @override
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
-        with self.named("read", path):
-            result = self._found(lambda store: store.get(path))
+        with self.explain_failure("read", path):
+            result = self._ask_if_present(lambda store: store.get(path))
         if result is None:
             return None
         size_bytes = result.meta["size"]
@@ -186,7 +186,7 @@ class BucketFiles(CreatesAtomically, Copies):
         return self._side_by_side(path, size_bytes, result.meta["e_tag"])
 
     def _pieces(self, path: str, result: Any) -> Iterator[bytes]:
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             whole = memoryview(result.bytes())
         for start in range(0, len(whole), CHUNK_BYTES):
             yield bytes(whole[start : start + CHUNK_BYTES])
@@ -199,7 +199,7 @@ class BucketFiles(CreatesAtomically, Copies):
             options: Any = {"range": (start, min(start + part, size_bytes))}
             if e_tag:  # of the object that was begun, and of no other
                 options["if_match"] = e_tag
-            return self._asked(lambda store: store.get(path, options=options).bytes())
+            return self._ask(lambda store: store.get(path, options=options).bytes())
 
         with ThreadPoolExecutor(window, thread_name_prefix="bucket-read") as threads:
             starts = iter(range(0, size_bytes, part))
@@ -208,7 +208,7 @@ class BucketFiles(CreatesAtomically, Copies):
             ]
             try:
                 while under_way:
-                    with self.named("read", path):
+                    with self.explain_failure("read", path):
                         done = memoryview(under_way.pop(0).result())
                     for start in starts:
                         under_way.append(threads.submit(read, start))
@@ -221,21 +221,21 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def size(self, path: str) -> int | None:
-        with self.named("look at", path):
-            meta = self._found(lambda store: store.head(path))
+        with self.explain_failure("look at", path):
+            meta = self._ask_if_present(lambda store: store.head(path))
         return None if meta is None else meta["size"]
 
     @override
-    def modified_at(self, path: str) -> datetime | None:
-        with self.named("look at", path):
-            meta = self._found(lambda store: store.head(path))
+    def find_modified_time(self, path: str) -> datetime | None:
+        with self.explain_failure("look at", path):
+            meta = self._ask_if_present(lambda store: store.head(path))
         return None if meta is None else meta["last_modified"]
 
     @override
     def list(self, directory: str) -> tuple[str, ...]:
-        with self.named("list", directory):
-            found = self._asked(lambda store: store.list_with_delimiter(directory or None))
-        paths = chain((one["path"] for one in found["objects"]), found["common_prefixes"])
+        with self.explain_failure("list", directory):
+            listing = self._ask(lambda store: store.list_with_delimiter(directory or None))
+        paths = chain((one["path"] for one in listing["objects"]), listing["common_prefixes"])
         names = {path.rstrip("/").rpartition("/")[2] for path in paths}
         return tuple(sorted(names))
 
@@ -244,8 +244,8 @@ class BucketFiles(CreatesAtomically, Copies):
         return sorted(path for path in self._below("") if is_visible(path))
 
     def _below(self, directory: str) -> Sequence[str]:
-        with self.named("list", directory):
-            return self._asked(
+        with self.explain_failure("list", directory):
+            return self._ask(
                 lambda store: [
                     one["path"]
                     for page in store.list(directory or None)
@@ -257,8 +257,8 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def delete(self, path: str) -> None:
-        with self.named("delete", path):
-            self._found(lambda store: store.delete(path))
+        with self.explain_failure("delete", path):
+            self._ask_if_present(lambda store: store.delete(path))
 
     @override
     def delete_tree(self, path: str) -> None:
@@ -267,8 +267,8 @@ class BucketFiles(CreatesAtomically, Copies):
             self.for_each(self.delete, paths)
             return
         for start in range(0, len(paths), _DELETE_MAX):
-            with self.named("delete", path):
-                self._asked(partial(_delete_all, paths[start : start + _DELETE_MAX]))
+            with self.explain_failure("delete", path):
+                self._ask(partial(_delete_all, paths[start : start + _DELETE_MAX]))
 
     # --- files that are filled piece by piece --------------------------------------------------
 
@@ -279,7 +279,7 @@ class BucketFiles(CreatesAtomically, Copies):
     @override
     def finish(self, file: IO[bytes], path: str) -> int:
         upload = cast("_Upload", file)
-        with self.named("write", path):
+        with self.explain_failure("write", path):
             return upload.complete()
 
     @override
@@ -295,15 +295,15 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     @contextmanager
-    def named(self, action: str, path: str) -> Generator[None]:
-        """Name what failed, and what to do where the store says what stays as it is."""
+    def explain_failure(self, action: str, path: str) -> Generator[None]:
+        """Turn a failure into an error that names action, object and, if known, the remedy."""
         try:
             yield
         except OnceflowError:
             raise
         except (_client_error(), OSError, TimeoutError) as error:
-            text, code = self._settings.told(error)
-            said = f"cannot {action} {self.location(path)}: {text}"
+            text, code = self._settings.describe_error(error)
+            message = f"cannot {action} {self.location(path)}: {text}"
             refusal = _REFUSALS.get(code)
             if refusal is None and isinstance(error, _credentials_refused()):
                 refusal = _REFUSALS["AccessDenied"]
@@ -312,20 +312,20 @@ class BucketFiles(CreatesAtomically, Copies):
             if refusal is None and isinstance(error, FileNotFoundError):
                 refusal = _REFUSALS["NoSuchBucket"]
             if refusal is not None:
-                raise StorageRefused(f"{said}; {refusal}") from None
-            raise StorageError(said) from None
+                raise StorageRefused(f"{message}; {refusal}") from None
+            raise StorageError(message) from None
 
-    def _found(self, ask: Callable[[Any], T]) -> T | None:
+    def _ask_if_present(self, ask: Callable[[Any], T]) -> T | None:
         """Return what `ask` returns, or None when there is no such object (but a bucket)."""
         try:
-            return self._asked(ask)
+            return self._ask(ask)
         except FileNotFoundError as error:
             if any(word in str(error) for word in _NO_BUCKET):
                 raise
             return None
 
-    def _asked(self, ask: Callable[[Any], T]) -> T:
-        """Return what `ask` returns; credentials that were refused are looked up once more."""
+    def _ask(self, ask: Callable[[Any], T]) -> T:
+        """Return what `ask` returns. If credentials were refused, read them again and ask again."""
         try:
             return ask(self.store)
         except _credentials_refused():
@@ -440,12 +440,12 @@ class _Upload(io.RawIOBase):
 
     def _upload(self) -> None:
         try:
-            with self._files.named("write", self._path):
-                self._files.put_parts(self._path, self._sent())
+            with self._files.explain_failure("write", self._path):
+                self._files.put_parts(self._path, self._iterate_parts())
         except BaseException as error:
             self._failure = error
 
-    def _sent(self) -> Iterator[bytes]:
+    def _iterate_parts(self) -> Iterator[bytes]:
         while (part := self._parts.get()) is not None:
             if isinstance(part, _GivenUp):
                 raise part
@@ -471,11 +471,11 @@ class _Counted:
 
 def _first_part(pieces: Iterator[bytes | memoryview], part_bytes: int) -> tuple[bytes, bool]:
     """Return the first bytes of `pieces`, and whether they are all: as many as fit into a part."""
-    found: list[bytes | memoryview] = []
+    first_pieces: list[bytes | memoryview] = []
     size_bytes = 0
     for piece in pieces:
-        found.append(piece)
+        first_pieces.append(piece)
         size_bytes += memoryview(piece).nbytes
         if size_bytes > part_bytes:
-            return b"".join(found), False
-    return b"".join(found), True
+            return b"".join(first_pieces), False
+    return b"".join(first_pieces), True

@@ -97,8 +97,8 @@ class BucketSettings:
 
     def __post_init__(self) -> None:
         scheme, bucket, _, _ = self._parts()
-        place = self.url.partition("://")[2].partition("/")[0]
-        if ":" in place or ("@" in place and _SCHEMES.get(scheme) != "az"):
+        authority = self.url.partition("://")[2].partition("/")[0]
+        if ":" in authority or ("@" in authority and _SCHEMES.get(scheme) != "az"):
             raise ConfigError(
                 f"a {scheme}:// url names a bucket and a prefix; this one holds a user, a password"
                 " or a port: set credentials in the environment, and a server as the endpoint"
@@ -172,7 +172,7 @@ class BucketSettings:
             "az": store.AzureStore,
         }
         _, bucket, account, prefix = self._parts()
-        config = self._followed()
+        config = self._follow_references()
         if account:
             config.setdefault("account_name", account)
         try:
@@ -185,9 +185,9 @@ class BucketSettings:
             )
         except (exceptions.BaseError, TypeError, ValueError) as error:
             # Not chained: the error, or its traceback, may quote the options.
-            raise ConfigError(f"{self.url}: {self.told(error)[0]}") from None
+            raise ConfigError(f"{self.url}: {self.describe_error(error)[0]}") from None
 
-    def told(self, error: BaseException) -> tuple[str, str]:
+    def describe_error(self, error: BaseException) -> tuple[str, str]:
         """Return what a client's error says, without secrets, and the store's word for it."""
         text, _, debug = str(error).partition("\n\nDebug source:")
         code = _CODE.search(text)
@@ -213,27 +213,32 @@ class BucketSettings:
 
     def _parts(self) -> tuple[str, str, str, str]:
         """Return scheme, bucket or container, Azure's account or "", and prefix."""
-        scheme, _, rest = self.url.partition("://")
-        place, _, prefix = rest.partition("/")
-        bucket, at, host = place.partition("@")
+        scheme, _, address = self.url.partition("://")
+        authority, _, prefix = address.partition("/")
+        bucket, at, host = authority.partition("@")
         account = host.partition(".")[0] if at else ""
         return scheme.lower(), bucket, account, prefix.strip("/")
 
     def _config(self) -> dict[str, Any]:
         """Return the options by obstore's names."""
         aliases = _ALIASES[self.protocol]
-        found: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for name, value in self.options.items():
             if name == "default_block_size":
                 continue
             if name in _NESTED and isinstance(value, Mapping):
                 nested = cast("Mapping[str, Any]", value)
-                found.update({aliases.get(inner, inner): it for inner, it in nested.items()})
+                config.update(
+                    {
+                        aliases.get(inner, inner): inner_value
+                        for inner, inner_value in nested.items()
+                    }
+                )
             else:
-                found[aliases.get(name, name)] = value
-        return found
+                config[aliases.get(name, name)] = value
+        return config
 
-    def _followed(self) -> dict[str, Any]:
+    def _follow_references(self) -> dict[str, Any]:
         return {
             name: follow_references(value, setting=f"option {name!r} of {self.url}")
             if isinstance(value, str)
@@ -244,22 +249,22 @@ class BucketSettings:
     def _secrets(self) -> list[str]:
         """Return every text that must not be printed, longest first."""
         try:
-            config = self._followed()
+            config = self._follow_references()
         except ConfigError:
             config = self._config()
-        found = [
+        secrets = [
             value
             for name, value in config.items()
             if (_is_secret(name) or name in _NO_SECRET)
             and isinstance(value, str)
             and len(value) >= _SECRET_LENGTH_MIN
         ]
-        return sorted(found, key=len, reverse=True)
+        return sorted(secrets, key=len, reverse=True)
 
     def _client_options(self, config: Mapping[str, Any]) -> dict[str, Any]:
         option, *variables = _ENDPOINTS[self.protocol]
-        found = (config.get(option), *map(os.environ.get, variables))
-        endpoint = str(next(filter(None, found), ""))
+        endpoints = (config.get(option), *map(os.environ.get, variables))
+        endpoint = str(next(filter(None, endpoints), ""))
         return {
             "timeout": timedelta(seconds=self.patience.request_timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, self.patience.request_timeout_s)),

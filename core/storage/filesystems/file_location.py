@@ -55,12 +55,14 @@ class FileLocation:
             return cls("file", _local_root(url if match is None else match[2], url), "rename")
         protocol, root = match[1].lower(), match[2].rstrip("/")
         if not root.strip("/"):
-            raise ConfigError(f"url {_shown(protocol, root)!r} names no bucket or directory")
+            raise ConfigError(
+                f"url {_hide_password(protocol, root)!r} names no bucket or directory"
+            )
         bucket = is_bucket(url)
         if publish == "auto" and not bucket and protocol not in _OBJECT_STORES | _DIRECTORIES:
             raise ConfigError(
-                f"url {_shown(protocol, root)!r}: it is not known how {protocol}:// makes a file "
-                "visible. Pass publish='rename' when it renames a file in one step, or "
+                f"url {_hide_password(protocol, root)!r}: it is not known how {protocol}:// makes"
+                " a file visible. Pass publish='rename' when it renames a file in one step, or "
                 "publish='copy' when a file that is written or copied appears whole or not at all"
             )
         if publish == "auto":
@@ -76,7 +78,7 @@ class FileLocation:
         return f"FileLocation({self})"
 
     def __str__(self) -> str:
-        return self.root if self.protocol == "file" else _shown(self.protocol, self.root)
+        return self.root if self.protocol == "file" else _hide_password(self.protocol, self.root)
 
     def open(self, advice: Advice) -> StreamedFiles:
         """Return the file system; it connects when it is first used."""
@@ -100,6 +102,6 @@ def _local_root(path: str, url: str) -> str:
     return str(Path(unquote(path) if url != path else path).expanduser().absolute())
 
 
-def _shown(protocol: str, root: str) -> str:
+def _hide_password(protocol: str, root: str) -> str:
     """Return the url without its password; `container@account` is not a password."""
     return f"{protocol}://{_PASSWORD.sub('', root)}"

@@ -116,10 +116,11 @@ class FileSystem(ABC):
     def size(self, path: str) -> int | None:
         """Return the size of the file at `path` in bytes, or None when there is none."""
 
-    def modified_at(self, path: str) -> datetime | None:
-        """Return when the file at `path` was written, by the storage's clock, for people.
+    def find_modified_time(self, path: str) -> datetime | None:
+        """Return the time, by the storage's clock, at which the file at `path` was written.
 
-        None when there is no such file, or the storage does not tell.
+        It is shown to people; no decision rests on it. None when there is no such file, or the
+        storage does not tell.
         """
         del path
         return None
@@ -138,7 +139,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Return when no file is at `path`. Idempotent; need not be durable."""
+        """Delete the file at `path`, if there is one. Idempotent; need not be durable."""
 
     def delete_quietly(self, path: str) -> None:
         """Delete what nobody reads; a failure leaves litter and must not hide what came before."""
@@ -147,10 +148,10 @@ class FileSystem(ABC):
 
     @abstractmethod
     def delete_tree(self, path: str) -> None:
-        """Return when neither directory `path` nor anything in it exists. Idempotent."""
+        """Delete directory `path`, if it exists, with all that is in it. Idempotent."""
 
     def make_directory(self, path: str) -> None:
-        """Return when directory `path` and all above it exist, durably. Idempotent."""
+        """Create directory `path` and all above it that are missing, durably. Idempotent."""
         del path
 
     def delete_directory_if_empty(self, path: str) -> bool:
@@ -193,7 +194,7 @@ class StreamedFiles(FileSystem):
     """A file system whose files can be filled piece by piece, before anybody sees them."""
 
     @abstractmethod
-    def named(self, action: str, path: str) -> AbstractContextManager[None]:
+    def explain_failure(self, action: str, path: str) -> AbstractContextManager[None]:
         """Turn a failure of the block into a `StorageError` that names `path` and what to do."""
 
     @abstractmethod
@@ -210,7 +211,7 @@ class StreamedFiles(FileSystem):
 
     @abstractmethod
     def make_names_durable(self, directory: str) -> None:
-        """Return when the names of finished and renamed files in `directory` survive a crash."""
+        """Make the names of finished and renamed files in `directory` survive a crash."""
 
     @abstractmethod
     def visible_files(self) -> Sequence[str]:

@@ -90,7 +90,7 @@ class HdfsFiles(CreatesAtomically, Renames):
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         temporary = _beside(path)
         try:
-            with self.named("create", path):
+            with self.explain_failure("create", path):
                 self._make_parent(path)
                 self._hdfs.put(self._full(temporary), data)
                 return self._create(temporary, path)
@@ -138,7 +138,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         temporary = _beside(path)
         counted = _Counted(chunks)
         try:
-            with self.named("write", path):
+            with self.explain_failure("write", path):
                 self._make_parent(path)
                 self._hdfs.put_once(self._full(temporary), counted)
                 self._show(temporary, path, counted.size_bytes)
@@ -175,7 +175,7 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def rename(self, source: str, target: str) -> bool:
-        with self.named("move a file to", target):
+        with self.explain_failure("move a file to", target):
             for _ in range(_TRIES_MAX):
                 self._make_parent(target)
                 try:
@@ -197,7 +197,7 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def read(self, path: str) -> bytes | None:
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 return self._hdfs.get(self._full(path))
             except RemoteError as error:
@@ -206,16 +206,16 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 chunks = self._hdfs.stream(self._full(path), CHUNK_BYTES)
             except RemoteError as error:
                 _check_missing(error)
                 return None
-        return self._named_chunks(chunks, path)
+        return self._read_chunks(chunks, path)
 
-    def _named_chunks(self, chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
-        with self.named("read", path):
+    def _read_chunks(self, chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
+        with self.explain_failure("read", path):
             yield from chunks
 
     @override
@@ -224,20 +224,20 @@ class HdfsFiles(CreatesAtomically, Renames):
         return None if status is None else int(status["length"])
 
     @override
-    def modified_at(self, path: str) -> datetime | None:
+    def find_modified_time(self, path: str) -> datetime | None:
         status = self._status(path)
         if status is None:
             return None
         return datetime.fromtimestamp(status["modificationTime"] / 1000, timezone.utc)
 
     def _status(self, path: str) -> dict[str, Any] | None:
-        with self.named("look at", path):
+        with self.explain_failure("look at", path):
             try:
-                found = self._hdfs.ask("GET", "GETFILESTATUS", self._full(path))["FileStatus"]
+                status = self._hdfs.ask("GET", "GETFILESTATUS", self._full(path))["FileStatus"]
             except RemoteError as error:
                 _check_missing(error)
                 return None
-        return found if found["type"] == "FILE" else None
+        return status if status["type"] == "FILE" else None
 
     @override
     def list(self, directory: str) -> tuple[str, ...]:
@@ -251,42 +251,42 @@ class HdfsFiles(CreatesAtomically, Renames):
         return tuple(Unfinished(match[0], match[1]) for match in matches if match)
 
     def _statuses(self, directory: str) -> Sequence[dict[str, Any]]:
-        with self.named("list", directory):
+        with self.explain_failure("list", directory):
             try:
-                found = self._hdfs.ask("GET", "LISTSTATUS", self._full(directory))
+                answer = self._hdfs.ask("GET", "LISTSTATUS", self._full(directory))
             except RemoteError as error:
                 _check_missing(error)
                 return []
-        statuses = cast("list[dict[str, Any]]", found["FileStatuses"]["FileStatus"])
+        statuses = cast("list[dict[str, Any]]", answer["FileStatuses"]["FileStatus"])
         return [status for status in statuses if status["pathSuffix"]]
 
     @override
     def visible_files(self) -> Sequence[str]:
-        found: list[str] = []
+        files: list[str] = []
         directories = [""]
         while directories:
             directory = directories.pop()
             for status in self._statuses(directory):
                 path = f"{directory}/{status['pathSuffix']}".lstrip("/")
                 if is_visible(path):
-                    (found if status["type"] == "FILE" else directories).append(path)
-        return sorted(found)
+                    (files if status["type"] == "FILE" else directories).append(path)
+        return sorted(files)
 
     # --- deleting -----------------------------------------------------------------------------
 
     @override
     def delete(self, path: str) -> None:
-        with self.named("delete", path):
+        with self.explain_failure("delete", path):
             self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
 
     @override
     def delete_tree(self, path: str) -> None:
-        with self.named("delete", path):
+        with self.explain_failure("delete", path):
             self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="true")
 
     @override
     def make_directory(self, path: str) -> None:
-        with self.named("make directory", path):
+        with self.explain_failure("make directory", path):
             self._hdfs.ask("PUT", "MKDIRS", self._full(path))
 
     def _make_parent(self, path: str) -> None:
@@ -294,7 +294,7 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def delete_directory_if_empty(self, path: str) -> bool:
-        with self.named("delete directory", path):
+        with self.explain_failure("delete directory", path):
             try:
                 self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
             except RemoteError as error:
@@ -326,16 +326,16 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     @contextmanager
-    def named(self, action: str, path: str) -> Generator[None]:
-        """Name what failed, and what to do where HDFS says what stays as it is."""
+    def explain_failure(self, action: str, path: str) -> Generator[None]:
+        """Turn a failure into an error that names action, file and, if it is known, the remedy."""
         try:
             yield
         except RemoteError as error:
-            said = f"cannot {action} {self.location(path)}: {error}"
+            message = f"cannot {action} {self.location(path)}: {error}"
             refusal = _REFUSALS.get(error.name)
             if refusal is not None:
-                raise StorageRefused(f"{said}; {refusal}") from None
-            raise StorageError(said) from None
+                raise StorageRefused(f"{message}; {refusal}") from None
+            raise StorageError(message) from None
         except (NotServed, ReplyLost, OSError) as error:
             raise StorageError(f"cannot {action} {self.location(path)}: {error}") from None
         except OnceflowError:
@@ -363,6 +363,6 @@ def _beside(path: str) -> str:
 
 
 def _check_missing(error: RemoteError) -> None:
-    """Return when `error` says that there is no such file; raise it otherwise."""
+    """Raise `error` unless it says that there is no such file."""
     if error.name != _GONE:
         raise error

@@ -141,14 +141,14 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def make_directory(self, path: str) -> None:
         full = self.location(path)
-        with self.named("make directory", path):
+        with self.explain_failure("make directory", path):
             make_durable_directory(full, self._root, self._directory_mode)
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         full = self.location(path)
         for _ in range(TRIES_MAX):
-            with self.named("create", path):
+            with self.explain_failure("create", path):
                 temporary, _ = self._write_temporary(path, (data,))
             try:
                 outcome = self._publish(temporary, path)
@@ -161,15 +161,15 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         full = self.location(path)
-        with self.named("write", path):
-            size_bytes = self._place(path, chunks)
+        with self.explain_failure("write", path):
+            size_bytes = self._replace(path, chunks)
             _sync_name(full)
         return size_bytes
 
     @override
     def adopt(self, path: str, source: Path) -> bool:
         full = self.location(path)
-        with self.named("write", path):
+        with self.explain_failure("write", path):
             self._make_parent(path)
             if self._modes:
                 os.chmod(source, self._modes.files)
@@ -191,7 +191,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
         full = self.location(path)
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 file = open(full, "rb", buffering=0)  # noqa: SIM115 - closed by its reader
             except FileNotFoundError:
@@ -200,16 +200,16 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     @override
     def size(self, path: str) -> int | None:
-        with self.named("look at", path):
+        with self.explain_failure("look at", path):
             try:
                 return os.path.getsize(self.location(path))
             except FileNotFoundError:
                 return None
 
     @override
-    def modified_at(self, path: str) -> datetime | None:
+    def find_modified_time(self, path: str) -> datetime | None:
         full = self.location(path)
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 seconds = Path(full).stat().st_mtime
             except FileNotFoundError:
@@ -228,13 +228,13 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def delete(self, path: str) -> None:
         full = self.location(path)
-        with self.named("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(FileNotFoundError):
             os.unlink(full)
 
     @override
     def delete_tree(self, path: str) -> None:
         full = self.location(path)
-        with self.named("delete", path):
+        with self.explain_failure("delete", path):
             for _ in range(TRIES_MAX):
                 if tree_is_gone(full):
                     return
@@ -243,7 +243,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def delete_directory_if_empty(self, path: str) -> bool:
         full = self.location(path)
-        with self.named("delete directory", path):
+        with self.explain_failure("delete directory", path):
             try:
                 os.rmdir(full)
             except FileNotFoundError:
@@ -259,7 +259,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     @override
     @contextmanager
-    def named(self, action: str, path: str) -> Generator[None]:
+    def explain_failure(self, action: str, path: str) -> Generator[None]:
         try:
             yield
         except OSError as error:
@@ -267,14 +267,14 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     @override
     def create(self, path: str) -> IO[bytes]:
-        with self.named("create", path):
+        with self.explain_failure("create", path):
             # Buffered, because a bare file may write less than it is given when the disk is full,
             # and Arrow does not look at how much that was.
             return os.fdopen(self._open_new(path, self.location(path)), "wb", _BUFFER_BYTES)
 
     @override
     def finish(self, file: IO[bytes], path: str) -> int:
-        with self.named("write", path), file:
+        with self.explain_failure("write", path), file:
             file.flush()
             os.fsync(file.fileno())
             return file.tell()
@@ -287,22 +287,22 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     @override
     def make_names_durable(self, directory: str) -> None:
-        with self.named("make durable", directory):
+        with self.explain_failure("make durable", directory):
             sync_directory(self.location(directory))
 
     @override
     def visible_files(self) -> Sequence[str]:
-        found: list[str] = []
-        with self.named("list", ""):
+        paths: list[str] = []
+        with self.explain_failure("list", ""):
             for directory, below, names in os.walk(self._root):
                 below[:] = [name for name in below if is_visible(name)]
-                found += [os.path.join(directory, name) for name in names if is_visible(name)]
-        return sorted(os.path.relpath(path, self._root) for path in found)
+                paths += [os.path.join(directory, name) for name in names if is_visible(name)]
+        return sorted(os.path.relpath(path, self._root) for path in paths)
 
     @override
     def rename(self, source: str, target: str) -> bool:
         full_source, full_target = self.location(source), self.location(target)
-        with self.named("move a file to", target):
+        with self.explain_failure("move a file to", target):
             for _ in range(TRIES_MAX):
                 self._make_parent(target)
                 try:
@@ -367,7 +367,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     def _chunks(self, file: io.FileIO, path: str) -> Iterator[bytes]:
         with file:
             while True:
-                with self.named("read", path):
+                with self.explain_failure("read", path):
                     chunk = file.read(CHUNK_BYTES)
                 if not chunk:
                     return
@@ -388,7 +388,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         )
 
     def _names(self, directory: str) -> Sequence[str]:
-        with self.named("list", directory):
+        with self.explain_failure("list", directory):
             try:
                 return sorted(os.listdir(self.location(directory)))
             except FileNotFoundError:
@@ -402,7 +402,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
                 self._known.clear()
             self._known.add(parent)
 
-    def _place(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+    def _replace(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Show the joined chunks at `path`, durable but for the name; return the size."""
         temporary, size_bytes = self._write_temporary(path, chunks)
         try:
@@ -488,10 +488,10 @@ def _make_directories(full: str, mode: int) -> None:
 
 def write_all(descriptor: int, data: bytes | memoryview) -> int:
     """Write all of `data`; return how many bytes that is."""
-    rest = memoryview(data).cast("B")
-    while rest:
+    remaining = memoryview(data).cast("B")
+    while remaining:
         # A full disk shows as a short write first; the next call says why.
-        rest = rest[os.write(descriptor, rest) :]
+        remaining = remaining[os.write(descriptor, remaining) :]
     return memoryview(data).nbytes
 
 
@@ -510,7 +510,7 @@ def tree_is_gone(full: str) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Return when the bytes at `path` survive a crash."""
+    """Make the bytes at `path` survive a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -519,7 +519,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(full: str) -> None:
-    """Return when the names in directory `full` survive a crash."""
+    """Make the names in directory `full` survive a crash."""
     descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -62,7 +62,9 @@ class FsspecFiles(StreamedFiles):
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
             try:
-                fs, root = fsspec.core.url_to_fs(self._url, **followed_options(self._options))
+                fs, root = fsspec.core.url_to_fs(
+                    self._url, **follow_option_references(self._options)
+                )
             except ImportError as error:
                 raise ConfigError(
                     f"{self._shown} needs a package that is not installed: {error}"
@@ -84,7 +86,7 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def read(self, path: str) -> bytes | None:
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 return bytes(self._fs.cat_file(self._full(path)))
             except FileNotFoundError:
@@ -92,7 +94,7 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
-        with self.named("read", path):
+        with self.explain_failure("read", path):
             try:
                 file = cast("IO[bytes]", self._fs.open(self._full(path), "rb"))
             except FileNotFoundError:
@@ -101,15 +103,15 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def size(self, path: str) -> int | None:
-        with self.named("look at", path):
+        with self.explain_failure("look at", path):
             try:
                 return int(self._fs.info(self._full(path))["size"])
             except FileNotFoundError:
                 return None
 
     @override
-    def modified_at(self, path: str) -> datetime | None:
-        with self.named("look at", path):
+    def find_modified_time(self, path: str) -> datetime | None:
+        with self.explain_failure("look at", path):
             try:
                 return cast("datetime", self._fs.modified(self._full(path)))
             except (FileNotFoundError, NotImplementedError):
@@ -121,23 +123,23 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def delete(self, path: str) -> None:
-        with self.named("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(FileNotFoundError):
             self._fs.rm_file(self._full(path))
 
     @override
     def delete_tree(self, path: str) -> None:
-        with self.named("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(FileNotFoundError):
             self._fs.rm(self._full(path), recursive=True)
 
     @override
     def create(self, path: str) -> IO[bytes]:
-        with self.named("create", path):
+        with self.explain_failure("create", path):
             self._make_parent(path)
             return cast("IO[bytes]", self._fs.open(self._full(path), "wb"))
 
     @override
     def finish(self, file: IO[bytes], path: str) -> int:
-        with self.named("write", path):
+        with self.explain_failure("write", path):
             size_bytes = file.tell()
             file.close()
             return size_bytes
@@ -160,17 +162,17 @@ class FsspecFiles(StreamedFiles):
     @override
     def visible_files(self) -> Sequence[str]:
         root = self._full("")
-        with self.named("list", ""):
-            found = cast("list[str]", self._fs.find(root))
-        below = (path[len(root) :].lstrip("/") for path in found if path.startswith(root))
+        with self.explain_failure("list", ""):
+            paths = cast("list[str]", self._fs.find(root))
+        below = (path[len(root) :].lstrip("/") for path in paths if path.startswith(root))
         return sorted(
             path for path in below if is_visible(path) and not _UNFINISHED.fullmatch(path)
         )
 
     @override
     @contextmanager
-    def named(self, action: str, path: str) -> Generator[None]:
-        """Name what failed. Backends raise whatever their client library does: all is caught."""
+    def explain_failure(self, action: str, path: str) -> Generator[None]:
+        """Turn a failure into an error that names it. Client libraries raise anything."""
         try:
             yield
         except OnceflowError:
@@ -192,14 +194,14 @@ class FsspecFiles(StreamedFiles):
         pieces = iter(chunks)
         first, second = next(pieces, b""), next(pieces, None)
         if second is None:
-            with self.named("write", path):
+            with self.explain_failure("write", path):
                 self._make_parent(path)
                 self._fs.pipe_file(self._full(path), bytes(first))
             return memoryview(first).nbytes
         file = self.create(path)
         try:
             for chunk in chain((first, second), pieces):
-                with self.named("write", path):
+                with self.explain_failure("write", path):
                     file.write(chunk)
             return self.finish(file, path)
         except BaseException:
@@ -209,7 +211,7 @@ class FsspecFiles(StreamedFiles):
     def _chunks(self, file: IO[bytes], path: str) -> Iterator[bytes]:
         with file:
             while True:
-                with self.named("read", path):
+                with self.explain_failure("read", path):
                     chunk = file.read(_CHUNK_BYTES)
                 if not chunk:
                     return
@@ -217,13 +219,13 @@ class FsspecFiles(StreamedFiles):
 
     def _names(self, directory: str) -> Sequence[str]:
         full = self._full(directory)
-        with self.named("list", directory):
+        with self.explain_failure("list", directory):
             try:
-                found = cast("list[str]", self._fs.ls(full, detail=False))
+                names = cast("list[str]", self._fs.ls(full, detail=False))
             except FileNotFoundError:
                 return ()
         return sorted(
-            name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != full
+            name.rstrip("/").rpartition("/")[2] for name in names if name.rstrip("/") != full
         )
 
     @abstractmethod
@@ -231,7 +233,7 @@ class FsspecFiles(StreamedFiles):
         """Make the directory of `path`, where there are directories."""
 
     def _without_secrets(self, text: str) -> str:
-        for secret in secrets_of(followed_options(self._options)):
+        for secret in secrets_of(follow_option_references(self._options)):
             text = text.replace(secret, "***")
         return text
 
@@ -242,7 +244,7 @@ class ObjectStore(FsspecFiles, Copies):
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
         try:
-            with self.named("create", path):
+            with self.explain_failure("create", path):
                 self._fs.pipe_file(self._full(path), data, mode="create")
         except StorageError as error:
             # Taken, or a reply was lost: what stands there tells.
@@ -260,7 +262,7 @@ class ObjectStore(FsspecFiles, Copies):
 
     @override
     def copy(self, source: str, target: str) -> bool:
-        with self.named("copy a file to", target):
+        with self.explain_failure("copy a file to", target):
             try:
                 self._fs.cp_file(self._full(source), self._full(target))
             except FileNotFoundError:
@@ -290,7 +292,7 @@ class RemoteDirectory(FsspecFiles, Renames):
         unfinished = self._beside(path)
         self._put(unfinished, (data,))
         try:
-            with self.named("create", path):
+            with self.explain_failure("create", path):
                 self._fs.mv(self._full(unfinished), self._full(path))
         except StorageError as error:
             existing = self.read(path)
@@ -318,20 +320,20 @@ class RemoteDirectory(FsspecFiles, Renames):
 
     @override
     def make_directory(self, path: str) -> None:
-        with self.named("make directory", path):
+        with self.explain_failure("make directory", path):
             self._fs.makedirs(self._full(path), exist_ok=True)
 
     @override
     def delete_directory_if_empty(self, path: str) -> bool:
         if self._names(path):
             return False
-        with self.named("delete directory", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete directory", path), suppress(FileNotFoundError):
             self._fs.rmdir(self._full(path))
         return True
 
     @override
     def rename(self, source: str, target: str) -> bool:
-        with self.named("move a file to", target):
+        with self.explain_failure("move a file to", target):
             self._make_parent(target)
             if not self._fs.exists(self._full(source)):
                 return False
@@ -352,30 +354,30 @@ class RemoteDirectory(FsspecFiles, Renames):
         self._fs.makedirs(self._full(path.rpartition("/")[0]), exist_ok=True)
 
 
-def followed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def follow_option_references(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `options` with references to secrets followed, for a client about to be opened.
 
     Raises:
         ConfigError: One cannot be followed here.
     """
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
-            found[name] = followed_options(cast("Mapping[str, Any]", value))
+            resolved[name] = follow_option_references(cast("Mapping[str, Any]", value))
         elif isinstance(value, str):
-            found[name] = follow_references(value, setting=f"storage_options[{name!r}]")
+            resolved[name] = follow_references(value, setting=f"storage_options[{name!r}]")
         else:
-            found[name] = value
-    return found
+            resolved[name] = value
+    return resolved
 
 
 def secrets_of(options: Mapping[str, Any], *, known_secret: bool = False) -> list[str]:
     """Return every text in `options` that its name says must not be printed, longest first."""
-    found: list[str] = []
+    secrets: list[str] = []
     for name, value in options.items():
         secret = known_secret or _SECRET.search(name) is not None
         if isinstance(value, Mapping):
-            found += secrets_of(cast("Mapping[str, Any]", value), known_secret=secret)
+            secrets += secrets_of(cast("Mapping[str, Any]", value), known_secret=secret)
         elif secret and isinstance(value, str) and len(value) >= _SECRET_LENGTH_MIN:
-            found.append(value)
-    return sorted(found, key=len, reverse=True)
+            secrets.append(value)
+    return sorted(secrets, key=len, reverse=True)

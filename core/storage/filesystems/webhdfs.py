@@ -182,7 +182,7 @@ class WebHdfs:
         """Return all that `path` holds. Raises as `ask`."""
 
         def read() -> bytes:
-            response = self._opened_file(path)
+            response = self._open_file(path)
             with _connection_of("read"):
                 return bytes(response.data)
 
@@ -195,7 +195,7 @@ class WebHdfs:
             RemoteError, NotServed: As `ask`, before the first chunk.
             ReplyLost: The connection broke.
         """
-        response = self._patiently(lambda: self._opened_file(path), (ReplyLost,))
+        response = self._patiently(lambda: self._open_file(path), (ReplyLost,))
 
         def chunks() -> Iterator[bytes]:
             try:
@@ -208,14 +208,14 @@ class WebHdfs:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _opened_file(self, path: str) -> Any:
-        place = self._answer("GET", "OPEN", path, {"noredirect": "true"})["Location"]
-        return self._checked(self._requested("GET", str(place)))
+    def _open_file(self, path: str) -> Any:
+        location = self._answer("GET", "OPEN", path, {"noredirect": "true"})["Location"]
+        return self._require_ok(self._request("GET", str(location)))
 
     def _put(self, path: str, body: bytes | Iterable[bytes]) -> None:
-        wanted = {"overwrite": "true", "noredirect": "true"}
-        place = self._answer("PUT", "CREATE", path, wanted)["Location"]
-        response = self._checked(self._requested("PUT", str(place), body))
+        parameters = {"overwrite": "true", "noredirect": "true"}
+        location = self._answer("PUT", "CREATE", path, parameters)["Location"]
+        response = self._require_ok(self._request("PUT", str(location), body))
         with _connection_of("read the answer"):
             response.drain_conn()
 
@@ -225,12 +225,12 @@ class WebHdfs:
         base = self._settings.name_nodes[self._current]
         query = urlencode({"op": op, **parameters, **self._settings.identity()})
         url = f"{base}{_PREFIX}{quote(path)}?{query}"
-        response = self._checked(self._requested(method, url))
+        response = self._require_ok(self._request(method, url))
         with _connection_of("read the answer"):
             text = response.data
         return cast("dict[str, Any]", json.loads(text)) if text else {}
 
-    def _requested(self, method: str, url: str, body: bytes | Iterable[bytes] | None = None) -> Any:
+    def _request(self, method: str, url: str, body: bytes | Iterable[bytes] | None = None) -> Any:
         from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
         try:
@@ -248,15 +248,15 @@ class WebHdfs:
         except HTTPError as error:
             raise ReplyLost(_without_query(str(error))) from None
 
-    def _checked(self, response: Any) -> Any:
+    def _require_ok(self, response: Any) -> Any:
         """Return `response` if it is no error."""
         if response.status < 300:
             return response
         with _connection_of("read the answer"):
             text = response.data.decode("utf-8", "replace")
         try:
-            said = json.loads(text)["RemoteException"]
-            name, message = str(said["exception"]), str(said["message"])
+            exception = json.loads(text)["RemoteException"]
+            name, message = str(exception["exception"]), str(exception["message"])
         except (ValueError, KeyError, TypeError):
             name, message = f"HTTP {response.status}", _without_query(text[:300])
             if response.status >= 500:

@@ -142,9 +142,9 @@ class LoggedBatchDecisions(BatchDecisions):
     @override
     def claimant(self) -> Claimant:
         view = self._log.read()
-        name, _, rest = view.owner.partition(_SINCE)
+        name, _, since = view.owner.partition(_SINCE)
         # The log adds a word that tells two claims apart.
-        return Claimant(view.attempt, name, rest.rpartition(" ")[0])
+        return Claimant(view.attempt, name, since.rpartition(" ")[0])
 
     @override
     def fence(self) -> None:
@@ -162,14 +162,14 @@ class LoggedBatchDecisions(BatchDecisions):
             case Decide():
                 pass
         try:
-            ClaimedLog(self._log, view).append(_completed(decision))
+            ClaimedLog(self._log, view).append(_to_completed_checkpoint(decision))
         except DecisionUnknown as error:
             raise CommitOutcomeUnknown(f"{decision.batch}: {error}") from error
         return decision
 
     @override
     def mark_committed(self, decision: BatchDecision) -> None:
-        """Prune the log: that a decision is settled is told by the one after it."""
+        """Prune the log. Nothing else is noted: the next decision implies that this one is done."""
         try:
             view = self._log.read()
             if len(view.decided) > RETAINED:
@@ -234,12 +234,12 @@ def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
     """Return what the log says; before each claim's tasks all that was decided is committed."""
     last = len(view.decided) - 1
     return tuple(
-        _decision(record.completed, settled=index < last)
+        _decision(record.completed, is_committed=index < last)
         for index, record in enumerate(view.decided)
     )
 
 
-def _decision(completed: CompletedCheckpoint, *, settled: bool) -> BatchDecision:
+def _decision(completed: CompletedCheckpoint, *, is_committed: bool) -> BatchDecision:
     ((_, operator),) = completed.operator(_UID)
     state = json_decoder(_State).decode(operator.lists[_UID][0])
     return BatchDecision(
@@ -248,11 +248,11 @@ def _decision(completed: CompletedCheckpoint, *, settled: bool) -> BatchDecision
         state.fingerprint,
         state.run,
         operator.committables,
-        settled=settled,
+        settled=is_committed,
     )
 
 
-def _completed(decision: BatchDecision) -> CompletedCheckpoint:
+def _to_completed_checkpoint(decision: BatchDecision) -> CompletedCheckpoint:
     batch = decision.batch
     state = _State(batch.source, batch.number, decision.fingerprint, decision.run)
     operator = OperatorSnapshot(

@@ -129,9 +129,9 @@ class DecisionLog:
         for _ in range(READ_TRIES_MAX):
             sequences = self.sequences()
             # The highest first: what is deleted meanwhile is at the other end.
-            found = [self._entry(sequence) for sequence in reversed(sequences)]
-            entries = tuple(entry for entry in reversed(found) if entry is not None)
-            if len(entries) < len(found):
+            newest_first = [self._entry(sequence) for sequence in reversed(sequences)]
+            entries = tuple(entry for entry in reversed(newest_first) if entry is not None)
+            if len(entries) < len(newest_first):
                 continue
             try:
                 view = self._view_of(entries)
@@ -224,10 +224,10 @@ class DecisionLog:
         verdict = check_append(record, digest, standing_digest=standing, highest_sequence=highest)
         return digest, verdict
 
-    def written_at(self) -> datetime | None:
-        """Return when the last record was written; None without records, or when it is unknown."""
+    def find_last_write_time(self) -> datetime | None:
+        """Return the time at which the last record was written; None if it is unknown."""
         last = max(self.sequences(), default=0)
-        return self._fs.modified_at(self._paths.record(last)) if last else None
+        return self._fs.find_modified_time(self._paths.record(last)) if last else None
 
     def remove(self, view: LogView, sequences: tuple[int, ...]) -> None:
         """Delete records `sequences`, and whatever is older than the chain of `view`.
@@ -374,10 +374,10 @@ class ClaimedLog:
         return self._log.claim_by(partial(self._next_claim, above=attempt))
 
     def check_owned(self) -> None:
-        """Return while no other driver has claimed the job since; changes nothing.
+        """Raise Fenced if another driver has claimed the job since; changes nothing.
 
         Raises:
-            Fenced: Another has, and goes on.
+            Fenced: Another driver has claimed the job, and goes on.
             StorageError: The log cannot be read.
         """
         self._next_claim(self._log.read())
@@ -412,15 +412,15 @@ class ClaimedLog:
                     self._forget_settled()  # the record may have been made before
 
     def begins_from(
-        self, savepoint: Savepoint, place: str, records: Iterable[TargetRecord] = ()
+        self, savepoint: Savepoint, location: str, records: Iterable[TargetRecord] = ()
     ) -> None:
-        """Remember from the next decision on that the job has begun from `savepoint` at `place`.
+        """Remember from the next decision on that the job has begun from `savepoint` at `location`.
 
         `records` are of the targets that tell what they have committed.
         """
         with self._lock:
             view = view_before(savepoint, self._view, records)
-            memory = replace(view.memory, savepoint=f"{savepoint.id} {place}")
+            memory = replace(view.memory, savepoint=f"{savepoint.id} {location}")
             self._view = replace(view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
@@ -465,14 +465,14 @@ class ClaimedLog:
 
     def _explain(self, record: CheckpointDecided, reason: str) -> CheckpointError:
         """Say who owns the job now, and remove the record if it is an orphan."""
-        said = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
+        message = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
         try:
             view = self._log.read()
             if record.sequence in view.orphans:
                 # Below a chain that only grows upwards: it can never count, whoever deletes it.
                 self._log.remove(view, (record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:
-            return Fenced(f"{said}. Who owns the job cannot be read: {error}")
+            return Fenced(f"{message}. Who owns the job cannot be read: {error}")
         counts = record in view.decided
         if counts and view.attempt == record.attempt:
             return CheckpointCorrupt(
@@ -483,7 +483,7 @@ class ClaimedLog:
                 " again"
             )
         return Fenced(
-            f"{said}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log ends"
-            f" at record {view.last_sequence}, and this decision is {'' if counts else 'not '}part"
-            f" of it. {_TWO_DRIVERS}"
+            f"{message}. Attempt {view.attempt} ({owner_of(view)}) owns the job; its decision log"
+            f" ends at record {view.last_sequence}, and this decision is"
+            f" {'' if counts else 'not '}part of it. {_TWO_DRIVERS}"
         )

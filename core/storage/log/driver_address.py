@@ -73,7 +73,7 @@ class AddressFiles:
     def remove(self, instance: str) -> None:
         """Delete them if they are still those of `instance`. Never raises."""
         with contextlib.suppress(StorageError, CheckpointCorrupt):
-            found = self.read()
-            if found is not None and found.instance == instance:
+            address = self.read()
+            if address is not None and address.instance == instance:
                 self._fs.delete_quietly(self._paths.driver)
                 self._fs.delete_quietly(self._paths.driver_token)

@@ -56,6 +56,6 @@ class LastRunFile:
 
     def end(self, run: LastRun) -> None:
         """Write how the driver has ended, unless another one owns the job by now."""
-        found = self.read()
-        if found is None or found.run == run.run:
+        recorded = self.read()
+        if recorded is None or recorded.run == run.run:
             self._file.write(run)

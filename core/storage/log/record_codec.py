@@ -76,7 +76,7 @@ def decode_record(data: bytes, location: str) -> LogEntry:
         StateIncompatible: Another version of onceflow wrote them.
     """
     line, digest = unseal(data, location)
-    envelope = _decoded(line, _Envelope, location)
+    envelope = _decode(line, _Envelope, location)
     if envelope.format not in _FORMATS:
         raise StateIncompatible(
             f"{location} has record format {envelope.format}, and this version of onceflow reads"
@@ -86,9 +86,9 @@ def decode_record(data: bytes, location: str) -> LogEntry:
     record: LogRecord
     match envelope.kind:
         case "attempt_claimed":
-            record = _decoded(envelope.record, AttemptClaimed, location)
+            record = _decode(envelope.record, AttemptClaimed, location)
         case "checkpoint_decided":
-            record = _decoded(envelope.record, CheckpointDecided, location)
+            record = _decode(envelope.record, CheckpointDecided, location)
         case kind:
             raise CheckpointCorrupt(f"{location} holds a record of unknown kind {kind!r}")
     return LogEntry(record, digest)
@@ -118,11 +118,11 @@ def unseal(data: bytes, location: str, remedy: str = _RECORD_REMEDY) -> tuple[by
     Raises:
         CheckpointCorrupt: One byte or more is not what was written; says `remedy`.
     """
-    line, _, rest = data.partition(b"\n")
+    line, _, trailer = data.partition(b"\n")
     expected, digest = seal(line)
     if expected != data:
         stated = (
-            rest[:200].decode("ascii", "backslashreplace").strip() or "nothing: it is cut short"
+            trailer[:200].decode("ascii", "backslashreplace").strip() or "nothing: it is cut short"
         )
         raise CheckpointCorrupt(
             f"{location} is damaged: its first line has {len(line) + 1} bytes with sha256 {digest},"
@@ -138,7 +138,7 @@ def _reads_back(data: bytes, record: LogRecord) -> bool:
         return False
 
 
-def _decoded(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Body:
+def _decode(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Body:
     try:
         return json_decoder(body).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -50,27 +50,27 @@ class RetainedCheckpoint:
             CheckpointCorrupt: The log is damaged.
         """
         view = self.source.log.read()
-        found = [one for one in view.completed if one.checkpoint == self.number]
-        if not found:
+        matching = [one for one in view.completed if one.checkpoint == self.number]
+        if not matching:
             there = ", ".join(str(one.checkpoint) for one in view.completed) or "none"
             raise SavepointRefused(
                 f"the decision log of job {self.source.job!r} in {self.source} does not retain"
                 f" checkpoint {self.number} (retained: {there}); `onceflow checkpoints list` shows"
                 " those that are. A directory of that name is written ./chk-N"
             )
-        is_last = found[0] == view.completed[-1]
+        is_last = matching[0] == view.completed[-1]
         checkpoint = Savepoint(
-            f"checkpoint-{found[0].attempt}-{self.number}",
+            f"checkpoint-{matching[0].attempt}-{self.number}",
             self.source.job,
             self.source.log_id,
             CheckpointKind.STOP if is_last else CheckpointKind.PERIODIC,
-            found[0],
+            matching[0],
             view.memory,
         )
         if self.is_own:
             return checkpoint
         completed: CompletedCheckpoint = restored_from(
-            checkpoint, view, attempt=view.attempt, now_ms=found[0].completed_at_ms
+            checkpoint, view, attempt=view.attempt, now_ms=matching[0].completed_at_ms
         )
         return replace(checkpoint, completed=completed)
 
@@ -80,7 +80,7 @@ class RetainedCheckpoint:
 
     def staging(self, sink_id: str) -> FileStagingArea:
         """Return what `sink_id` has staged in the checkpoint's storage."""
-        return self.source.staged_files(sink_id)
+        return self.source.open_staged_files(sink_id)
 
     def dispose(self) -> None:
         """Delete nothing: the log retains it for as long as it retains any of its age."""

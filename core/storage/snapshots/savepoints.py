@@ -90,14 +90,14 @@ class SavepointDirectory:
             CheckpointCorrupt: A state file is not what was written.
         """
 
-        def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+        def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
             name = f"{number:05}-{safe_name(uid)}@{subtask}@{safe_name(handle.name)}"
             path = self._paths.state(name)
-            self._fs.write(path, source.verified_chunks(handle))
+            self._fs.write(path, source.read_verified_chunks(handle))
             return replace(handle, path=path, shared=False)
 
-        completed = with_copied_files(savepoint.completed, copied)
-        data = _encoded(replace(savepoint, completed=completed))
+        completed = with_copied_files(savepoint.completed, copy_handle)
+        data = _encode(replace(savepoint, completed=completed))
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise StorageError(f"{self} holds another savepoint already: choose another directory")
 
@@ -139,7 +139,7 @@ class SavepointDirectory:
 
     def staging(self, sink_id: str) -> FileStagingArea:
         """Return the copies of what `sink_id` had staged when the savepoint was taken."""
-        return FileStagingArea(self._fs, self._paths.staged(sink_id), sink_id)
+        return FileStagingArea(self._fs, self._paths.staging_directory(sink_id), sink_id)
 
     def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
         """Return what makes state durable that no metadata names yet; `unique` is in every name."""
@@ -167,7 +167,7 @@ class SavepointDirectory:
             )
 
         def replace_with(savepoint: Savepoint) -> None:
-            self._fs.write(self._paths.metadata, (_encoded(savepoint),))
+            self._fs.write(self._paths.metadata, (_encode(savepoint),))
 
         try:
             yield replace_with
@@ -186,7 +186,7 @@ class SavepointDirectory:
         self._fs.delete_directory_if_empty("")
 
 
-def _encoded(savepoint: Savepoint) -> bytes:
+def _encode(savepoint: Savepoint) -> bytes:
     body = msgspec.Raw(msgspec.json.encode(savepoint))
     data, _ = seal(msgspec.json.encode(_Metadata(FORMAT, body)))
     return data
@@ -232,7 +232,7 @@ def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[st
 
     def damage(handle: StateHandle) -> str:
         try:
-            for _ in reader.verified_chunks(handle):
+            for _ in reader.read_verified_chunks(handle):
                 pass
         except (CheckpointCorrupt, StorageError) as error:
             return str(error)
@@ -242,7 +242,7 @@ def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[st
     return tuple(filter(None, _at_once(damage, handles)))
 
 
-def copied_into(
+def copy_into(
     fs: FileSystem, paths: StatePaths, completed: CompletedCheckpoint, source: FileStateReader
 ) -> CompletedCheckpoint:
     """Return `completed` with its state files copied to where its own number and attempt say.
@@ -254,37 +254,37 @@ def copied_into(
         CheckpointCorrupt: A state file is gone, or is not what was written.
     """
 
-    def copied(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
+    def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
         names = StateNames(completed.attempt, completed.checkpoint, uid, subtask)
         path = names.private(f"{number:05}-{handle.name}")
-        fs.write(paths.in_job(path), source.verified_chunks(handle))
+        fs.write(paths.in_job(path), source.read_verified_chunks(handle))
         return replace(handle, path=path, shared=False)
 
-    return with_copied_files(completed, copied)
+    return with_copied_files(completed, copy_handle)
 
 
 def with_copied_files(
-    completed: CompletedCheckpoint, copied: Callable[[int, int, str, StateHandle], StateHandle]
+    completed: CompletedCheckpoint, copy: Callable[[int, int, str, StateHandle], StateHandle]
 ) -> CompletedCheckpoint:
-    """Return `completed` with each handle of a file replaced by what `copied` makes of it.
+    """Return `completed` with each handle of a file replaced by what `copy` makes of it.
 
-    `copied` gets a number of its own, the subtask's index, the uid and the handle; several are
-    called at once.
+    `copy` gets a number of its own, the subtask's index, the uid and the handle. It is called on
+    several threads at once.
     """
-    found = list(_handles(completed))
-    numbered = [(number, *one) for number, one in enumerate(found)]
-    copies = iter(_at_once(lambda one: copied(*one), numbered))
+    all_handles = list(_handles(completed))
+    numbered = [(number, *one) for number, one in enumerate(all_handles)]
+    copies = iter(_at_once(lambda one: copy(*one), numbered))
 
-    def renewed(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
+    def renew(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
         return tuple(next(copies) if handle.path else handle for handle in handles)
 
     def operator(old: OperatorSnapshot) -> OperatorSnapshot:
-        keyed = renewed(old.keyed)
-        return replace(old, keyed=keyed, raw=renewed(old.raw))
+        keyed = renew(old.keyed)
+        return replace(old, keyed=keyed, raw=renew(old.raw))
 
     def of_subtask(old: SubtaskSnapshot) -> SubtaskSnapshot:
         operators = tuple(operator(one) for one in old.operators)
-        handles = renewed(one.handle for one in old.in_flight)
+        handles = renew(one.handle for one in old.in_flight)
         in_flight = (replace(o, handle=h) for o, h in zip(old.in_flight, handles, strict=True))
         return replace(old, operators=operators, in_flight=tuple(in_flight))
 

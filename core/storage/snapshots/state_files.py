@@ -4,7 +4,7 @@
     shared    shared/a<attempt>@...    may be named by later checkpoints; its name is used once
     inline    in the handle itself     when smaller than the threshold: a file costs two syncs
 
-The checksum is xxh3-128 in hex, of the bytes that were handed over, not of what was read back.
+The checksum is xxh3-128 in hex, of the bytes that the writer was given, not of what was read back.
 `discard` deletes what the coordinator gives up, `sweep` what dead attempts left (I9).
 """
 
@@ -82,7 +82,7 @@ class FileStateWriter:
         if view.nbytes < self._inline_threshold_bytes:
             return _handle(name, "", view.nbytes, checksum, key_groups, inline=bytes(view))
         path = self._new(self._names.private(name))
-        self._uploaded(self._fs.write(self._paths.in_job(path), (view,)))
+        self._count_upload(self._fs.write(self._paths.in_job(path), (view,)))
         return _handle(name, path, view.nbytes, checksum, key_groups)
 
     def write_file(
@@ -109,13 +109,13 @@ class FileStateWriter:
             self._written.pop()
 
     def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
-        path = self._new(self._names.shared(name, uuid.uuid4().hex))
+        path = self._new(self._names.shareable(name, uuid.uuid4().hex))
         in_storage = self._paths.in_job(path)
         if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
             return self._copy(name, path, source, key_groups, shared=True)
         hashed = _Hashed(_local_chunks(source))
         size_bytes = sum(len(chunk) for chunk in hashed)
-        self._uploaded(size_bytes)
+        self._count_upload(size_bytes)
         return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=True)
 
     def _copy(
@@ -129,7 +129,7 @@ class FileStateWriter:
     ) -> StateHandle:
         hashed = _Hashed(_local_chunks(source))
         size_bytes = self._fs.write(self._paths.in_job(path), hashed)
-        self._uploaded(size_bytes)
+        self._count_upload(size_bytes)
         return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=shared)
 
     def _new(self, path: str) -> str:
@@ -138,7 +138,7 @@ class FileStateWriter:
             self._written.add(path)
         return path
 
-    def _uploaded(self, size_bytes: int) -> None:
+    def _count_upload(self, size_bytes: int) -> None:
         with self._lock:
             self._uploaded_bytes += size_bytes
 
@@ -168,14 +168,14 @@ class FileStateReader:
             CheckpointCorrupt: It is gone. Not verified: that takes reading all of it.
             StorageError: It cannot be read now.
         """
-        found = b""
+        head = b""
         for chunk in self._chunks(handle):
-            found += chunk
-            if len(found) >= HEAD_BYTES:
+            head += chunk
+            if len(head) >= HEAD_BYTES:
                 break
-        return found
+        return head
 
-    def verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
+    def read_verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
         """Yield the bytes of `handle` piece by piece; raises after the last what `read` does."""
         hashed, size_bytes = _Hashed(self._chunks(handle)), 0
         for chunk in hashed:
@@ -304,11 +304,11 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
     files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
     failures: list[StorageError] = []
     for path in files:
-        with _noted(failures):
+        with _note_failure(failures):
             fs.delete(path)
     private = [path for path, handle in files.items() if not handle.shared]
     for parent in {path.rpartition("/")[0] for path in private}:
-        with _noted(failures):
+        with _note_failure(failures):
             if fs.delete_directory_if_empty(parent):
                 fs.delete_directory_if_empty(parent.rpartition("/")[0])
     _raise_first(failures)
@@ -346,14 +346,14 @@ def sweep(
     failures: list[StorageError] = []
     for directory in _dead_directories(fs, paths, attempt, over_before):
         if directory.removeprefix(f"{paths.job}/") not in named_directories:
-            with _noted(failures):
+            with _note_failure(failures):
                 fs.delete_tree(directory)
                 fs.delete_directory_if_empty(directory.rpartition("/")[0])
                 deleted.append(directory)
     stray = [*_dead(fs, paths.shared, attempt), *_dead(fs, paths.probes, attempt)]
     stray = [path for path in stray if path.removeprefix(f"{paths.job}/") not in named]
     for path in stray:
-        with _noted(failures):
+        with _note_failure(failures):
             fs.delete(path)
             deleted.append(path)
     _raise_first(failures)
@@ -387,7 +387,7 @@ def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
 
 
 @contextmanager
-def _noted(failures: list[StorageError]) -> Generator[None]:
+def _note_failure(failures: list[StorageError]) -> Generator[None]:
     """Go on after a failure: one file that cannot be deleted must not keep the others."""
     try:
         yield

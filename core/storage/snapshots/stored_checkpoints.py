@@ -106,17 +106,22 @@ def savepoints_of(
             yield error
 
 
-def savepoint_at(storage: CheckpointStorage, place: str) -> StoredCheckpoint:
-    """Return the savepoint in directory `place`, wherever that is.
+def savepoint_at(storage: CheckpointStorage, location: str) -> StoredCheckpoint:
+    """Return the savepoint in directory `location`, wherever that is.
 
     Raises:
         SavepointRefused: There is none, or it was never finished.
         CheckpointCorrupt: Its metadata is damaged.
     """
-    directory = savepoint_directory(storage, place)
-    found = directory.read()
+    directory = savepoint_directory(storage, location)
+    savepoint = directory.read()
     return StoredCheckpoint(
-        found.job, str(directory), found.kind.value, found.completed, directory.reader(), directory
+        savepoint.job,
+        str(directory),
+        savepoint.kind.value,
+        savepoint.completed,
+        directory.reader(),
+        directory,
     )
 
 
@@ -126,13 +131,13 @@ def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
     Raises:
         ConfigError: The decision log does not hold it; says which it holds.
     """
-    found = checkpoints_of(job)
-    if number is None and found:
-        return found[-1]
-    for one in found:
+    checkpoints = checkpoints_of(job)
+    if number is None and checkpoints:
+        return checkpoints[-1]
+    for one in checkpoints:
         if one.completed.checkpoint == number:
             return one
-    there = ", ".join(one.name for one in found) or "none"
+    there = ", ".join(one.name for one in checkpoints) or "none"
     what = f"no checkpoint {number}" if number is not None else "no completed checkpoint"
     raise ConfigError(f"the decision log of job {job.job!r} holds {what} (there: {there})")
 

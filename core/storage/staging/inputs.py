@@ -18,7 +18,7 @@ class InputFiles:
     directory: str
 
     def make(self) -> None:
-        """Return when others can write below; only those may who may use checkpoint storage."""
+        """Create the directory. Only those who may use checkpoint storage may write below it."""
         self.fs.make_directory(self.directory)
 
     def path(self, name: str = "") -> Path:
@@ -26,7 +26,7 @@ class InputFiles:
         return Path(self.fs.location(self.directory)) / name
 
     def make_durable(self, written: str) -> None:
-        """Return when the files in directory `written`, whoever wrote them, survive a crash."""
+        """Make the files in directory `written`, whoever wrote them, survive a crash."""
         directory = self.path(written)
         for path in directory.iterdir():
             sync_file(path)
@@ -34,7 +34,7 @@ class InputFiles:
         sync_directory(str(self.path()))
 
     def delete(self, *, besides: Collection[str] = ()) -> None:
-        """Return when nothing is left but the directories of `besides`. Idempotent."""
+        """Delete everything but the directories of `besides`. Idempotent."""
         for name in self.fs.list(self.directory):
             if name not in besides:
                 self.fs.delete_tree(f"{self.directory}/{name}")

@@ -71,7 +71,7 @@ class FileStagingArea(StagingArea):
         try:
             for chunk in chunks:
                 spool.write(chunk)
-            size_bytes = _verified_size(spool, self.fs.location(path))
+            size_bytes = _verify_size(spool, self.fs.location(path))
         except BaseException:
             spool.close()
             raise
@@ -90,7 +90,7 @@ class FileStagingArea(StagingArea):
 
     @override
     def find_seal_time(self, transaction: TransactionId) -> datetime | None:
-        return self.fs.modified_at(self.path(transaction))
+        return self.fs.find_modified_time(self.path(transaction))
 
     @override
     def is_imported(self, transaction: TransactionId) -> bool:
@@ -140,7 +140,7 @@ class FileStagingArea(StagingArea):
         chunks = self.fs.read_chunks(path)
         if chunks is None:
             return False
-        target.fs.write(target.path(transaction), _verified(chunks, self.fs.location(path)))
+        target.fs.write(target.path(transaction), _verify_chunks(chunks, self.fs.location(path)))
         return True
 
     def path(self, transaction: TransactionId) -> str:
@@ -213,7 +213,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _verified_size(file: IO[bytes], location: str) -> int:
+def _verify_size(file: IO[bytes], location: str) -> int:
     """Return how many bytes of frames `file` holds, all of them as they were sealed."""
     found_bytes = file.tell() - _TRAILER.size
     if found_bytes >= 0:
@@ -229,10 +229,10 @@ def _verified_size(file: IO[bytes], location: str) -> int:
                 left -= len(chunk)
             if actual.intdigest() == digest:
                 return found_bytes
-    raise _damaged(location)
+    raise _damage_at(location)
 
 
-def _verified(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
+def _verify_chunks(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
     """Yield `chunks`; the last one only once all bytes are known to be those that were sealed."""
     frames, size_bytes, held_back = xxhash.xxh3_64(), 0, b""
     for chunk in chunks:
@@ -243,11 +243,11 @@ def _verified(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
         size_bytes += len(ready)
         yield ready
     if held_back != _TRAILER.pack(size_bytes, frames.intdigest()):
-        raise _damaged(location)
+        raise _damage_at(location)
     yield held_back
 
 
-def _damaged(location: str) -> StateCorrupt:
+def _damage_at(location: str) -> StateCorrupt:
     return StateCorrupt(
         f"staged rows {location} are damaged: length or checksum is not what was sealed. Restore"
         " the file from a copy of its storage; the job cannot commit without it"

@@ -32,7 +32,7 @@ ROWS: list[dict[str, Any]] = [
 
 def made(query: str) -> list[dict[str, Any]]:
     sql = StreamSql(query, SCHEMA)
-    schema = sql.checked_schema()
+    schema = sql.resolve_schema()
     again: StreamSql = pickle.loads(pickle.dumps(sql))
     rows: list[dict[str, Any]] = []
     for first in (0, 2):  # two batches
@@ -86,7 +86,7 @@ def test_rows_are_selected_filtered_and_unnested_in_their_order(
 )
 def test_what_needs_several_rows_is_refused_by_the_name_of_its_plan(query: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"needs a plan with {named}"):
-        StreamSql(query, SCHEMA).checked_schema()
+        StreamSql(query, SCHEMA).resolve_schema()
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_what_is_no_query_over_the_stream_is_refused_with_its_reason(
     query: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        StreamSql(query, SCHEMA).checked_schema()
+        StreamSql(query, SCHEMA).resolve_schema()

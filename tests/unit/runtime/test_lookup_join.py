@@ -27,7 +27,7 @@ def joined(
     lookup = LookupTable(table, rows.schema, on, LOOKUP_BYTES_MAX)
     lookup.load()
     loaded: LookupTable = pickle.loads(pickle.dumps(lookup))
-    schema = loaded.joined_schema(rows.schema, how)
+    schema = loaded.to_joined_schema(rows.schema, how)
     operator = LookupJoiner("join", JoinTable(loaded, how), schema)
     made: list[dict[str, Any]] = []
     operator.outputs.append(lambda batch: made.extend(batch.rows.to_pylist()))

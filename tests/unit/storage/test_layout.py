@@ -32,7 +32,7 @@ def test_a_record_is_found_again_by_its_file_name() -> None:
 
 def test_state_of_a_checkpoint_is_found_by_checkpoint_and_attempt() -> None:
     assert names_of("balance").private("keyed") == "chk-17/a2/balance@3@keyed"
-    assert names_of("balance").shared("000012.sst", "u") == "shared/a2@balance@3@u@000012.sst"
+    assert names_of("balance").shareable("000012.sst", "u") == "shared/a2@balance@3@u@000012.sst"
     assert JobPaths.writer_of("a2@balance@3@u@000012.sst") == 2
     assert JobPaths.writer_of("readme.txt") is None
     assert JobPaths.checkpoint_of("chk-17") == 17
