@@ -187,7 +187,7 @@ class AwaitedSplits:
         self._awaited: dict[str, Split] = {}
         self._snapshots: dict[CheckpointId, tuple[Split, ...]] = {}
 
-    def offered(self, splits: Sequence[Split]) -> None:
+    def add_offer(self, splits: Sequence[Split]) -> None:
         """Take in an offer: the next snapshot holds `splits`."""
         self._awaited.update({split.id: split for split in splits})
 
@@ -198,13 +198,13 @@ class AwaitedSplits:
             self._snapshots[checkpoint] = awaited
         return awaited
 
-    def completed(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
+    def take_decided(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
         """Return the splits that `checkpoint` decides, each once: they are to be read from now."""
         decided = self._snapshots.get(checkpoint, ())
         self._snapshots = {n: kept for n, kept in self._snapshots.items() if n > checkpoint}
         return tuple(split for split in decided if self._awaited.pop(split.id, None) is not None)
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def drop_snapshot(self, checkpoint: CheckpointId) -> None:
         """Take in that `checkpoint` will never be: what it held is awaited still."""
         self._snapshots.pop(checkpoint, None)
 

@@ -188,7 +188,7 @@ class Running:
             done = operator.snapshot(checkpoint).upload(self._job.storage)
             handles += done.keyed
             self.event_time += done.lists.get(EVENT_TIME, ())
-            operator.completed(checkpoint)
+            operator.on_completed(checkpoint)
         return handles
 
 

@@ -218,7 +218,7 @@ class Running:
             take = operator.savepoint if savepoint else operator.snapshot
             pending = take(checkpoint)
             taken.append(pending.upload(self._job.storage))
-            operator.completed(checkpoint)
+            operator.on_completed(checkpoint)
         return taken
 
     @property
@@ -385,7 +385,7 @@ def test_sessions_of_intervals_at_any_times_equal_those_of_one_after_the_other()
                 expected.append((place, first[1], max(first[2], end)))
             else:
                 expected.append((place, start, end))
-        assert found.places.tolist() == [place for place, _, _ in expected]
+        assert found.key_numbers.tolist() == [place for place, _, _ in expected]
         assert found.ends.tolist() == [end for _, _, end in expected]
         ids: list[int] = found.ids.tolist()
         for index, session in enumerate(ids):

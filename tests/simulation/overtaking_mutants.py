@@ -32,7 +32,7 @@ class _KeepsNothing(Inputs):
     """The barrier overtakes what waits in channels, and nobody persists it."""
 
     def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[Row, ...]]:
-        super().recorded(checkpoint)
+        super().end_recording(checkpoint)
         return {}
 
 

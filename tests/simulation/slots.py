@@ -338,16 +338,16 @@ class SourceTask:
         if self.world.variant.reads_undecided_splits:
             self.positions |= dict.fromkeys((split.id for split in splits), 0)
         else:
-            self._awaited.offered(splits)
+            self._awaited.add_offer(splits)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        decided = self._awaited.completed(checkpoint)
+        decided = self._awaited.take_decided(checkpoint)
         self.positions |= parse_splits([split.position for split in decided])
         self._confirmed.come(0, checkpoint)
 
     def aborted(self, checkpoint: CheckpointId) -> None:
         self._barriers.on_abort(checkpoint)
-        self._awaited.aborted(checkpoint)
+        self._awaited.drop_snapshot(checkpoint)
 
     def _emit_record(self, partition: str) -> None:
         if not self._is_broadcast:

@@ -215,7 +215,7 @@ class StageTask(ABC):
             return
         (_, overtaken, finish), self._held = self._held, None
         self._persist(
-            checkpoint, list(self.inputs.recorded(checkpoint).get(0, ())), overtaken, finish
+            checkpoint, list(self.inputs.end_recording(checkpoint).get(0, ())), overtaken, finish
         )
 
     def _forget(self, checkpoint: CheckpointId) -> None:

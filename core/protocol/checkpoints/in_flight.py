@@ -221,7 +221,7 @@ class InputQueues(Generic[B]):
             # Nothing is overtaken before these are read.
             for channel in self._in_order:
                 if not self._blocked[channel]:
-                    taken = self._taken(channel)
+                    taken = self._take_first(channel)
                     is_row = not isinstance(taken.element, (Barrier, EndOfStream))
                     require(self._is_open or not is_row, f"rows in {channel} without a credit")
                     return taken
@@ -234,10 +234,10 @@ class InputQueues(Generic[B]):
             channel = (self._turn + step) % count
             if self._queues[channel] and not self._blocked[channel]:
                 self._turn = (channel + 1) % count
-                return self._taken(channel)
+                return self._take_first(channel)
         return None
 
-    def _taken(self, channel: int) -> Received[B]:
+    def _take_first(self, channel: int) -> Received[B]:
         element = self._queues[channel].popleft()
         overtakes = isinstance(element, Barrier) and element.overtakes_after_s is not None
         if overtakes and self._ends[channel].keeps_order:
@@ -277,7 +277,7 @@ class InputQueues(Generic[B]):
                     overtaken.append(element)
         self._recording = recording
 
-    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[B, ...]]:
+    def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[B, ...]]:
         """Return what the barrier of `checkpoint` has overtaken, by input, in the order to replay.
 
         The barrier has come on all channels. Ends what `record` began.
@@ -286,12 +286,12 @@ class InputQueues(Generic[B]):
         if recording is None or recording.checkpoint != checkpoint:
             raise ValueError(f"nothing is recorded for checkpoint {checkpoint}")
         require(not recording.open, f"barrier {checkpoint} is missing on {recording.open}")
-        found: dict[int, list[B]] = {}
+        batches_by_input: dict[int, list[B]] = {}
         for one in recording.replayed:
-            found.setdefault(one.input, []).append(cast("B", one.element))
+            batches_by_input.setdefault(one.input, []).append(cast("B", one.element))
         for end, batches in zip(self._ends, recording.batches, strict=True):
-            found.setdefault(end.input, []).extend(batches)
-        return {into: tuple(batches) for into, batches in found.items() if batches}
+            batches_by_input.setdefault(end.input, []).extend(batches)
+        return {into: tuple(batches) for into, batches in batches_by_input.items() if batches}
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """Record nothing more for `checkpoint`."""

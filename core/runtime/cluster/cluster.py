@@ -39,26 +39,26 @@ class Cluster(Protocol):
         ...
 
     def check(self, parallelism: int) -> None:
-        """Return when `parallelism` slots can run side by side, as far as can be told now.
+        """Check, as far as possible now, that `parallelism` slots can run side by side.
 
         Raises:
-            ConfigError: They cannot; says which setting is in the way.
+            ConfigError: They cannot; names the setting that prevents it.
         """
         ...
 
     def check_alive(self) -> None:
-        """Return while there is a cluster.
+        """Raise SparkStopped if the cluster is gone, so that no attempt can follow.
 
         Raises:
-            SparkStopped: It is gone: no attempt can follow.
+            SparkStopped: The cluster is gone.
         """
         ...
 
     def await_slots(self, parallelism: int, timeout_s: float) -> None:
-        """Return when `parallelism` slots are free.
+        """Wait until `parallelism` slots are free.
 
         Raises:
-            ConfigError: There were too few for `timeout_s`.
+            ConfigError: Too few slots were free for `timeout_s`.
         """
         ...
 

@@ -185,7 +185,7 @@ _HOSTS_LOCK = threading.Lock()
 
 def fork_own_host() -> None:
     """Let this process's slots be forks of it as it is now; it must have a single thread."""
-    _HOSTS[:] = [ProcessHost.forked()]
+    _HOSTS[:] = [ProcessHost.fork()]
 
 
 def _host() -> ProcessHost:

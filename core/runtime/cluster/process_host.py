@@ -99,7 +99,7 @@ class ProcessHost:
         self._program: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def forked(cls) -> ProcessHost:
+    def fork(cls) -> ProcessHost:
         """Return a host that is a fork of this process, which must have a single thread.
 
         What this process has imported and opened, the host's processes have too.
@@ -159,7 +159,7 @@ class ProcessHost:
             with self._lock:
                 control = self._connection()
                 control.sendall(_REQUEST.pack(_STATUS, pid))
-                (status,) = _ANSWER.unpack(_received(control, _ANSWER.size))
+                (status,) = _ANSWER.unpack(_receive(control, _ANSWER.size))
         except OSError:
             return "ended, and the host of processes with it"
         if status < 0:
@@ -227,7 +227,7 @@ def _serve(control: socket.socket) -> NoReturn:
                 break
             asked, value = _REQUEST.unpack(head)
             if asked == _FORK:
-                _fork(control, _received(control, value), descriptors)
+                _fork(control, _receive(control, value), descriptors)
             else:
                 deadline = time.monotonic() + 5.0
                 while value not in statuses and time.monotonic() < deadline:
@@ -274,7 +274,7 @@ def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
     os._exit(0)
 
 
-def _received(control: socket.socket, size_bytes: int) -> bytes:
+def _receive(control: socket.socket, size_bytes: int) -> bytes:
     data = bytearray()
     while len(data) < size_bytes:
         chunk = control.recv(min(size_bytes - len(data), 1 << 20))

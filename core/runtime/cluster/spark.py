@@ -51,7 +51,7 @@ class SparkCluster:
         return str(self._context.getConf().get("spark.driver.host", socket.gethostname()))
 
     def check(self, parallelism: int) -> None:
-        """Return when `parallelism` slots can run side by side on this session.
+        """Check that `parallelism` slots can run side by side on this session.
 
         Raises:
             ConfigError: Spark would take slots away, run them twice, or has too few.
@@ -59,15 +59,15 @@ class SparkCluster:
         context = self._context
         conf = context.getConf()
 
-        def enabled(setting: str) -> bool:
+        def is_enabled(setting: str) -> bool:
             return str(conf.get(setting, "false")).lower() == "true"
 
-        if enabled("spark.dynamicAllocation.enabled"):
+        if is_enabled("spark.dynamicAllocation.enabled"):
             raise ConfigError(
                 "spark.dynamicAllocation.enabled=true would take slots away from a running job;"
                 " start the session with spark.dynamicAllocation.enabled=false"
             )
-        if enabled("spark.speculation"):
+        if is_enabled("spark.speculation"):
             raise ConfigError(
                 "spark.speculation=true would run a slot twice; start the session with"
                 " spark.speculation=false"
@@ -82,17 +82,17 @@ class SparkCluster:
         use_own_interpreter(context)
 
     def check_alive(self) -> None:
-        """Return while the session is there.
+        """Raise SparkStopped if the session is gone.
 
         Raises:
-            SparkStopped: `stop` was called, or its JVM has ended.
+            SparkStopped: `stop` was called, or the JVM has ended.
         """
         _check_alive(self._context)
 
     def await_slots(self, parallelism: int, timeout_s: float) -> None:
-        """Return when the session has `parallelism` slots; executors may still be (re)starting.
+        """Wait until the session has `parallelism` slots; executors may still be (re)starting.
 
-        Submitting earlier would cost more: Spark looks again only every 15 s, for 10 minutes.
+        An earlier submit would cost more: Spark looks again only every 15 s, for 10 minutes.
 
         Raises:
             ConfigError: There were too few for `timeout_s`.
@@ -169,8 +169,8 @@ def stage_error(error: BaseException | None) -> OnceflowError:
     if error is None:
         return SlotLost("every slot returned before the job was done")
     text = str(error)
-    if told := _CONFIG_ERROR.search(text):
-        return ConfigError(told[1])
+    if refusal := _CONFIG_ERROR.search(text):
+        return ConfigError(refusal[1])
     if missing := _MISSING_MODULE.search(text):
         return ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
@@ -199,11 +199,7 @@ def free_slots(context: SparkContext) -> int:
 
 
 def _check_alive(context: SparkContext) -> None:
-    """Return while the session of `context` is there.
-
-    Raises:
-        SparkStopped: `stop` was called, or its JVM has ended.
-    """
+    """Raise SparkStopped if the session of `context` was stopped or its JVM has ended."""
     try:
         if cast("Any", context)._jsc is not None and not cast("Any", context)._jsc.sc().isStopped():
             return

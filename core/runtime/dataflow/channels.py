@@ -72,7 +72,7 @@ def decode_batches(data: bytes) -> list[pa.RecordBatch]:
         return list(stream)
 
 
-def joined(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
+def join_batches(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
     """Return the rows of `batches`, in order, in few batches: of `rows_max` rows at the most."""
     made: list[Batch] = []
     together: list[Batch] = []
@@ -285,10 +285,10 @@ class InputGate:
         with self._ready:
             self._queues.record(checkpoint, passed)
 
-    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[Batch, ...]]:
+    def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[Batch, ...]]:
         """Return all that it has overtaken, by input, in the order to replay it in."""
         with self._ready:
-            return self._queues.recorded(checkpoint)
+            return self._queues.end_recording(checkpoint)
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """Record nothing more for `checkpoint`."""
@@ -304,7 +304,7 @@ class InputGate:
 
 
 class LocalChannel(OutputChannel):
-    """A channel to a subtask of the same slot: elements are handed over as they are."""
+    """A channel to a subtask of the same slot: elements are passed on as they are."""
 
     def __init__(self, gate: InputGate, channel: int) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ class BroadcastStates:
             for name, descriptor in self._descriptors.items()
         }
 
-    def named(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastMap[Any, Any]:
+    def find_state(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastMap[Any, Any]:
         """Return the state of `descriptor`.
 
         Raises:
@@ -154,7 +154,7 @@ class KeyedContext(KeyedStates):
                 f"broadcast state {descriptor.name!r} is asked for by a function that is connected"
                 " with no broadcast stream"
             )
-        return self._broadcast.named(descriptor)
+        return self._broadcast.find_state(descriptor)
 
 
 class BatchContext:
@@ -187,11 +187,11 @@ class UnkeyedContext:
         self.is_restored = store.is_restored
 
     def list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
-        """Return a list whose elements are dealt out evenly at a restore."""
+        """Return a list whose elements are spread evenly over all subtasks at a restore."""
         return self._store.list_state(descriptor)
 
     def union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
-        """Return a list of which every subtask gets all elements at a restore."""
+        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
         return self._store.union_list_state(descriptor)
 
     def side_output(self, tag: OutputTag) -> SideBuffer:
@@ -202,7 +202,7 @@ class UnkeyedContext:
         """Return a state that `broadcast(descriptor)` has named."""
         if self._broadcast is None:
             self._refuse("broadcast_state")
-        return self._broadcast.named(descriptor)
+        return self._broadcast.find_state(descriptor)
 
     @property
     def operator(self) -> UnkeyedContext:

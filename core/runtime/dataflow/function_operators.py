@@ -268,7 +268,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
     def _event_time_of(self, key: Any) -> int:
         """Return up to when event time had come for `key` in the snapshot."""
         is_key = key is not None and not isinstance(key, NoKey)
-        return self._event_time.told_of_key(key) if is_key else NO_WATERMARK
+        return self._event_time.watermark_of_key(key) if is_key else NO_WATERMARK
 
     def end_input(self) -> None:
         """Emit the function's last records."""

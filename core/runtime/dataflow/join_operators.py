@@ -9,8 +9,8 @@ right are their mirror:
     a pair  <=>  lower <= right's time - left's time <= upper
     late  <=>  event time <= w;  a late record is joined with nothing
     kept as long as  time + upper > w, and no more than a step longer: moments are whole steps
-    alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is let go
-    at the end of the input the rows of outer sides are let go, and no others
+    alone  <=>  kept, on an outer side, and in no pair so far;  emitted alone when it is dropped
+    at the end of the input the rows of outer sides are dropped, and no others
 """
 
 from __future__ import annotations
@@ -207,10 +207,10 @@ class JoinOperator(SnapshottedOperator):
         firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
         alone = np.ones(len(times), np.bool_)
         used: list[Ints] = []
-        for found, entries in others.find_near(keys, hashes, firsts, lasts):
-            distances = others.times(entries) - times[found]
+        for row_indices, entries in others.find_near(keys, hashes, firsts, lasts):
+            distances = others.times(entries) - times[row_indices]
             near = (first <= distances) & (distances <= last)
-            partners, of_rows = entries[near], found[near]
+            partners, of_rows = entries[near], row_indices[near]
             alone[of_rows] = False
             others.mark_paired(partners)
             used.append(np.unique(entries))
@@ -218,9 +218,9 @@ class JoinOperator(SnapshottedOperator):
         keeps = times + last > now
         if not keeps.all():
             if mine.outer:
-                self._emit_alone(side, _taken(rows, np.flatnonzero(alone & ~keeps)))
+                self._emit_alone(side, _take(rows, np.flatnonzero(alone & ~keeps)))
             chosen = np.flatnonzero(keeps)
-            rows, hashes, times = _taken(rows, chosen), hashes[chosen], times[chosen]
+            rows, hashes, times = _take(rows, chosen), hashes[chosen], times[chosen]
             keys = tuple(column.take(chosen) for column in keys)
             moments, alone = moments[chosen], alone[chosen]
         if len(times):
@@ -235,7 +235,7 @@ class JoinOperator(SnapshottedOperator):
             of_rows, partners = of_rows[sort], partners[sort]
         for start in range(0, len(of_rows), ROWS_A_CHUNK):
             part = slice(start, start + ROWS_A_CHUNK)
-            mine = _taken(rows, of_rows[part])
+            mine = _take(rows, of_rows[part])
             keys = [mine.column(name) for name in self._keys[side]]
             self._emit_made(side, mine, others.rows(partners[part], keys))
 
@@ -342,7 +342,7 @@ class _FunctionOfPairs:
             yield record
 
 
-def _taken(rows: pa.RecordBatch, chosen: Ints) -> pa.RecordBatch:
+def _take(rows: pa.RecordBatch, chosen: Ints) -> pa.RecordBatch:
     if len(chosen) == rows.num_rows and np.array_equal(chosen, np.arange(len(chosen))):
         return rows
     return rows.take(pa.array(chosen))

@@ -56,11 +56,11 @@ class KeyedOperator(RunningOperator):
 
         return PendingSnapshot(uid, upload, pending.discard)
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def on_completed(self, checkpoint: CheckpointId) -> None:
         """Let the backend build on the files of `checkpoint`."""
         self.store.notify_completed(checkpoint)
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def on_aborted(self, checkpoint: CheckpointId) -> None:
         """Keep the backend from building on the files of `checkpoint`."""
         self.store.notify_aborted(checkpoint)
 

@@ -45,8 +45,8 @@ class LookupIndex:
         right: _Rows = np.repeat(begin, counts) + np.arange(len(left)) - ahead
         is_same = np.ones(len(left), np.bool_)
         for name, key in zip(self._on, keys, strict=True):
-            found = self.rows.column(name).take(pa.array(right))
-            is_same &= pc.equal(key.take(pa.array(left)), found).to_numpy(zero_copy_only=False)
+            candidates = self.rows.column(name).take(pa.array(right))
+            is_same &= pc.equal(key.take(pa.array(left)), candidates).to_numpy(zero_copy_only=False)
         return (left, right) if is_same.all() else (left[is_same], right[is_same])
 
 
@@ -74,9 +74,9 @@ class LookupJoiner(RunningOperator):
             left = keyed[left]
         if self._how == "left":
             left, right = _with_unmatched(left, right, rows.num_rows)
-        columns = rows.columns if _is_all(left, rows.num_rows) else _taken(rows.columns, left)
-        found = pa.array(right, mask=right < 0)
-        added = [self._index.rows.column(name).take(found) for name in self._added]
+        columns = rows.columns if _is_all(left, rows.num_rows) else _take(rows.columns, left)
+        indices = pa.array(right, mask=right < 0)
+        added = [self._index.rows.column(name).take(indices) for name in self._added]
         self.emit(pa.record_batch([*columns, *added], schema=self._schema))
 
 
@@ -96,7 +96,7 @@ def _is_all(left: _Rows, rows: int) -> bool:
     return len(left) == rows and bool((left == np.arange(rows)).all())
 
 
-def _taken(columns: Sequence[pa.Array], rows: _Rows) -> list[pa.Array]:
+def _take(columns: Sequence[pa.Array], rows: _Rows) -> list[pa.Array]:
     indices = pa.array(rows)
     return [column.take(indices) for column in columns]
 

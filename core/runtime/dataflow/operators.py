@@ -192,11 +192,11 @@ class RunningOperator(ABC):
         """As `snapshot`, in a form that stands alone and that the same backend restores."""
         return self.savepoint(checkpoint)
 
-    def completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Hear that `checkpoint` is decided."""
+    def on_completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
+        """Called when `checkpoint` is decided."""
 
-    def aborted(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
-        """Hear that `checkpoint` will never be."""
+    def on_aborted(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
+        """Called when `checkpoint` is given up."""
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release everything. Safe to call twice."""
@@ -306,11 +306,11 @@ class RecordFilter(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Emit the rows that are kept."""
-        pieces = call_user_on_records(self.uid, self._kept, BatchRecords(batch.rows))
+        pieces = call_user_on_records(self.uid, self._evaluate_filter, BatchRecords(batch.rows))
         kept = list(chain.from_iterable(pieces))
         self.emit(batch.rows.filter(pa.array(kept, pa.bool_())))
 
-    def _kept(self, records: Iterator[Record]) -> list[bool]:
+    def _evaluate_filter(self, records: Iterator[Record]) -> list[bool]:
         keeps = self._keeps
         return [bool(keeps(record)) for record in records]
 
@@ -401,9 +401,9 @@ class SourceOperator(RunningOperator):
             )
         return splits[0].id
 
-    def offered(self, splits: Sequence[Split]) -> None:
+    def take_offer(self, splits: Sequence[Split]) -> None:
         """Take in splits that are read once a checkpoint that holds them is decided."""
-        self._awaited.offered(splits)
+        self._awaited.add_offer(splits)
         reach("offered")
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
@@ -417,9 +417,9 @@ class SourceOperator(RunningOperator):
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def on_completed(self, checkpoint: CheckpointId) -> None:
         """Begin with the splits that are decided; tell the source how far it is, for lag tools."""
-        if decided := self._awaited.completed(checkpoint):
+        if decided := self._awaited.take_decided(checkpoint):
             reach("decided")
             self.reader.add_splits(decided)
             if self._watermarks is not None:
@@ -429,10 +429,10 @@ class SourceOperator(RunningOperator):
         if splits:
             self._beside(lambda: self.reader.commit(splits))
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def on_aborted(self, checkpoint: CheckpointId) -> None:
         """Forget the positions of a checkpoint that will never be."""
         self._positions.pop(checkpoint, None)
-        self._awaited.aborted(checkpoint)
+        self._awaited.drop_snapshot(checkpoint)
 
     def close(self) -> None:
         """Close the reader."""
@@ -456,12 +456,12 @@ class SinkMetricGroup:
         self._rejected = 0
         self._commit_ms = 0.0
 
-    def written(self) -> None:
-        """Rows are in the writer that no pre-commit has taken yet."""
+    def note_written(self) -> None:
+        """Remember that rows are in the writer, and no pre-commit has taken them yet."""
         self._open = True
 
-    def rejected(self, rows: int) -> None:
-        """The writer left `rows` bad rows out."""
+    def note_rejected(self, rows: int) -> None:
+        """Count `rows` bad rows that the writer left out."""
         self._rejected += rows
 
     def pre_committed(self, committables: Sequence[Committable]) -> None:
@@ -471,16 +471,16 @@ class SinkMetricGroup:
             for committable in committables:
                 self._prepared_at[committable.transaction] = time.monotonic()
 
-    def decided(self, checkpoint: CheckpointId) -> None:
-        """Everything up to `checkpoint` is to be committed. Repeated or late it changes nothing."""
+    def note_decided(self, checkpoint: CheckpointId) -> None:
+        """Note that all up to `checkpoint` is to be committed. A repeated call changes nothing."""
         now = time.monotonic()
         with self._lock:
             for transaction in self._prepared_at:
                 if transaction.checkpoint <= checkpoint:
                     self._decided_at.setdefault(transaction, now)
 
-    def committed(self, committable: Committable) -> None:
-        """The target says that the rows are visible."""
+    def note_committed(self, committable: Committable) -> None:
+        """Note that the target has committed `committable`: its rows are visible."""
         now = time.monotonic()
         with self._lock:
             self._prepared_at.pop(committable.transaction, None)
@@ -489,8 +489,8 @@ class SinkMetricGroup:
             self._committed += 1
             self._rows += committable.rows
 
-    def retried(self) -> None:
-        """A commit did not succeed and is tried again."""
+    def note_retried(self) -> None:
+        """Count a commit that did not succeed and is tried again."""
         with self._lock:
             self._retried += 1
 
@@ -536,7 +536,7 @@ class SinkOperator(RunningOperator):
 
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
-        self._metrics.written()
+        self._metrics.note_written()
         self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
@@ -561,7 +561,7 @@ class SinkOperator(RunningOperator):
             before = self.rejected
             letters = letters_of_rows(rejected.rows, rejected.reasons)
             self.reject(letters)
-            self._metrics.rejected(len(letters))
+            self._metrics.note_rejected(len(letters))
             # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
             if len(str(before)) < len(str(self.rejected)) or not before:
                 _logger.warning(

@@ -42,39 +42,41 @@ class RestoredEventTime:
         """`owned` are the subtask's key groups, of `max_parallelism`; None: these are all."""
         self._first = owned.start
         self._max_parallelism = max_parallelism or max(len(owned), 1)
-        self._told = np.full(len(owned), NO_WATERMARK, np.int64)
+        self._watermarks = np.full(len(owned), NO_WATERMARK, np.int64)
         for element in elements:
             first, last, watermark = _PROGRESS.decode(element)
             start, stop = max(first, owned.start), min(last + 1, owned.stop)
             if start < stop:
-                self._told[start - self._first : stop - self._first] = watermark
-        self.least = int(self._told.min()) if len(self._told) else NO_WATERMARK
+                self._watermarks[start - self._first : stop - self._first] = watermark
+        self.least = int(self._watermarks.min()) if len(self._watermarks) else NO_WATERMARK
         """What is true of all groups."""
-        self.most = int(self._told.max()) if len(self._told) else NO_WATERMARK
+        self.most = int(self._watermarks.max()) if len(self._watermarks) else NO_WATERMARK
 
     def elements(self, watermark: int) -> tuple[bytes, ...]:
         """Return the list state that says so, event time having come to `watermark` since."""
-        told = np.maximum(self._told, watermark)
-        if not len(told):
+        watermarks = np.maximum(self._watermarks, watermark)
+        if not len(watermarks):
             return ()
-        edges: list[int] = np.flatnonzero(told[1:] != told[:-1]).tolist()
+        edges: list[int] = np.flatnonzero(watermarks[1:] != watermarks[:-1]).tolist()
         starts = [0, *(edge + 1 for edge in edges)]
         return tuple(
-            msgspec.msgpack.encode((self._first + start, self._first + stop - 1, int(told[start])))
-            for start, stop in zip(starts, [*starts[1:], len(told)], strict=True)
+            msgspec.msgpack.encode(
+                (self._first + start, self._first + stop - 1, int(watermarks[start]))
+            )
+            for start, stop in zip(starts, [*starts[1:], len(watermarks)], strict=True)
         )
 
-    def told_of(self, groups: Groups) -> Ints:
+    def watermarks_of(self, groups: Groups) -> Ints:
         """Return the watermark of each group."""
-        return self._told[groups.astype(np.int64) - self._first]
+        return self._watermarks[groups.astype(np.int64) - self._first]
 
-    def told_of_key(self, key: Any) -> int:
+    def watermark_of_key(self, key: Any) -> int:
         """Return the watermark of the group of one key.
 
         Raises:
             BadStateValue: It is none.
         """
-        return int(self._told[key_group_of(key, self._max_parallelism) - self._first])
+        return int(self._watermarks[key_group_of(key, self._max_parallelism) - self._first])
 
     def parts_of(
         self, batch: Batch, key: Sequence[str], watermark: int
@@ -92,9 +94,11 @@ class RestoredEventTime:
         hashes = batch.hashes
         if hashes is None:
             hashes = hash_keys([batch.rows.column(name) for name in key], key)
-        told = np.maximum(self.told_of(key_groups(hashes, self._max_parallelism)), watermark)
-        for now in np.unique(told).tolist():
-            mine = told == now
+        watermarks = np.maximum(
+            self.watermarks_of(key_groups(hashes, self._max_parallelism)), watermark
+        )
+        for now in np.unique(watermarks).tolist():
+            mine = watermarks == now
             yield batch.rows.filter(pa.array(mine)), hashes[mine], now
 
 

@@ -76,9 +76,9 @@ class ResultRows:
         """
         width = len(self.schema)
         arrays: list[pa.Array] = []
-        for place, field in enumerate(self.schema):
+        for index, field in enumerate(self.schema):
             try:
-                arrays.append(exact_array(self._values[place::width], field.type))
+                arrays.append(exact_array(self._values[index::width], field.type))
             except InexactValue as error:
                 values = self._values[error.row * width : (error.row + 1) * width]
                 record = dict(zip(self.schema.names, values, strict=True))

@@ -50,17 +50,17 @@ class Sessions:
 
     ids: Ints
     """In which session each interval is."""
-    places: Ints
+    key_numbers: Ints
     """Each session's key."""
     ends: Ints
 
     @classmethod
-    def of(cls, places: Ints, starts: Ints, ends: Ints) -> Sessions:
-        """Return the sessions of intervals of keys: `places` are numbers of keys."""
-        if not len(places):
+    def of(cls, key_numbers: Ints, starts: Ints, ends: Ints) -> Sessions:
+        """Return the sessions of intervals; `key_numbers` says which key each interval is of."""
+        if not len(key_numbers):
             return cls(_NONE, _NONE, _NONE)
-        order = _order(places, starts)
-        keys, begins = places[order], starts[order]
+        order = _order(key_numbers, starts)
+        keys, begins = key_numbers[order], starts[order]
         latest = _latest(keys, ends[order])
         new = np.ones(len(order), np.bool_)
         new[1:] = (keys[1:] != keys[:-1]) | (begins[1:] > latest[:-1])
@@ -72,42 +72,46 @@ class Sessions:
     @property
     def numbers(self) -> Ints:
         """Each session's number within its key."""
-        return _numbers(self.places)
+        return _numbers(self.key_numbers)
 
 
-def _order(places: Ints, starts: Ints) -> Ints:
-    """Return what sorts by place and then by start."""
+def _order(key_numbers: Ints, starts: Ints) -> Ints:
+    """Return the positions of intervals, sorted by key and then by start."""
     first = int(starts.min())
     bits = (int(starts.max()) - first).bit_length(), len(starts).bit_length()
-    if int(places.max()).bit_length() + sum(bits) > 63:
-        return np.lexsort((starts, places))
-    # In one integer, which sorts several times as fast.
-    packed = (((places << bits[0]) | (starts - first)) << bits[1]) | np.arange(len(starts))
+    if int(key_numbers.max()).bit_length() + sum(bits) > 63:
+        return np.lexsort((starts, key_numbers))
+    # Key, start and position are packed into one integer, from its high bits to its low ones: numpy
+    # sorts plain integers several times as fast as it sorts by two columns. The position is cut out
+    # of the low bits again.
+    packed = (((key_numbers << bits[0]) | (starts - first)) << bits[1]) | np.arange(len(starts))
     packed.sort()
     order: Ints = packed & ((1 << bits[1]) - 1)
     return order
 
 
-def _latest(places: Ints, ends: Ints) -> Ints:
-    """Return the latest end so far in each place; `places` are sorted."""
+def _latest(key_numbers: Ints, ends: Ints) -> Ints:
+    """Return for each interval the latest end so far of its key; `key_numbers` are sorted."""
     first = int(ends.min())
     span = int(ends.max()) - first + 1
-    # Each place is above all before it, so that what is latest there counts no more.
-    if (int(places[-1]) + 1) * span < _INT64_MAX:
-        base = places * span - first
+    # One running maximum over all keys: each key's ends are lifted above every end of the keys
+    # before it, so the maximum begins anew with each key.
+    if (int(key_numbers[-1]) + 1) * span < _INT64_MAX:
+        base = key_numbers * span - first
         latest: Ints = np.maximum.accumulate(base + ends) - base
         return latest
+    # Lifted ends would overflow 64 bits, so their ranks are lifted instead.
     distinct, ranks = np.unique(ends, return_inverse=True)
-    base = places * len(distinct)
+    base = key_numbers * len(distinct)
     by_rank: Ints = distinct[np.maximum.accumulate(base + ranks) - base]
     return by_rank
 
 
-def _numbers(places: Ints) -> Ints:
-    """Return for each of `places`, sorted, how many like it come before."""
-    every = np.arange(len(places))
-    new = np.ones(len(places), np.bool_)
-    new[1:] = places[1:] != places[:-1]
+def _numbers(key_numbers: Ints) -> Ints:
+    """Return for each of `key_numbers`, which are sorted, how many equal ones come before it."""
+    every = np.arange(len(key_numbers))
+    new = np.ones(len(key_numbers), np.bool_)
+    new[1:] = key_numbers[1:] != key_numbers[:-1]
     counted: Ints = every - np.maximum.accumulate(np.where(new, every, 0))
     return counted
 
@@ -117,12 +121,12 @@ class Held:
     """What is held of the keys of some rows."""
 
     keys: list[pa.Array]
-    """Key columns, a row for each distinct key: its place."""
+    """Key columns, with a row for each distinct key. The row's position is the key's number."""
     hashes: Hashes
     firsts: Ints
     """The entry of each key's session number 0, which may hold none yet."""
-    places: Ints
-    """Of each session its key."""
+    key_numbers: Ints
+    """The number of each session's key."""
     entries: Ints
     starts: Ints
     ends: Ints
@@ -155,7 +159,7 @@ class WakeUps:
         """Return the key columns of the moments up to `until_ms`, and forget these."""
         taken: list[list[pa.Array]] = []
         for bucket in [one for one in self._buckets if one * self._bucket_ms <= until_ms]:
-            moments, keys = _joined(self._buckets.pop(bucket))
+            moments, keys = _join_parts(self._buckets.pop(bucket))
             count = int(np.searchsorted(moments, until_ms, "right"))
             if count:
                 taken.append([one[:count] for one in keys])
@@ -168,7 +172,7 @@ class WakeUps:
         return [pa.concat_arrays(column) for column in zip(*taken, strict=True)]
 
 
-def _joined(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa.Array]]:
+def _join_parts(parts: list[tuple[Ints, list[pa.Array]]]) -> tuple[Ints, list[pa.Array]]:
     """Return parts, each sorted by its moments, as one."""
     if len(parts) == 1:
         return parts[0]
@@ -231,20 +235,20 @@ class SessionAggregator(WindowOperator):
         behind = ends - 1 <= now
         try:
             keys = self._keys_of(rows)
-            held, places = self._held(keys, hash_keys(keys) if hashes is None else hashes)
+            held, key_numbers = self._load_held(keys, hash_keys(keys) if hashes is None else hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
-        late = self._late_rows(held, places, starts, now)
+        late = self._late_rows(held, key_numbers, starts, now)
         chosen = np.flatnonzero(~late)
         if len(chosen) < len(rows):
             self._late(rows.filter(pa.array(late)))
         sessions = Sessions.of(
-            np.concatenate([held.places, places[chosen]]),
+            np.concatenate([held.key_numbers, key_numbers[chosen]]),
             np.concatenate([held.starts, starts[chosen]]),
             np.concatenate([held.ends, ends[chosen]]),
         )
-        known, new = np.split(sessions.ids, [len(held.places)])
-        entries = self._entries_at(sessions.numbers, held, sessions.places)
+        known, new = np.split(sessions.ids, [len(held.key_numbers)])
+        entries = self._entries_at(sessions.numbers, held, sessions.key_numbers)
         if len(chosen) < len(rows):
             rows = rows.filter(pa.array(~late))
             starts, ends = starts[chosen], ends[chosen]
@@ -262,71 +266,73 @@ class SessionAggregator(WindowOperator):
         # A session that goes on is in the queue already, unless it had come out before.
         fresh = np.ones(len(entries), np.bool_)
         fresh[known[held.ends - 1 > now]] = False
-        self._wake_at(sessions.ends[fresh], _taken(held.keys, sessions.places[fresh]), now)
-        self._keep(held, entries, sessions.places)
+        self._wake_at(sessions.ends[fresh], _take(held.keys, sessions.key_numbers[fresh]), now)
+        self._keep(held, entries, sessions.key_numbers)
 
     def _end_sessions(self, keys: list[pa.Array], watermark: int) -> None:
         """Emit the sessions of these keys that have become due, and remove those that are over.
 
         At the end of the input they are all keys, and event time comes to where the last is due.
         """
-        held, _ = self._held(keys, hash_keys(keys))
+        held, _ = self._load_held(keys, hash_keys(keys))
         before = self._watermark
         if watermark == MAX_WATERMARK:
             watermark = max(before, int(held.ends.max(initial=before)) - 1)
         self._watermark = now = watermark
         due = (held.ends - 1 <= now) & (held.ends - 1 > before)
         if before < self._restored.most:
-            told = self._restored.told_of(self._table.groups_of(held.entries))
-            due &= told < held.ends - 1
+            watermarks = self._restored.watermarks_of(self._table.groups_of(held.entries))
+            due &= watermarks < held.ends - 1
         self._emit(held.entries[due])
         over = held.ends - 1 + self._lateness_ms <= now
-        self._wake_at(held.ends[~over], _taken(held.keys, held.places[~over]), now)
+        self._wake_at(held.ends[~over], _take(held.keys, held.key_numbers[~over]), now)
         # Of a key that has lost one, the others are numbered anew.
         changed = np.zeros(len(held.firsts), np.bool_)
-        changed[held.places[over]] = True
-        left = np.flatnonzero(~over & changed[held.places])
-        left = left[np.lexsort((held.starts[left], held.places[left]))]
-        places = held.places[left]
-        entries = self._entries_at(_numbers(places), held, places)
+        changed[held.key_numbers[over]] = True
+        left = np.flatnonzero(~over & changed[held.key_numbers])
+        left = left[np.lexsort((held.starts[left], held.key_numbers[left]))]
+        key_numbers = held.key_numbers[left]
+        entries = self._entries_at(_numbers(key_numbers), held, key_numbers)
         every = np.arange(len(left))
         self._table.regroup(held.entries[left], every, _NONE, [], {}, entries)
-        kept = held.entries[~changed[held.places]]
-        self._keep(held, entries, places, kept)
+        kept = held.entries[~changed[held.key_numbers]]
+        self._keep(held, entries, key_numbers, kept)
 
-    def _held(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Held, Ints]:
-        """Return what is held of the keys of some rows, and each row's key by its place."""
+    def _load_held(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Held, Ints]:
+        """Return what is held of the keys of some rows, and the number of each row's key."""
         zeros = pa.array(np.zeros(len(hashes), np.int64))
         group = self._table.group([zeros, *keys], hashes)
-        row_places = group.in_row_order(group.spread(np.arange(len(group.entries))))
+        row_key_numbers = group.in_row_order(group.spread(np.arange(len(group.entries))))
         leaders = group.order[group.firsts]
-        distinct = _taken(keys, leaders)
+        distinct = _take(keys, leaders)
         held = Held(distinct, hashes[leaders], group.entries, _NONE, _NONE, _NONE, _NONE)
         counts = self._table.numbers(self._count, group.entries)
-        places = [np.flatnonzero(counts)]
-        entries = [group.entries[places[0]]]
+        key_numbers = [np.flatnonzero(counts)]
+        entries = [group.entries[key_numbers[0]]]
         for number in range(1, int(counts.max(initial=0))):
             mine = np.flatnonzero(counts > number)
-            places.append(mine)
+            key_numbers.append(mine)
             entries.append(self._entries_at(np.full(len(mine), number), held, mine))
-        found, of_keys = np.concatenate(entries), np.concatenate(places)
-        starts, ends = (self._table.numbers(one, found) for one in (self._start, self._end))
-        return Held(distinct, held.hashes, group.entries, of_keys, found, starts, ends), row_places
+        all_entries, of_keys = np.concatenate(entries), np.concatenate(key_numbers)
+        starts, ends = (self._table.numbers(one, all_entries) for one in (self._start, self._end))
+        return Held(
+            distinct, held.hashes, group.entries, of_keys, all_entries, starts, ends
+        ), row_key_numbers
 
-    def _entries_at(self, numbers: Ints, held: Held, places: Ints) -> Ints:
+    def _entries_at(self, numbers: Ints, held: Held, key_numbers: Ints) -> Ints:
         """Return the entries of sessions by their numbers and keys."""
-        entries = held.firsts[places]
+        entries = held.firsts[key_numbers]
         others = np.flatnonzero(numbers)
         if len(others):
-            mine = places[others]
-            keys = [pa.array(numbers[others]), *_taken(held.keys, mine)]
+            mine = key_numbers[others]
+            keys = [pa.array(numbers[others]), *_take(held.keys, mine)]
             group = self._table.group(keys, held.hashes[mine])
             entries[others] = group.in_row_order(group.spread(group.entries))
         return entries
 
-    def _keep(self, held: Held, entries: Ints, places: Ints, others: Ints = _NONE) -> None:
+    def _keep(self, held: Held, entries: Ints, key_numbers: Ints, others: Ints = _NONE) -> None:
         """Write down how many sessions keys have now, and remove all but these and `others`."""
-        counts = np.bincount(places, minlength=len(held.firsts))
+        counts = np.bincount(key_numbers, minlength=len(held.firsts))
         used = np.flatnonzero(counts)
         self._table.put(self._count, held.firsts[used], counts[used])
         every = np.concatenate([held.firsts, held.entries, entries])
@@ -335,19 +341,21 @@ class SessionAggregator(WindowOperator):
         gone[entries] = gone[others] = False
         self._table.release(every, np.flatnonzero(gone))
 
-    def _late_rows(self, held: Held, places: Ints, starts: Ints, now: int) -> npt.NDArray[np.bool_]:
+    def _late_rows(
+        self, held: Held, key_numbers: Ints, starts: Ints, now: int
+    ) -> npt.NDArray[np.bool_]:
         """Tell which rows are late: those that join no session of the rows before them either."""
         ends = starts + self._gap_ms
         alone_late: npt.NDArray[np.bool_] = ends - 1 + self._lateness_ms <= now
         if not alone_late.any():
             return alone_late
         sessions = Sessions.of(
-            np.concatenate([held.places, places]),
+            np.concatenate([held.key_numbers, key_numbers]),
             np.concatenate([held.starts, starts]),
             np.concatenate([held.ends, ends]),
         )
-        known, new = np.split(sessions.ids, [len(held.places)])
-        saved = np.zeros(len(sessions.places), np.bool_)
+        known, new = np.split(sessions.ids, [len(held.key_numbers)])
+        saved = np.zeros(len(sessions.key_numbers), np.bool_)
         saved[known] = saved[new[~alone_late]] = True
         late = alone_late & ~saved[new]
         # Others join a session if that was there before them.
@@ -394,5 +402,5 @@ class SessionAggregator(WindowOperator):
         self._emit_windows([*table.keys_of(entries), *bounds, *totals])
 
 
-def _taken(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
+def _take(columns: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
     return [one.take(pa.array(rows)) for one in columns]

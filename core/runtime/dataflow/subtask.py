@@ -5,8 +5,8 @@ barrier it takes the synchronous part of the snapshot, forwards the barrier and 
 stream; the asynchronous part and the ack happen on the slot's uploader.
 
 While rows that it has made wait for credits it takes no others, so a barrier that overtakes comes
-between two batches at the latest, however slow everybody below is. What such a barrier overtakes is
-handed over with the snapshot, as soon as it has come on all channels.
+between two batches at the latest, however slow everybody below is. What such a barrier overtakes
+becomes part of the snapshot, as soon as the barrier has come on all channels.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class OvertakenBatches:
     """Batches on their way into `chain` that a barrier overtook on one side, in their order."""
 
     chain: str
@@ -100,7 +100,7 @@ class SnapshotTaken(SnapshotFrozen):
 
     pending: tuple[PendingSnapshot, ...]
     timings: SnapshotTimings
-    overtaken: tuple[Overtaken, ...] = ()
+    overtaken: tuple[OvertakenBatches, ...] = ()
 
 
 SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
@@ -186,11 +186,11 @@ class Subtask(ABC):
         match mail:
             case Complete(checkpoint):
                 for operator in self._operators:
-                    operator.completed(checkpoint)
+                    operator.on_completed(checkpoint)
                 self._report(CompletionHeard(self.ref, checkpoint))
             case NotifyAbort(checkpoint):
                 for operator in self._operators:
-                    operator.aborted(checkpoint)
+                    operator.on_aborted(checkpoint)
                 self._on_aborted(checkpoint)
             case Shutdown():
                 self._leaving = True
@@ -230,7 +230,7 @@ class Subtask(ABC):
             for operator in self._operators:
                 operator.emission_ended = True
         overtaken = [
-            Overtaken(edge.chain, edge.input, sent=False, batches=batches)
+            OvertakenBatches(edge.chain, edge.input, sent=False, batches=batches)
             for edge in self._edges
             if (batches := edge.partitioner.forward(barrier))
         ]
@@ -246,7 +246,7 @@ class Subtask(ABC):
         )
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:
-        """Tell the operators and all below what event time is, as long as there is news."""
+        """Tell the operators and all below how far event time is, while that changes."""
         while (watermark := next_watermark()) is not None:
             if watermark != IDLE:
                 for operator in self._operators:
@@ -262,7 +262,7 @@ class Subtask(ABC):
         for edge in self._edges:
             edge.partitioner.end()
 
-    def _timed(self, work: Callable[[], None]) -> None:
+    def _time_work(self, work: Callable[[], None]) -> None:
         began = time.monotonic()
         work()
         self._busy_s += time.monotonic() - began
@@ -313,7 +313,7 @@ class SourceSubtask(Subtask):
             case EndOfInput():
                 self._end()
             case rows:
-                self._timed(lambda: self._source.receive(Batch(rows)))
+                self._time_work(lambda: self._source.receive(Batch(rows)))
 
     def _handle(self, mail: SubtaskMail) -> None:
         match mail:
@@ -327,7 +327,7 @@ class SourceSubtask(Subtask):
                 )
                 self._barriers.on_triggered(barrier, time.monotonic())
             case OfferSplits(_, splits):
-                self._source.offered(splits)
+                self._source.take_offer(splits)
             case _:
                 super()._handle(mail)
 
@@ -401,13 +401,13 @@ class ReceivingSubtask(Subtask):
             return WAIT_S
         if due_in_s > 0:
             return due_in_s
-        self._timed(head.on_time)
+        self._time_work(head.on_time)
         return 0.0
 
     def _on_element(self, channel: int, element: Element, into: int) -> None:
         match element:
             case Batch(watermark=None):
-                self._timed(lambda: self._inputs[into](element))
+                self._time_work(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
             case Barrier():
@@ -422,7 +422,7 @@ class ReceivingSubtask(Subtask):
         # Among what is replayed, one is of the attempt before; the channels bring it again.
         if watermark is not None and channel in self._timed_channels:
             self._watermarks.on_watermark(channel, watermark)
-            self._timed(lambda: self._advance(self._watermarks.next))
+            self._time_work(lambda: self._advance(self._watermarks.next))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
         self._carry_out(self._alignment.on_abort(checkpoint))
@@ -453,8 +453,8 @@ class ReceivingSubtask(Subtask):
         assert held is not None
         assert held.checkpoint == checkpoint
         mine = tuple(
-            Overtaken(self.ref.chain, into, sent=True, batches=batches)
-            for into, batches in self.gate.recorded(checkpoint).items()
+            OvertakenBatches(self.ref.chain, into, sent=True, batches=batches)
+            for into, batches in self.gate.end_recording(checkpoint).items()
         )
         timings = replace(held.timings, alignment_ms=round(alignment_ms, 3))
         return replace(held, timings=timings, overtaken=(*mine, *held.overtaken))

@@ -58,9 +58,10 @@ def _maker(names: tuple[str, ...]) -> Maker:
     """
     if not names:
         return lambda columns: []
-    places = [f"v{place}" for place in range(len(names))]
-    items = ", ".join(f"{name!r}: {place}" for name, place in zip(names, places, strict=True))
-    values = "".join(f"{place}, " for place in places)
+    variables = [f"v{index}" for index in range(len(names))]
+    pairs = zip(names, variables, strict=True)
+    items = ", ".join(f"{name!r}: {variable}" for name, variable in pairs)
+    values = "".join(f"{variable}, " for variable in variables)
     code = f"lambda columns: [{{{items}}} for {values}in zip(*columns, strict=True)]"
     return cast("Maker", eval(code, {"__builtins__": {"zip": zip}}))  # noqa: S307
 
@@ -82,11 +83,11 @@ class BatchRecords:
         columns = [self._keys_of(self._names.index(name)) for name in key]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    def _keys_of(self, place: int) -> list[Any]:
-        column = self.rows.column(place)
+    def _keys_of(self, index: int) -> list[Any]:
+        column = self.rows.column(index)
         if has_own_python_keys(column.type):
-            return python_keys(column, self._names[place])
-        return self._columns[place]
+            return python_keys(column, self._names[index])
+        return self._columns[index]
 
     def pieces(self) -> Iterator[list[Record]]:
         """Yield one dict a row, in row order, some of them at a time."""
@@ -110,7 +111,7 @@ def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
             row = next(row for row in range(len(column)) if not _has_value(column, row))
             raise UserFunctionError(
                 f"Python has no value for column {name!r} ({column.type}) of"
-                f" {_shortened(record_text(rows, row))}: {error}",
+                f" {_shorten(record_text(rows, row))}: {error}",
                 fingerprint=_digest(name, record_text(rows, row)),
             ) from error
     return columns
@@ -221,7 +222,7 @@ def as_schema(made: object, schema: pa.Schema, uid: str) -> pa.RecordBatch:
         try:
             columns.append(cast_exactly(column, field.type))
         except InexactValue as error:
-            at = f", in {_shortened(record_text(made, error.row))}" if error.row >= 0 else ""
+            at = f", in {_shorten(record_text(made, error.row))}" if error.row >= 0 else ""
             raise mistake(
                 uid,
                 f"the function of operator {uid!r} returned column {field.name!r} as"
@@ -240,10 +241,10 @@ def user_error(
     reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_LENGTH_MAX]
     kind = type(error).__name__
     if rows is None or row is None:
-        record = where = _place(error)
+        record = where = _find_line(error)
     else:
         record = record_text(rows, row)
-        where = f"{_shortened(record)} ({_origin(rows, row)})"
+        where = f"{_shorten(record)} ({_origin(rows, row)})"
     fingerprint = "" if _may_pass(error) else _digest(uid, kind, record)
     return UserFunctionError(
         f"operator {uid!r} failed: {reason}; at {where}\n{_trace(error)}",
@@ -263,7 +264,7 @@ def result_error(uid: str, problem: str, what: str, record: object) -> UserFunct
     """
     text = ascii(record)
     return UserFunctionError(
-        f"operator {uid!r} returned {problem}; it is {_shortened(text)}",
+        f"operator {uid!r} returned {problem}; it is {_shorten(text)}",
         fingerprint=_digest(uid, what, text),
     )
 
@@ -274,7 +275,7 @@ def _pass_on(error: BaseException) -> None:
         raise error
 
 
-def _place(error: BaseException) -> str:
+def _find_line(error: BaseException) -> str:
     """Return the line that raised, which is the same one when the same thing happens again."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
@@ -289,7 +290,7 @@ def _origin(rows: pa.RecordBatch, row: int) -> str:
     return f"topic {topic}, partition {partition}, offset {offset}"
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= RECORD_LENGTH_MAX:
         return f"record {text}"
     return f"record {text[:RECORD_LENGTH_MAX]}… of {len(text)} characters"

@@ -90,9 +90,9 @@ class WindowOperator(KeyedOperator):
         hashes = batch.hashes
         if hashes is None:
             hashes = hash_keys([batch.rows.column(name) for name in self._key])
-        told = np.maximum(self._restored.told_of(self._group_of_hashes(hashes)), now)
-        for watermark in np.unique(told).tolist():
-            mine = told == watermark
+        watermarks = np.maximum(self._restored.watermarks_of(self._group_of_hashes(hashes)), now)
+        for watermark in np.unique(watermarks).tolist():
+            mine = watermarks == watermark
             self._take(batch.rows.filter(pa.array(mine)), hashes[mine], watermark)
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
@@ -279,7 +279,7 @@ class WindowAggregator(WindowOperator):
         """Return the entries whose windows have not fired before a restore."""
         if before >= self._restored.most:
             return entries
-        return entries[self._restored.told_of(self._table.groups_of(entries)) < ends - 1]
+        return entries[self._restored.watermarks_of(self._table.groups_of(entries)) < ends - 1]
 
     def _fire_again(self, changed: Ints, panes: Sequence[int], now: int) -> None:
         """Emit the windows of changed entries in these panes that have fired and are not over."""
@@ -305,11 +305,11 @@ class WindowAggregator(WindowOperator):
         table, size_ms = self._table, self._windows.size_ms
         if end is None:
             starts = table.namespaces_of(entries)
-            totals = [table.values(place, entries) for place in range(len(self._columns))]
+            totals = [table.values(index, entries) for index in range(len(self._columns))]
         else:
-            entries, places, totals = table.merge_by_key(entries)
+            entries, positions, totals = table.merge_by_key(entries)
             if of_keys is not None:
-                chosen = np.unique(places[of_keys])
+                chosen = np.unique(positions[of_keys])
                 entries, totals = entries[chosen], [one.take(pa.array(chosen)) for one in totals]
             starts = np.full(len(entries), end - size_ms)
         moments = [pa.array(starts), pa.array(starts + size_ms)]
@@ -321,9 +321,9 @@ def _distinct(panes: Ints) -> list[int]:
     first, last = int(panes.min()), int(panes.max())
     if first == last:
         return [first]
-    found: list[int]
+    distinct: list[int]
     if last - first < 1 << 16:
-        found = (np.flatnonzero(np.bincount(panes - first)) + first).tolist()
+        distinct = (np.flatnonzero(np.bincount(panes - first)) + first).tolist()
     else:
-        found = np.unique(panes).tolist()
-    return found
+        distinct = np.unique(panes).tolist()
+    return distinct

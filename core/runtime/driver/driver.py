@@ -89,7 +89,7 @@ from onceflow.core.runtime.transport.control_plane import ControlServer
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
     TlsIdentity,
-    drawn_identities,
+    draw_identities,
     identity_in,
     new_token,
 )
@@ -630,9 +630,9 @@ class JobDriver:
             case TlsFiles() as files:
                 return identity_in(files), files
             case "on":
-                return drawn_identities()
+                return draw_identities()
             case "auto":
-                return (None, None) if self._cluster.is_local else drawn_identities()
+                return (None, None) if self._cluster.is_local else draw_identities()
             case "off":
                 return None, None
             case _:

@@ -48,7 +48,7 @@ from onceflow.core.runtime.dataflow.channels import (
     LocalChannel,
     OutputChannel,
     decode_batches,
-    joined,
+    join_batches,
 )
 from onceflow.core.runtime.dataflow.function_operators import (
     BroadcastProcessor,
@@ -219,7 +219,7 @@ class ChainBuilder:
                         )
                     rows_max = max(rows_max, rows.num_rows)
                     partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
-            mine = joined(kept[self._context.slot].batches, rows_max)
+            mine = join_batches(kept[self._context.slot].batches, rows_max)
             gate.replay(mine, into)
             if mine:
                 reach("replayed")

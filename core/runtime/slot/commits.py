@@ -182,7 +182,7 @@ class CommitWorker(CommitThread[Committable]):
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.completed(checkpoint)
-            self.metrics.decided(checkpoint)
+            self.metrics.note_decided(checkpoint)
             self._prune_before = retain_ledger_from
             self._condition.notify()
 
@@ -191,9 +191,9 @@ class CommitWorker(CommitThread[Committable]):
 
     def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
-            self.metrics.committed(commit)
+            self.metrics.note_committed(commit)
         else:
-            self.metrics.retried()
+            self.metrics.note_retried()
 
     def _prune(self, before: CheckpointId) -> None:
         self._committer.prune(before)
@@ -223,7 +223,7 @@ class GlobalPreCommits:
         """Record that everything decided up to `through` is visible."""
         with self._lock:
             for committable in self._waiting.committed(through):
-                self.metrics.committed(committable)
+                self.metrics.note_committed(committable)
 
 
 @dataclass(slots=True)
@@ -302,7 +302,7 @@ class SlotCommits:
             retain_from = complete.retain_ledger_from[worker.metrics.sink_id]
             worker.commit_through(complete.checkpoint, retain_from)
         for pre_commits in self._global:
-            pre_commits.metrics.decided(complete.checkpoint)
+            pre_commits.metrics.note_decided(complete.checkpoint)
         progress_reports: list[CommittedThrough] = []
         for ref in subtasks:
             progress = self._progress[ref]

@@ -17,7 +17,7 @@ class Authority:
         self._period = (begins, ends)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name("onceflow attempt")
-        unsigned = self._unsigned(self._name, self._key.public_key()).add_extension(
+        unsigned = self._begin_certificate(self._name, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
         self.certificate = _pem(unsigned.sign(self._key, hashes.SHA256()))
@@ -27,7 +27,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         unsigned = (
-            self._unsigned(_name(name), key.public_key())
+            self._begin_certificate(_name(name), key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -39,7 +39,7 @@ class Authority:
         )
         return _pem(unsigned.sign(self._key, hashes.SHA256())), key_pem
 
-    def _unsigned(
+    def _begin_certificate(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey
     ) -> x509.CertificateBuilder:
         begins, ends = self._period

@@ -45,9 +45,9 @@ class TlsIdentity:
     slot_name: str | None
 
 
-def drawn_identities() -> tuple[TlsIdentity, TlsIdentity]:
+def draw_identities() -> tuple[TlsIdentity, TlsIdentity]:
     """Return fresh identities of one attempt: (the driver's, the slots')."""
-    # A seventh of a second, of which slots and jobs without TLS have no use.
+    # Importing it takes a seventh of a second, which slots and jobs without TLS need not spend.
     from onceflow.core.runtime.transport.certificates import Authority
 
     now = datetime.now(timezone.utc)
@@ -152,11 +152,7 @@ class TokenCheck(flight.ServerMiddlewareFactory):
         self._expected = f"Bearer {token}".encode()
 
     def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> None:
-        """Return when the call presents the token.
-
-        Raises:
-            flight.FlightUnauthenticatedError: It does not.
-        """
+        """Raise FlightUnauthenticatedError unless the call presents the token."""
         given = headers.get(_HEADER, [b""])[0]
         presented = given.encode() if isinstance(given, str) else given
         if not hmac.compare_digest(presented, self._expected):

@@ -137,7 +137,7 @@ class _CreditLine:
                 self._writer.write_metadata(_CREDIT.pack(count))
 
     def end(self) -> None:
-        """Return when nothing is being written, and nothing will be."""
+        """Refuse further writes, and wait for one that is under way."""
         with self._lock:
             self._ended = True
 
@@ -212,8 +212,8 @@ class FlightChannel(OutputChannel):
                     column = pa.array(hashes, pa.uint64())
                     batch = pa.record_batch([*rows.columns, column], schema=self._schema)
                     with self._write_lock:
-                        told = b"" if watermark is None else _WATERMARK.pack(watermark)
-                        self._writer.write_with_metadata(batch, _DATA + told)
+                        suffix = b"" if watermark is None else _WATERMARK.pack(watermark)
+                        self._writer.write_with_metadata(batch, _DATA + suffix)
                 case Barrier():
                     with self._write_lock:
                         self._writer.write_metadata(_BARRIER + msgspec.msgpack.encode(element))

@@ -133,23 +133,23 @@ def test_new_splits_go_where_the_fewest_are() -> None:
 def test_split_is_read_when_a_decision_holds_it_and_once() -> None:
     awaited = AwaitedSplits()
     assert awaited.snapshot(n(1)) == ()
-    awaited.offered([split("p-1")])
-    assert awaited.completed(n(1)) == (), "its snapshot came before the offer"
+    awaited.add_offer([split("p-1")])
+    assert awaited.take_decided(n(1)) == (), "its snapshot came before the offer"
     assert awaited.snapshot(n(2)) == (split("p-1"),)
-    awaited.offered([split("p-2")])
+    awaited.add_offer([split("p-2")])
     assert awaited.snapshot(n(3)) == (split("p-1"), split("p-2"))
-    assert awaited.completed(n(2)) == (split("p-1"),)
+    assert awaited.take_decided(n(2)) == (split("p-1"),)
     assert awaited.snapshot(n(4)) == (split("p-2"),), "the reader's snapshot holds the other"
-    assert awaited.completed(n(3)) == (split("p-2"),)
-    assert awaited.completed(n(4)) == ()
+    assert awaited.take_decided(n(3)) == (split("p-2"),)
+    assert awaited.take_decided(n(4)) == ()
     assert awaited.snapshot(n(5)) == ()
 
 
 def test_split_whose_checkpoint_is_aborted_waits_for_the_next_one() -> None:
     awaited = AwaitedSplits()
-    awaited.offered([split("p-1")])
+    awaited.add_offer([split("p-1")])
     awaited.snapshot(n(1))
-    awaited.aborted(n(1))
-    assert awaited.completed(n(1)) == ()
+    awaited.drop_snapshot(n(1))
+    assert awaited.take_decided(n(1)) == ()
     assert awaited.snapshot(n(2)) == (split("p-1"),)
-    assert awaited.completed(n(2)) == (split("p-1"),)
+    assert awaited.take_decided(n(2)) == (split("p-1"),)

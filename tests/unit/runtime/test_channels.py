@@ -24,7 +24,7 @@ from onceflow.core.runtime.dataflow.channels import (
     LocalChannel,
     decode_batches,
     encode_batches,
-    joined,
+    join_batches,
 )
 from onceflow.core.runtime.dataflow.partitioners import KeyGroupPartitioner
 
@@ -119,7 +119,7 @@ def test_a_barrier_that_overtakes_goes_ahead_on_both_sides_and_all_that_it_overt
     assert Received(0, batch_of(0)) in taken, "the stream goes on meanwhile"
     right.overtake(OVERTAKES)
     assert gate.take(0) == Announced(1, OVERTAKES)
-    assert gate.recorded(CheckpointId(1)) == {0: tuple(map(batch_of, (0, 1, 3)))}
+    assert gate.end_recording(CheckpointId(1)) == {0: tuple(map(batch_of, (0, 1, 3)))}
     assert not left.flush()
     assert [gate.take(0) for _ in range(3)] == [
         Received(0, batch_of(1)),
@@ -167,14 +167,14 @@ def test_parts_of_batches_are_joined_in_order_to_none_larger_than_there_were() -
     for first in range(0, 60, 6):
         edge.receive(Batch(rows.slice(first, 6)))
     parts = max((channel.batches for channel in channels), key=len)
-    whole = joined(parts, rows_max=6)
+    whole = join_batches(parts, rows_max=6)
     assert len(parts) == 10
     assert len(whole) < 10
     assert all(batch.rows.num_rows <= 6 for batch in whole)
     for one, other in itertools.pairwise(whole):
         assert one.rows.num_rows + other.rows.num_rows > 6
     assert numbered_hashes(whole) == numbered_hashes(parts)
-    assert joined([], 6) == []
+    assert join_batches([], 6) == []
 
 
 def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:

@@ -23,7 +23,7 @@ from onceflow.core.runtime.transport.control_plane import (
 from onceflow.core.runtime.transport.credentials import (
     Credentials,
     TlsIdentity,
-    drawn_identities,
+    draw_identities,
     identity_in,
 )
 from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
@@ -35,7 +35,7 @@ HELLO = Hello(AttemptId(1), 0, 1, 1, "here", "nowhere", {})
 
 @pytest.fixture(scope="module")
 def identities() -> tuple[TlsIdentity, TlsIdentity]:
-    return drawn_identities()
+    return draw_identities()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def without_tls(address: str, identity: TlsIdentity) -> flight.FlightClient:
 
 
 def of_another_attempt(address: str, identity: TlsIdentity) -> flight.FlightClient:
-    other = replace(drawn_identities()[1], authority=identity.authority)
+    other = replace(draw_identities()[1], authority=identity.authority)
     return Credentials("secret", other).driver_client(address)
 
 
@@ -83,7 +83,7 @@ def without_a_certificate(address: str, identity: TlsIdentity) -> flight.FlightC
 
 
 def that_trusts_another_attempt(address: str, identity: TlsIdentity) -> flight.FlightClient:
-    other = replace(identity, authority=drawn_identities()[1].authority)
+    other = replace(identity, authority=draw_identities()[1].authority)
     return Credentials("secret", other).driver_client(address)
 
 
@@ -132,7 +132,7 @@ def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, Tls
     server.serve_gates({})
     for client in (
         flight.FlightClient(server.address.replace("grpc+tls", "grpc")),
-        Credentials("secret", drawn_identities()[1]).slot_client(server.address),
+        Credentials("secret", draw_identities()[1]).slot_client(server.address),
     ):
         with pytest.raises(SlotLost, match="cannot be opened"):
             FlightChannel(

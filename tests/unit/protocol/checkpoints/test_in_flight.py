@@ -63,7 +63,7 @@ def test_rows_behind_a_barrier_that_was_given_up_are_recorded_for_the_next(
     queues.put(1, rows[-1])
     queues.put(1, barrier(9))
     queues.put(1, "after")
-    assert queues.recorded(CheckpointId(9)) == {0: tuple(rows)}
+    assert queues.end_recording(CheckpointId(9)) == {0: tuple(rows)}
 
 
 def test_the_channel_of_a_newer_barrier_records_no_more() -> None:
@@ -71,7 +71,7 @@ def test_the_channel_of_a_newer_barrier_records_no_more() -> None:
     queues.record(CheckpointId(1), passed=(0,))
     queues.put(1, barrier(2))
     queues.put(1, "after")
-    assert queues.recorded(CheckpointId(1)) == {}
+    assert queues.end_recording(CheckpointId(1)) == {}
 
 
 def test_rows_behind_an_old_barrier_that_waits_with_its_sender_are_in_flight() -> None:
@@ -214,7 +214,7 @@ class Exchange:
                     else:
                         self.queues.record(taken.checkpoint, passed)
                 case InFlightComplete(checkpoint):
-                    recorded = self.queues.recorded(checkpoint)
+                    recorded = self.queues.end_recording(checkpoint)
                     self.complete(checkpoint, [row for rows in recorded.values() for row in rows])
                 case ForgetInFlight(checkpoint):
                     self.queues.forget(checkpoint)

@@ -237,7 +237,7 @@ def test_rows_before_the_barrier_are_recorded_wherever_they_are_and_no_others() 
     queues.put(1, barrier(1))
     queues.put(1, "g")
     assert queues.take() == Announced(1, barrier(1))
-    assert queues.recorded(CheckpointId(1)) == {0: ("r", "a", "c", "e")}
+    assert queues.end_recording(CheckpointId(1)) == {0: ("r", "a", "c", "e")}
     taken: list[object] = []
     while (item := queues.take()) is not None:
         assert isinstance(item, Received)
@@ -249,9 +249,9 @@ def test_what_is_recorded_without_all_barriers_is_an_error() -> None:
     queues = InputQueues[str]([ChannelEnd()] * 1)
     queues.record(CheckpointId(1), ())
     with pytest.raises(InvariantViolation, match="missing"):
-        queues.recorded(CheckpointId(1))
+        queues.end_recording(CheckpointId(1))
     with pytest.raises(ValueError, match="nothing is recorded"):
-        queues.recorded(CheckpointId(1))
+        queues.end_recording(CheckpointId(1))
 
 
 def test_without_credit_below_only_announcements_are_taken() -> None:
@@ -270,7 +270,7 @@ def test_what_is_in_flight_is_told_by_the_input_that_it_is_for_and_replayed_into
         queues.put(channel, element)
         queues.put(channel, barrier(1))
     queues.record(CheckpointId(1), ())
-    assert queues.recorded(CheckpointId(1)) == {1: ("r1", "b"), 0: ("r0", "a", "c")}
+    assert queues.end_recording(CheckpointId(1)) == {1: ("r1", "b"), 0: ("r0", "a", "c")}
     for _ in range(3):
         queues.take()
     taken = [queues.take() for _ in range(5)]
@@ -318,7 +318,7 @@ def test_a_barrier_in_order_does_not_wait_for_what_is_replayed_here_or_below(
     assert queues.take(elements=elements) == Announced(0, barrier(1))
     assert queues.take(elements=elements) == Received(1, barrier(1), 1)
     queues.record(CheckpointId(1), passed=(1,))
-    assert queues.recorded(CheckpointId(1)) == {0: ("r",)}
+    assert queues.end_recording(CheckpointId(1)) == {0: ("r",)}
 
 
 def test_one_that_waits_for_all_rows_does_so_behind_what_is_replayed() -> None:
