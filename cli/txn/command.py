@@ -21,13 +21,13 @@ from onceflow.cli.txn.settling import (
     UsageError,
     Wish,
     as_json,
-    parsed,
+    parse_transaction,
     print_transaction,
     print_transactions,
     settle,
     status_of,
 )
-from onceflow.cli.txn.where import Where, found_by_options
+from onceflow.cli.txn.where import Where, add_where_options
 from onceflow.core.commit.in_doubt import Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.in_doubt import TransactionSettler
@@ -66,7 +66,7 @@ Fence: TypeAlias = Annotated[
 
 
 @txn.command("list")
-@found_by_options
+@add_where_options
 def list_(
     where: Where,
     check: Annotated[
@@ -75,43 +75,43 @@ def list_(
     json_: Json = False,
 ) -> None:
     """Show everything in doubt, and what the decision log says about it."""
-    with _opened(where) as transactions:
-        found = transactions.in_doubt()
+    with _open(where) as transactions:
+        transactions_in_doubt = transactions.in_doubt()
         if json_:
-            print(json.dumps({"transactions": [as_json(one) for one in found]}))
+            print(json.dumps({"transactions": [as_json(one) for one in transactions_in_doubt]}))
         else:
-            print_transactions(console(), found)
+            print_transactions(console(), transactions_in_doubt)
             of_batches = where.checkpoint_location is not None or where.txn_app_id is not None
-            if found and where.storage is None and not of_batches:
+            if transactions_in_doubt and where.storage is None and not of_batches:
                 say("Add --storage DIR --job NAME to see what the decision log says.")
-    if check and found:
+    if check and transactions_in_doubt:
         raise typer.Exit(EXIT_REFUSED)
 
 
 @txn.command()
-@found_by_options
+@add_where_options
 def show(
     where: Where,
     transaction: Annotated[str, typer.Argument(help="Its id.")],
     json_: Json = False,
 ) -> None:
     """Show one transaction with all that is known about it. Exit status 1: there is none."""
-    with _opened(where) as transactions:
-        found = transactions.find(parsed(transaction))
-        if found is None:
+    with _open(where) as transactions:
+        entry = transactions.find(parse_transaction(transaction))
+        if entry is None:
             say(f"{transaction} is not in doubt here, and the log does not list it")
             raise typer.Exit(EXIT_REFUSED)
         if json_:
-            print(json.dumps(as_json(found)))
+            print(json.dumps(as_json(entry)))
         else:
-            print_transaction(console(), found)
+            print_transaction(console(), entry)
 
 
 def _settles(resolution: Resolution, help_: str) -> None:
     """Add the command that does `resolution`."""
 
     @txn.command(resolution.value, help=help_)
-    @found_by_options
+    @add_where_options
     def command(
         where: Where,
         ids: Ids = None,
@@ -121,7 +121,7 @@ def _settles(resolution: Resolution, help_: str) -> None:
         fence: Fence = False,
         json_: Json = False,
     ) -> None:
-        with _opened(where) as transactions:
+        with _open(where) as transactions:
             wish = Wish(resolution, tuple(ids or ()), everything, yes, force, fence)
             settle(transactions, wish, json_)
 
@@ -133,7 +133,7 @@ _settles(Resolution.ABORT, "Roll transactions back, if the decision log did not 
 
 
 @contextmanager
-def _opened(where: Where) -> Generator[TransactionSettler, None, None]:
+def _open(where: Where) -> Generator[TransactionSettler, None, None]:
     """Yield what `where` names, and end with the exit status of whatever goes wrong."""
     try:
         try:

@@ -81,43 +81,43 @@ def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
         raise UsageError("name transactions, or say --all")
     if wish.everything and wish.force:
         raise UsageError("--all takes what the log allows; name what is to be forced")
-    ids = [parsed(text) for text in wish.ids]
+    ids = [parse_transaction(text) for text in wish.ids]
     if wish.fence:
         _confirm("Take the job over? A driver that still runs will end with an error.", wish.yes)
         transactions.fence()
         say("The job is taken over: no earlier attempt decides anything more.")
-    allowed, refused = _sorted_out(transactions, wish, _wanted(transactions, ids))
+    allowed, refused = _sort_out(transactions, wish, _select(transactions, ids))
     if allowed:
         verb = "Commit" if wish.resolution is Resolution.COMMIT else "Roll back"
         for one in allowed:
             say(f"  {one.transaction}  ({one.status.decision.value}: {one.status.reason})")
         plural = "s" if len(allowed) > 1 else ""
         _confirm(f"{verb} {len(allowed)} transaction{plural}?", wish.yes)
-    results = [*refused, *(_carried_out(transactions, wish, one) for one in allowed)]
+    results = [*refused, *(_carry_out(transactions, wish, one) for one in allowed)]
     _print_results(wish.resolution, results, json_)
 
 
-def _wanted(
+def _select(
     transactions: TransactionSettler, ids: Sequence[TransactionId]
 ) -> tuple[InDoubtTransaction, ...]:
     """Return what is named, or everything in doubt when nothing is."""
     if not ids:
         return transactions.in_doubt()
-    found = {transaction: transactions.find(transaction) for transaction in ids}
-    missing = [str(transaction) for transaction, one in found.items() if one is None]
+    entries = {transaction: transactions.find(transaction) for transaction in ids}
+    missing = [str(transaction) for transaction, one in entries.items() if one is None]
     if missing:
         say(f"not in doubt here, and the log does not list it: {', '.join(missing)}")
         raise typer.Exit(EXIT_REFUSED)
-    return tuple(one for one in found.values() if one is not None)
+    return tuple(one for one in entries.values() if one is not None)
 
 
-def _sorted_out(
-    transactions: TransactionSettler, wish: Wish, wanted: Sequence[InDoubtTransaction]
+def _sort_out(
+    transactions: TransactionSettler, wish: Wish, selected: Sequence[InDoubtTransaction]
 ) -> tuple[list[InDoubtTransaction], list[Result]]:
     """Return what is to be done, and what is refused."""
     allowed: list[InDoubtTransaction] = []
     refused: list[Result] = []
-    for one in wanted:
+    for one in selected:
         reason = transactions.refusal(wish.resolution, one)
         if reason is None:
             allowed.append(one)
@@ -129,8 +129,8 @@ def _sorted_out(
     return allowed, refused
 
 
-def _carried_out(transactions: TransactionSettler, wish: Wish, one: InDoubtTransaction) -> Result:
-    """Settle `one`. What goes wrong with it does not keep the others from being told."""
+def _carry_out(transactions: TransactionSettler, wish: Wish, one: InDoubtTransaction) -> Result:
+    """Commit or abort `one`. A failure becomes its result, so the others are still tried."""
     try:
         match wish.resolution, wish.force:
             # While the question was open the log may have gone on: it is asked once more.
@@ -170,7 +170,7 @@ def status_of(error: OnceflowError) -> int:
             return EXIT_UNREACHABLE
 
 
-def parsed(text: str) -> TransactionId:
+def parse_transaction(text: str) -> TransactionId:
     """Return the id that `text` spells.
 
     Raises:
@@ -223,9 +223,9 @@ def as_json(one: InDoubtTransaction) -> dict[str, object]:
     }
 
 
-def print_transactions(console: Console, found: tuple[InDoubtTransaction, ...]) -> None:
+def print_transactions(console: Console, transactions: tuple[InDoubtTransaction, ...]) -> None:
     """Print one line a transaction, and what to do next."""
-    if not found:
+    if not transactions:
         console.print("nothing is in doubt")
         return
     headings = ("transaction", "kind", "rows", "age", "the log says", "the next start")
@@ -238,7 +238,7 @@ def print_transactions(console: Console, found: tuple[InDoubtTransaction, ...]) 
             (one.status.decision.value, _COLOURS[one.status.decision]),
             (_NEXT_START[one.status.recovery_action], ""),
         )
-        for one in found
+        for one in transactions
     ]
     print_listing(console, headings, rows)
 
@@ -287,20 +287,24 @@ def result_of(
     rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
     match outcome:
         case Committed():
-            said = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
+            result = (EXIT_DONE, "committed", f"committed: {rows} are visible now")
         case Aborted():
-            said = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
+            result = (EXIT_DONE, "aborted", f"rolled back: {rows} are gone and never were visible")
         case AlreadyCommitted() if resolution is Resolution.COMMIT:
-            said = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
+            result = (EXIT_DONE, "already_committed", "was committed before; nothing was changed")
         case AlreadyCommitted():
-            said = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")
+            result = (EXIT_REFUSED, "already_committed", f"was committed before: {rows} stay")
         case Lost(reason):
-            said = (EXIT_REFUSED, "lost", f"cannot be committed any more: {reason}")
+            result = (EXIT_REFUSED, "lost", f"cannot be committed any more: {reason}")
         case RetryLater(reason):
-            said = (EXIT_UNREACHABLE, "retry_later", f"nothing was changed, try later: {reason}")
+            result = (EXIT_UNREACHABLE, "retry_later", f"nothing was changed, try later: {reason}")
         case Unknown(reason):
-            said = (EXIT_UNREACHABLE, "unknown", f"nobody knows how it ended, ask again: {reason}")
-    status, word, sentence = said
+            result = (
+                EXIT_UNREACHABLE,
+                "unknown",
+                f"nobody knows how it ended, ask again: {reason}",
+            )
+    status, word, sentence = result
     return Result(status, one, word, sentence)
 
 

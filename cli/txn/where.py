@@ -75,17 +75,17 @@ class Where:
     checkpoint_location: Annotated[
         str | None,
         typer.Option(
-            help="checkpointLocation of a query of Structured Streaming, instead of a job's"
-            " --storage: its sink id and its decisions. With --url or --sink; --storage is then its"
-            " option stagingLocation, and --sink-id its option sinkId, where it has them."
+            help="Checkpoint location of a Structured Streaming query, whose transactions are"
+            " listed instead of a job's. Needs --url or --sink. --storage is then the query's"
+            " option stagingLocation and --sink-id its option sinkId, if it has them."
         ),
     ] = None
     txn_app_id: Annotated[
         str | None,
         typer.Option(
-            help="Option txnAppId of batch writes of Spark, instead of a job's --storage: their"
-            " sink ids and decisions. With --url of a database, for all its tables, or --sink;"
-            " --storage is then their option stagingLocation, where they have it."
+            help="Option txnAppId of Spark's batch writes, whose transactions are listed instead of"
+            " a job's. Needs --url of a database, for all its tables, or --sink. --storage is then"
+            " the writes' option stagingLocation, if they have it."
         ),
     ] = None
     timeout_s: Annotated[
@@ -103,23 +103,23 @@ class Where:
         if self.txn_app_id is not None:
             return self._of_writes(self.txn_app_id)
         storage = self._storage()
-        places: list[ResourceManager] = []
+        managers: list[ResourceManager] = []
         if self.url:
-            places.append(self._database(self.url))
+            managers.append(self._database(self.url))
         if self.sink:
             if not self.sink_id:
                 raise ConfigError("--sink needs --sink-id, the name by which its job writes")
-            places.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
+            managers.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
         if storage is not None and not self.sink:
-            places.append(StagedResourceManager(storage))
-        if not places:
+            managers.append(StagedResourceManager(storage))
+        if not managers:
             raise ConfigError(
                 "name where to look: --url postgresql://user@host/database (add --password-file),"
                 " kafka://host:port or file:///directory,"
                 " or --sink module:name --sink-id ID, and --storage DIR [--job NAME] for what the"
                 " decision log says"
             )
-        return InDoubtTransactions(places, storage)
+        return InDoubtTransactions(managers, storage)
 
     def _of_query(self, location: str) -> TransactionSettler:
         # Jobs need nothing of Spark's.
@@ -133,13 +133,13 @@ class Where:
                 "--checkpoint-location needs the query's target: --url postgresql://user@host/db,"
                 " or --sink module:name"
             )
-        place = CheckpointLocation(location)
-        sink_id = self.sink_id or place.sink_id()
+        directory = CheckpointLocation(location)
+        sink_id = self.sink_id or directory.sink_id()
         if self.url:
             manager = self._database(self.url)
         else:
             manager = SinkResourceManager(load_sink(self.sink or ""), sink_id)
-        return query_transactions(place, manager, sink_id=sink_id, staging=self.storage or "")
+        return query_transactions(directory, manager, sink_id=sink_id, staging=self.storage or "")
 
     def _of_writes(self, app: str) -> TransactionSettler:
         from onceflow.connectors.spark.streaming.query_transactions import write_transactions
@@ -188,13 +188,13 @@ class Where:
         job = self.job or (jobs[0] if len(jobs) == 1 else "")
         if job not in jobs:
             there = ", ".join(jobs) or "none"
-            said = f"has no job {job}" if job else "holds more than one job, or none: add --job"
-            raise ConfigError(f"--storage {root} {said} (jobs there: {there})")
+            problem = f"has no job {job}" if job else "holds more than one job, or none: add --job"
+            raise ConfigError(f"--storage {root} {problem} (jobs there: {there})")
         return described.open(job)
 
 
-def found_by_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options of `Where` in the place of its first parameter."""
+def add_where_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the options of `Where` instead of its first parameter."""
     types = get_type_hints(Where, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     options = [

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from onceflow.connectors.kafka.options import LIBRDKAFKA
-from onceflow.connectors.kafka.settings import Cluster, TopicSettings
+from onceflow.connectors.kafka.settings import KafkaCluster, TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.client_options import OptionValue
 
@@ -36,7 +36,7 @@ class ClientTroubles:
     Called on whatever thread polls the client.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: KafkaCluster) -> None:
         self._options = cluster.options
         self._lock = threading.Lock()
         self._reports: dict[int, str] = {}
@@ -80,7 +80,7 @@ class ClientTroubles:
 
 
 def client_config(
-    cluster: Cluster,
+    cluster: KafkaCluster,
     client_id: str,
     defaults: Mapping[str, OptionValue],
     troubles: ClientTroubles | None = None,
@@ -102,7 +102,7 @@ def client_config(
 
 
 def open_client(
-    construct: Callable[[dict[str, Any]], _Client], config: dict[str, Any], cluster: Cluster
+    construct: Callable[[dict[str, Any]], _Client], config: dict[str, Any], cluster: KafkaCluster
 ) -> _Client:
     """Return `construct(config)`. Does not wait for any broker.
 
@@ -124,7 +124,7 @@ def error_of(error: KafkaException) -> KafkaError:
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
 
 
-def describe_error(error: KafkaException, cluster: Cluster) -> str:
+def describe_error(error: KafkaException, cluster: KafkaCluster) -> str:
     """Return what Kafka said, with its code and without secrets."""
     inner = error_of(error)
     return f"{hide_secrets(inner.str(), cluster.options)} ({inner.name()})"
@@ -135,7 +135,7 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     return LIBRDKAFKA.without_secrets(text, options)
 
 
-def authentication_refused(cluster: Cluster, reason: str) -> ConfigError:
+def authentication_refused(cluster: KafkaCluster, reason: str) -> ConfigError:
     """Return the error that says who was refused and how, never with what password."""
     options = cluster.options
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"

@@ -24,7 +24,7 @@ class Decoded:
     kept: Sequence[int]
     """Places of the values that became rows, ascending."""
     faults: Mapping[int, str]
-    """Why a value became none, by its place. Values in neither of the two are passed over."""
+    """Why a value became none, by its position. Values in neither of the two are passed over."""
 
     def drop_rows(self, faults: Mapping[int, str]) -> Decoded:
         """Return all but the rows of `faults`, which say why each is none."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 Faults: TypeAlias = dict[int, str]
-"""Why a row is none, by its place."""
+"""Why a row cannot be made, by its position."""
 
 _Kinds: TypeAlias = tuple[Callable[[pa.DataType], bool], ...]
 
@@ -54,7 +54,7 @@ def _fits(have: pa.DataType, want: pa.DataType) -> bool:
     if arrow.is_dictionary(want):
         return _fits(have, want.value_type)
     if arrow.is_nested(have) or arrow.is_nested(want):
-        return _nested_fits(have, want)
+        return _can_fit_nested(have, want)
     if arrow.is_floating(have):
         return bool(arrow.is_floating(want) and want.bit_width >= have.bit_width)
     if arrow.is_timestamp(have):
@@ -65,7 +65,7 @@ def _fits(have: pa.DataType, want: pa.DataType) -> bool:
     )
 
 
-def _nested_fits(have: pa.DataType, want: pa.DataType) -> bool:
+def _can_fit_nested(have: pa.DataType, want: pa.DataType) -> bool:
     if arrow.is_map(have) and arrow.is_map(want):
         return misfit(have.item_type, want.item_type) is None
     if arrow.is_list(have) and (arrow.is_list(want) or arrow.is_large_list(want)):
@@ -73,21 +73,21 @@ def _nested_fits(have: pa.DataType, want: pa.DataType) -> bool:
     if not (arrow.is_struct(have) and arrow.is_struct(want)):
         return False
     members = {have.field(at).name: have.field(at).type for at in range(have.num_fields)}
-    wanted = [want.field(at) for at in range(want.num_fields)]
+    fields = [want.field(at) for at in range(want.num_fields)]
     return all(
         misfit(members[one.name], one.type) is None if one.name in members else one.nullable
-        for one in wanted
+        for one in fields
     )
 
 
-def fitted(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
+def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
     """Return `column` as `want`, whose types fit; what does not is null and told to `faults`."""
-    found = _cast(column, want.type, faults)
-    if not want.nullable and found.null_count:
-        null: Any = found.is_null().to_numpy(zero_copy_only=False)
+    result = _cast(column, want.type, faults)
+    if not want.nullable and result.null_count:
+        null: Any = result.is_null().to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(null).tolist():
             faults.setdefault(row, f"column {want.name!r} is NOT NULL and has no value")
-    return found
+    return result
 
 
 _CAST_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
@@ -97,20 +97,20 @@ def _cast(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
     if column.type == want:
         return column
     try:
-        return _converted(column, want)
+        return _convert(column, want)
     except _CAST_ERRORS:
         pass
     parts: list[pa.Array] = []
     for row in range(len(column)):
         try:
-            parts.append(_converted(column.slice(row, 1), want))
+            parts.append(_convert(column.slice(row, 1), want))
         except _CAST_ERRORS as error:
             faults.setdefault(row, f"a value does not fit {want}: {error}")
             parts.append(pa.nulls(1, want))
     return pa.concat_arrays(parts) if parts else pa.nulls(0, want)
 
 
-def _converted(column: pa.Array, want: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
     """Return `column` as `want`, member by member.
 
     Raises:
@@ -122,14 +122,14 @@ def _converted(column: pa.Array, want: pa.DataType) -> pa.Array:
     if arrow.is_struct(have):
         structs = cast("pa.StructArray", column)
         members = {have.field(at).name: structs.field(at) for at in range(have.num_fields)}
-        wanted = [want.field(at) for at in range(want.num_fields)]
+        fields = [want.field(at) for at in range(want.num_fields)]
         parts = [
-            _converted(members[one.name], one.type)
+            _convert(members[one.name], one.type)
             if one.name in members
             else pa.nulls(len(column), one.type)
-            for one in wanted
+            for one in fields
         ]
-        return pa.StructArray.from_arrays(parts, fields=wanted, mask=column.is_null())
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
     return column.cast(want, safe=True)
 
 
@@ -179,12 +179,12 @@ class Fitting:
         self, members: Mapping[str, pa.Array], count: int, faults: Faults
     ) -> list[pa.Array]:
         """Return each column, `count` rows long; tells `faults` of rows that cannot be read."""
-        found: list[pa.Array] = []
+        columns: list[pa.Array] = []
         for column, source in zip(self._columns, self._sources, strict=True):
             if source is not None:
-                found.append(fitted(members[source], column, faults))
+                columns.append(fit_column(members[source], column, faults))
             elif column.name in self._defaults:
-                found.append(pa.array([self._defaults[column.name]] * count, type=column.type))
+                columns.append(pa.array([self._defaults[column.name]] * count, type=column.type))
             else:
-                found.append(pa.nulls(count, column.type))
-        return found
+                columns.append(pa.nulls(count, column.type))
+        return columns

@@ -222,8 +222,8 @@ class SchemaRegistry:
         """
         what = f"schema id {schema_id}"
         ask = partial(self._client.get_schema, schema_id)
-        found = self._answer(ask, what, until, unknown_passes=True)
-        return self._kept(schema_id, found, until)
+        schema = self._answer(ask, what, until, unknown_passes=True)
+        return self._to_kept_schema(schema_id, schema, until)
 
     def latest(self, subject: str, *, until: float) -> KeptSchema:
         """Return the latest version of `subject`.
@@ -233,10 +233,10 @@ class SchemaRegistry:
             RegistryDown: No answer came before `until`.
         """
         ask = partial(self._client.get_latest_version, subject)
-        found = self._answer(ask, f"subject {subject!r}", until)
-        return self._kept(int(found.schema_id or 0), found.schema, until)
+        version = self._answer(ask, f"subject {subject!r}", until)
+        return self._to_kept_schema(int(version.schema_id or 0), version.schema, until)
 
-    def registered(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
+    def register(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
         """Return the id of `text` under `subject`, registered now unless it has been before.
 
         Repeated it returns the same id.
@@ -252,7 +252,7 @@ class SchemaRegistry:
         what = f"registering under {subject!r}"
         return int(self._answer(lambda: self._client.register_schema(subject, schema), what, until))
 
-    def looked_up(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
+    def look_up(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
         """Return the id that `text` has under `subject`.
 
         Raises:
@@ -263,28 +263,28 @@ class SchemaRegistry:
 
         schema = Schema(text, kind.value)
         what = f"looking the schema up under {subject!r}"
-        found = self._answer(lambda: self._client.lookup_schema(subject, schema), what, until)
-        return int(found.schema_id or 0)
+        version = self._answer(lambda: self._client.lookup_schema(subject, schema), what, until)
+        return int(version.schema_id or 0)
 
     def close(self) -> None:
         """Close the connections."""
         cast("Any", self._client).close()
 
-    def _kept(self, schema_id: int, found: Any, until: float) -> KeptSchema:
-        kind = SchemaKind(found.schema_type or "AVRO")
+    def _to_kept_schema(self, schema_id: int, schema: Any, until: float) -> KeptSchema:
+        kind = SchemaKind(schema.schema_type or "AVRO")
         references: dict[str, NamedSchema] = {}
-        self._follow(found, references, until)
-        return KeptSchema(schema_id, kind, str(found.schema_str), tuple(references.values()))
+        self._follow(schema, references, until)
+        return KeptSchema(schema_id, kind, str(schema.schema_str), tuple(references.values()))
 
-    def _follow(self, schema: Any, found: dict[str, NamedSchema], until: float) -> None:
+    def _follow(self, schema: Any, references: dict[str, NamedSchema], until: float) -> None:
         for one in schema.references or ():
-            if one.name in found:
+            if one.name in references:
                 continue
             what = f"subject {one.subject!r} version {one.version}"
             ask = partial(self._client.get_version, one.subject, one.version)
             inner = self._answer(ask, what, until).schema
-            self._follow(inner, found, until)
-            found[one.name] = NamedSchema(one.name, str(inner.schema_str))
+            self._follow(inner, references, until)
+            references[one.name] = NamedSchema(one.name, str(inner.schema_str))
 
     def _answer(
         self,

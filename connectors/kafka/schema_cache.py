@@ -36,7 +36,7 @@ class NoSchema:
 
 @dataclass(slots=True)
 class _Asked:
-    place: str
+    position: str
     """Of the first record with this id."""
     answer: KeptSchema | NoSchema | SourceUnavailable | ConfigError | None = None
 
@@ -67,11 +67,11 @@ class SchemaCache:
                 self.ask(schema_id, describe_position(messages[headers.index(header)]))
                 self._expected.add(header)
 
-    def ask(self, schema_id: int, place: str) -> None:
-        """Have the schema fetched, unless it is there; `place` says which record needs it."""
+    def ask(self, schema_id: int, position: str) -> None:
+        """Have the schema fetched, unless it is here; `position` says which record needs it."""
         if schema_id in self._asked:
             return
-        asked = self._asked[schema_id] = _Asked(place)
+        asked = self._asked[schema_id] = _Asked(position)
         thread = threading.Thread(
             target=self._fetch, args=(schema_id, asked), name="onceflow-schema", daemon=True
         )
@@ -91,7 +91,7 @@ class SchemaCache:
         return None not in answers
 
     def await_ready(self) -> None:
-        """Return when `ready`; as it raises."""
+        """Wait until `ready` returns true. Raises what `ready` raises."""
         while not self.ready():
             time.sleep(0.005)
 
@@ -104,7 +104,7 @@ class SchemaCache:
 
     def _fetch(self, schema_id: int, asked: _Asked) -> None:
         until = time.monotonic() + self._deadline_s
-        where = f"{asked.place} needs schema id {schema_id}"
+        where = f"{asked.position} needs schema id {schema_id}"
         with self._one_at_a_time:
             try:
                 # A connection of its own: new ids are rare, and secrets may be rotated.

@@ -105,7 +105,7 @@ def list_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Cluster(ClusterOptions):
+class KafkaCluster(ClusterOptions):
     """Where brokers are and how clients of theirs are set; picklable."""
 
     options: dict[str, str] = field(default_factory=dict[str, str])
@@ -118,7 +118,7 @@ class Cluster(ClusterOptions):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TopicSettings(TopicOptions, Cluster):
+class TopicSettings(TopicOptions, KafkaCluster):
     """Topics, and the schemas of their records."""
 
     operation: ClassVar[str] = "Read"

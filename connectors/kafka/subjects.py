@@ -19,7 +19,7 @@ from onceflow.core.errors import ConfigError, OnceflowError
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class SubjectAdvice:
     """What a user does when the registry refuses."""
 
     unknown: str
@@ -64,7 +64,7 @@ class Subject:
     def register(self, text: str) -> int:
         """Return the id of the schema `text`, registered now unless it has been before."""
         until = deadline(self.deadline_s)
-        return self.registry.registered(self.name, self.kind, text, until=until)
+        return self.registry.register(self.name, self.kind, text, until=until)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def open_subject(
     name: str,
     kind: SchemaKind,
     *,
-    advice: Advice,
+    advice: SubjectAdvice,
     unavailable: type[OnceflowError],
 ) -> Generator[Subject, None, None]:
     """Ask about the subject `name`; errors inside name it.

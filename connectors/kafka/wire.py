@@ -42,11 +42,11 @@ def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
     count, at = _number(value, HEADER_BYTES)
     if count == 0:
         return (0,), at
-    found: list[int] = []
+    indexes: list[int] = []
     for _ in range(count):
         index, at = _number(value, at)
-        found.append(index)
-    return tuple(found), at
+        indexes.append(index)
+    return tuple(indexes), at
 
 
 def indexes_of(path: tuple[int, ...]) -> bytes:
@@ -70,9 +70,9 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
 
 
 def _number_bytes(number: int) -> bytes:
-    rest = number << 1
-    found = bytearray()
-    while rest > 0x7F:
-        found.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*found, rest])
+    remaining = number << 1
+    encoded = bytearray()
+    while remaining > 0x7F:
+        encoded.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    return bytes([*encoded, remaining])

@@ -19,9 +19,9 @@ from onceflow.connectors.spark.batch.commits import (
     BatchTarget,
     TaskReport,
 )
-from onceflow.connectors.spark.batch.decision_keepers import kept_target
+from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
 from onceflow.connectors.spark.batch.identity import NamedTarget
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.core.protocol.batches import BatchDecision
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId
@@ -63,7 +63,7 @@ class BatchDriver(Generic[RowsT]):
 
     def commits(self) -> BatchCommits:
         """Return what carries the steps out; to be closed."""
-        return BatchCommits(*kept_target(NamedTarget(self.target, self.directory)))
+        return BatchCommits(*resolve_keeper(NamedTarget(self.target, self.directory)))
 
     def plan(self, number: int | None, fingerprint: str | None = None) -> BatchPlan:
         """Return what the tasks of batch `number` are told, whose input has `fingerprint`."""
@@ -82,7 +82,7 @@ class BatchDriver(Generic[RowsT]):
     ) -> TaskReport:
         """Return what a task reports that has pre-committed the rows of `part`."""
         self.tasks += 1
-        task_place = TaskPlace(partition, task_attempt, self.tasks, plan.batch.number, self.run)
+        task_place = TaskIdentity(partition, task_attempt, self.tasks, plan.batch.number, self.run)
         report = write_task(plan, task_place, iter([self.rows_of(part)]))
         sent: TaskReport = pickle.loads(pickle.dumps(report))  # noqa: S301 - its own
         return sent

@@ -26,10 +26,10 @@ from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    committed_metadata,
+    call_repeatedly,
     open_group_reader,
     open_producer,
-    repeated,
+    read_committed_metadata,
 )
 from onceflow.sinks.kafka.fence import owner_group, refusal
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
@@ -55,9 +55,11 @@ class KafkaBatchNotes(BatchNotes):
         deadline = time.monotonic() + self._settings.deadline_s
         owner, notes = self._reader(owner_group(self._sink_id)), self._reader(self._group)
         try:
-            return NotedBatches(self._newest_claim(owner, deadline), *self._noted(notes, deadline))
+            return NotedBatches(
+                self._newest_claim(owner, deadline), *self._read_notes(notes, deadline)
+            )
         except KafkaException as error:
-            raise self._refused(error, "read") from error
+            raise self._to_error(error, "read") from error
         finally:
             owner.close()
             notes.close()
@@ -72,7 +74,7 @@ class KafkaBatchNotes(BatchNotes):
         owner, notes = self._reader(name), self._reader(self._group)
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
-            repeated(producer.init_transactions, deadline=deadline)
+            call_repeatedly(producer.init_transactions, deadline=deadline)
             newest = self._newest_claim(owner, deadline)
             if newest != attempt:
                 raise Fenced(
@@ -83,13 +85,13 @@ class KafkaBatchNotes(BatchNotes):
             offsets = [TopicPartition(one, 0, attempt, text) for one in self._settings.topics]
             group: Any = cast("Any", notes).consumer_group_metadata()
             producer.begin_transaction()
-            repeated(
+            call_repeatedly(
                 lambda wait_s: producer.send_offsets_to_transaction(offsets, group, wait_s),
                 deadline=deadline,
             )
-            repeated(producer.commit_transaction, deadline=deadline)
+            call_repeatedly(producer.commit_transaction, deadline=deadline)
         except KafkaException as error:
-            raise self._refused(error, "noted") from error
+            raise self._to_error(error, "noted") from error
         except TimeoutError as error:
             raise SinkError(f"sink id {self._sink_id!r}: {error}") from error
         finally:
@@ -100,17 +102,17 @@ class KafkaBatchNotes(BatchNotes):
         return open_group_reader(self._settings, group, Isolation.DECIDED)
 
     def _newest_claim(self, owner: Consumer, deadline: float) -> AttemptId:
-        texts = committed_metadata(owner, self._settings.topics, deadline=deadline)
+        texts = read_committed_metadata(owner, self._settings.topics, deadline=deadline)
         claims = [json.loads(text) for text in texts.values()]
         ours = [int(one["attempt"]) for one in claims if one["log"] == self._log_id]
         return AttemptId(max(ours, default=NO_ATTEMPT))
 
-    def _noted(self, notes: Consumer, deadline: float) -> tuple[int | None, tuple[int, ...]]:
-        texts = committed_metadata(notes, self._settings.topics, deadline=deadline)
-        found = [json_decoder(_Note).decode(text) for text in texts.values()]
-        newest = max(found, key=lambda one: one.attempt, default=_Note(0, None, ()))
+    def _read_notes(self, notes: Consumer, deadline: float) -> tuple[int | None, tuple[int, ...]]:
+        texts = read_committed_metadata(notes, self._settings.topics, deadline=deadline)
+        recorded = [json_decoder(_Note).decode(text) for text in texts.values()]
+        newest = max(recorded, key=lambda one: one.attempt, default=_Note(0, None, ()))
         return newest.begun, newest.written
 
-    def _refused(self, error: KafkaException, doing: str) -> ConfigError | Fenced | SinkError:
+    def _to_error(self, error: KafkaException, doing: str) -> ConfigError | Fenced | SinkError:
         text = f"sink id {self._sink_id!r}: its batches are not {doing} at {self._settings.where}"
         return refusal(error, self._settings, text)

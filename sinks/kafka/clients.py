@@ -35,7 +35,8 @@ _GRACE_S = 5.0
 """How much longer than its timeout a call may take, on a machine that has much to do."""
 
 _RECOVERY: Mapping[str, OptionValue] = (
-    # Forgetting all brokers when none answers makes a later call wait for ever; see `bounded`.
+    # A client that forgets all brokers when none answers may wait for ever in a later call; see
+    # `call_with_timeout`.
     {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020B0000 else {}
 )
 _FENCED_CODES = frozenset(
@@ -90,7 +91,7 @@ def open_brokers(settings: KafkaSinkSettings) -> Brokers:
     return Brokers(settings, config, troubles, SinkError)
 
 
-def committed_metadata(
+def read_committed_metadata(
     reader: Consumer, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
     """Return, by topic, the text that the reader's group has committed with partition 0.
@@ -102,10 +103,10 @@ def committed_metadata(
     retries = Retries(until=deadline)
     while True:
         try:
-            found = reader.committed(asked, timeout=retries.call_s(ASK_S))
-            failed = next((one.error for one in found if one.error is not None), None)
+            partitions = reader.committed(asked, timeout=retries.call_s(ASK_S))
+            failed = next((one.error for one in partitions if one.error is not None), None)
             if failed is None:
-                return {one.topic: one.metadata for one in found if one.metadata}
+                return {one.topic: one.metadata for one in partitions if one.metadata}
             raise KafkaException(failed)
         except KafkaException:
             # A broker that has just started is still loading its groups.
@@ -113,25 +114,26 @@ def committed_metadata(
                 raise
 
 
-def repeated(call: Callable[[float], object], *, deadline: float) -> None:
-    """Return when `call(timeout_s)` has; it is made again while Kafka says that it may be.
+def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None:
+    """Call `call(timeout_s)` until it succeeds, while Kafka says that the error is retriable.
 
     Raises:
         KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
-        TimeoutError: As `bounded`.
+        TimeoutError: As `call_with_timeout`.
     """
+    # Each try is short, so that `deadline` is looked at; librdkafka goes on where it was.
     retries = Retries(until=deadline)
     while True:
         try:
-            bounded(call, retries.call_s(_CALL_S))
+            call_with_timeout(call, retries.call_s(_CALL_S))
             return
         except KafkaException as error:
             if not error_of(error).retriable() or not retries.pause():
                 raise
 
 
-def bounded(call: Callable[[float], object], timeout_s: float) -> None:
-    """Return when `call(timeout_s)` has, whose own timeout cannot be relied on.
+def call_with_timeout(call: Callable[[float], object], timeout_s: float) -> None:
+    """Call `call(timeout_s)` on a thread of its own: its timeout cannot be relied on.
 
     librdkafka (2.10 to 2.16 at least) waits for ever in `send_offsets_to_transaction` when the
     group's coordinator is a broker that was dropped from the metadata since it was last asked.
@@ -151,6 +153,7 @@ def bounded(call: Callable[[float], object], timeout_s: float) -> None:
         finally:
             returned.set()
 
+    # A daemon: a call that never returns must not keep the process from ending.
     threading.Thread(target=run, name="onceflow-kafka-call", daemon=True).start()
     if not returned.wait(timeout_s + _GRACE_S):
         raise TimeoutError(

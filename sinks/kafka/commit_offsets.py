@@ -49,17 +49,17 @@ def read_texts(settings: KafkaSinkSettings, group: str) -> Mapping[str, str]:
 
 
 def _list_groups(admin: Admin, timeout_s: float) -> Sequence[str]:
-    found = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
-    for error in found.errors:  # a broker that did not tell its own
+    listing = await_result(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
+    for error in listing.errors:  # a broker that did not tell its own
         raise error
-    return [one.group_id for one in found.valid]
+    return [one.group_id for one in listing.valid]
 
 
 def _ask_texts(admin: Admin, group: str, timeout_s: float) -> Mapping[str, str]:
     asked = [ConsumerGroupTopicPartitions(group)]
     futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout_s)
-    found = await_result(futures[group], timeout_s).topic_partitions
-    for one in found:
+    partitions = await_result(futures[group], timeout_s).topic_partitions
+    for one in partitions:
         if one.error is not None:
             raise KafkaException(one.error)
-    return {one.topic: one.metadata for one in found if one.metadata and not one.partition}
+    return {one.topic: one.metadata for one in partitions if one.metadata and not one.partition}

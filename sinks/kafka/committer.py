@@ -55,11 +55,11 @@ from onceflow.sinks.kafka.transactional_lane import (
     LaneFailed,
     TransactionalLane,
     TransactionalLanes,
-    decided_commit_offsets,
     lane_name,
     last_commit_offsets,
     proof_of,
     proven,
+    read_decided_commit_offsets,
 )
 
 _logger = logging.getLogger("onceflow.sinks.kafka")
@@ -102,7 +102,7 @@ class KafkaCommitter(Committer):
             except (SinkError, ConfigError, StorageError) as error:
                 reason = str(error)
             if not retries.pause():
-                return self._undecided(transaction, reason, sent=sent)
+                return self._retry_or_unknown(transaction, reason, sent=sent)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows, then see that nobody has committed or still commits them.
@@ -121,7 +121,7 @@ class KafkaCommitter(Committer):
             last_commit_offsets(self._settings, name, topics, deadline=deadline)
             self._area.discard(transaction)
             self._lanes.drop(transaction.subtask)
-            lane = self._lanes.opened(transaction.subtask, deadline=deadline)
+            lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
             lane.look_at(topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
             self._lanes.drop(transaction.subtask)
@@ -136,11 +136,11 @@ class KafkaCommitter(Committer):
         Raises:
             SinkError: Kafka cannot be asked now.
         """
-        listing = self._commit_records.listed()
+        listing = self._commit_records.list_transactions()
         for transaction in listing.leftovers:
             self._area.discard(transaction)
         proofs: dict[int, frozenset[TransactionId]] = {}
-        found: list[Committable] = []
+        committables: list[Committable] = []
         for transaction in listing.open:
             subtask = transaction.subtask
             if subtask not in proofs:
@@ -148,8 +148,8 @@ class KafkaCommitter(Committer):
             if transaction in proofs[subtask]:
                 self._commit_records.settle(transaction)
             else:
-                found.append(make_staged_committable(transaction))
-        return tuple(found)
+                committables.append(make_staged_committable(transaction))
+        return tuple(committables)
 
     def prune(self, before: CheckpointId) -> None:
         """Delete the commit records of checkpoints before `before`.
@@ -176,7 +176,7 @@ class KafkaCommitter(Committer):
         """Try once; `sent` when an earlier try may have committed."""
         if not self._lanes.has(transaction.subtask) and self._is_settled(transaction):
             return AlreadyCommitted()
-        lane = self._lanes.opened(transaction.subtask, deadline=deadline)
+        lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
         proof = self._proof(transaction)
         rows = self._area.read(transaction)
         first = None if rows is None else next(rows)[1]
@@ -187,7 +187,7 @@ class KafkaCommitter(Committer):
             self._lanes.settle(transaction)
             return Committed() if sent else AlreadyCommitted()
         if rows is None or first is None:
-            return self._gone(transaction, deadline)
+            return self._resolve_gone(transaction, deadline)
         rule = self._rule_for(transaction, lane, facts_of(first).staged_at_s)
         if rule is StaleRows.FAIL:
             return self._stale(transaction)
@@ -235,7 +235,7 @@ class KafkaCommitter(Committer):
         self._area.discard(transaction)
         return True
 
-    def _gone(self, transaction: TransactionId, deadline: float) -> AlreadyCommitted | Lost:
+    def _resolve_gone(self, transaction: TransactionId, deadline: float) -> AlreadyCommitted | Lost:
         """Tell committed from lost when nothing is staged: by commit record, then commit offset.
 
         Commit records go before rows, so a commit record that was on its way when the rows were
@@ -245,7 +245,7 @@ class KafkaCommitter(Committer):
         if self._commit_records.has(transaction):
             return AlreadyCommitted()
         self._lanes.drop(transaction.subtask)
-        if self._lanes.opened(transaction.subtask, deadline=deadline).proves(
+        if self._lanes.open_lane(transaction.subtask, deadline=deadline).proves(
             self._proof(transaction)
         ):
             return AlreadyCommitted()
@@ -282,15 +282,15 @@ class KafkaCommitter(Committer):
                 return AlreadyCommitted()
             topics = self._topics(transaction)
             name = lane_name(transaction.sink_id, transaction.subtask)
-            texts = decided_commit_offsets(self._settings, name, topics, deadline=deadline)
+            texts = read_decided_commit_offsets(self._settings, name, topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
-            return self._undecided(transaction, f"{reason}; then {error}", sent=sent)
+            return self._retry_or_unknown(transaction, f"{reason}; then {error}", sent=sent)
         if self._proof(transaction) in texts.values():
             return AlreadyCommitted()
         # Fenced, our transaction is ended, and the commit offsets say how: nothing of it is there.
         return RetryLater(f"another committer has taken over: {reason}")
 
-    def _undecided(
+    def _retry_or_unknown(
         self, transaction: TransactionId, reason: str, *, sent: bool
     ) -> RetryLater | Unknown:
         if not sent:

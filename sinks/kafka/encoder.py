@@ -31,9 +31,9 @@ from onceflow.sinks.kafka.records import (
     TOPIC_TYPE,
     VALUE,
     record_bytes,
-    stamped,
+    stamp,
 )
-from onceflow.sinks.kafka.registered import written_schema, written_text
+from onceflow.sinks.kafka.registered import build_schema_text, resolve_written_schema
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 RAW_COLUMNS = (KEY, VALUE, HEADERS)
@@ -43,10 +43,10 @@ ORIGIN_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType")
 
 
 def require_columns(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
-    """Return when rows of `schema` have what the settings speak of.
+    """Raise ConfigError unless rows of `schema` have the columns that the settings name.
 
     Raises:
-        ConfigError: A column is missing or has a type that its purpose cannot have.
+        ConfigError: A column is missing, or its type does not fit its purpose.
     """
     if settings.topic_column is not None:
         _require(schema, settings.topic_column, "topic_column", is_text, "a string")
@@ -83,13 +83,13 @@ def _require_raw(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
 
 
 def _require(
-    schema: pa.Schema, name: str, setting: str, fits: Callable[[pa.DataType], bool], wanted: str
+    schema: pa.Schema, name: str, setting: str, fits: Callable[[pa.DataType], bool], expected: str
 ) -> None:
     if name not in schema.names:
         raise ConfigError(f"{setting}: the rows have no column {name!r}, only {schema.names}")
     kind = to_plain_type(schema.field(name).type)
     if not fits(kind):
-        raise ConfigError(f"{setting}: column {name!r} is {kind} and must be {wanted}")
+        raise ConfigError(f"{setting}: column {name!r} is {kind} and must be {expected}")
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -138,11 +138,11 @@ class RecordEncoder:
         """
         if self._settings.format.registered:
             columns = _value_columns(self._settings, self._schema, self._headers)
-            schema = written_schema(self._settings, columns)
-            self._value = _registered_encoder(self._settings, columns, schema)
+            schema = resolve_written_schema(self._settings, columns)
+            self._value = _build_registered_encoder(self._settings, columns, schema)
         keys = self._registered_keys
         if keys is not None:
-            self._key = keys.encoder(written_schema(keys.settings, keys.columns))
+            self._key = keys.encoder(resolve_written_schema(keys.settings, keys.columns))
 
     def know_partitions(self, counts: dict[str, int]) -> None:
         """Refuse partitions that a topic does not have."""
@@ -155,13 +155,13 @@ class RecordEncoder:
             BadRow: A row cannot be a record, and bad rows fail the job.
         """
         rows = self._routable(to_plain_rows(batch))
-        found = [one for one in self._encoded(rows) if one.num_rows]
-        if not found:
-            return stamped(self._records(rows.slice(0, 0)), self._settings.topics)
-        records = found[0] if len(found) == 1 else _joined(found)
-        return stamped(records, self._settings.topics)
+        parts = [one for one in self._encode(rows) if one.num_rows]
+        if not parts:
+            return stamp(self._records(rows.slice(0, 0)), self._settings.topics)
+        records = parts[0] if len(parts) == 1 else _join(parts)
+        return stamp(records, self._settings.topics)
 
-    def _encoded(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def _encode(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return the records; halves `rows` to find those that cannot be encoded."""
         if not rows.num_rows:
             return []
@@ -172,7 +172,7 @@ class RecordEncoder:
                 self._bad_rows.reject(rows, [f"the row cannot be encoded: {error}"])
                 return []
             half = rows.num_rows // 2
-            return [*self._encoded(rows.slice(0, half)), *self._encoded(rows.slice(half))]
+            return [*self._encode(rows.slice(0, half)), *self._encode(rows.slice(half))]
 
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         settings = self._settings
@@ -192,13 +192,13 @@ class RecordEncoder:
         too_large: Any = pc.greater(sizes, limit)
         if not pc.any(too_large).as_py():
             return records
-        found: list[int] = sizes.filter(too_large).to_pylist()
+        refused_sizes: list[int] = sizes.filter(too_large).to_pylist()
         self._bad_rows.reject(
             rows.filter(too_large),
             [
                 f"the record takes {size} bytes, over message.max.bytes={limit}; raise it here and"
                 " max.message.bytes at the topic"
-                for size in found
+                for size in refused_sizes
             ],
         )
         return records.filter(pc.invert(too_large))
@@ -232,8 +232,8 @@ class RecordEncoder:
         column = self._settings.topic_column
         if column is None:
             return [self._settings.topics[0]] * rows.num_rows
-        found: list[str] = rows.column(column).to_pylist()
-        return found
+        topics: list[str] = rows.column(column).to_pylist()
+        return topics
 
     def _count(self, topic: str) -> int:
         return self._partitions.get(topic, 2**31)
@@ -246,15 +246,15 @@ def _headers(column: pa.Array) -> pa.Array:
         ValueError: A header has no key.
     """
     rows: list[Any] = column.to_pylist()
-    found: list[list[dict[str, Any]] | None] = []
+    headers: list[list[dict[str, Any]] | None] = []
     for row in rows:
         pairs: Sequence[Any] = [
             (one["key"], one["value"]) if isinstance(one, dict) else one for one in row or ()
         ]
         if any(key is None for key, _ in pairs):
             raise ValueError("a header without key")
-        found.append([{"key": key, "value": _bytes(value)} for key, value in pairs] or None)
-    return pa.array(found, HEADER_TYPE)
+        headers.append([{"key": key, "value": _bytes(value)} for key, value in pairs] or None)
+    return pa.array(headers, HEADER_TYPE)
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -278,7 +278,7 @@ def _value_encoder(
     columns = _value_columns(settings, schema, headers)
     if settings.format.registered:
         if settings.auto_register:
-            written_text(settings, columns)
+            build_schema_text(settings, columns)
         return _before_schema
     names = columns.names
     objects = JsonObjects(columns)
@@ -291,14 +291,14 @@ def _before_schema(rows: pa.RecordBatch) -> pa.Array:
     )
 
 
-def _registered_encoder(
+def _build_registered_encoder(
     settings: KafkaSinkSettings, columns: pa.Schema, schema: WrittenSchema
 ) -> EncodeRows:
     encode = value_encoder(settings.schema_kind, columns, schema, alone=False)
     return lambda rows: pa.array(encode([rows.column(name) for name in columns.names]), pa.binary())
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     schema = batches[0].schema
     columns = [
         pa.concat_arrays([batch.column(index) for batch in batches])

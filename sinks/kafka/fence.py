@@ -25,11 +25,11 @@ from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    committed_metadata,
+    call_repeatedly,
     is_fenced,
     open_group_reader,
     open_producer,
-    repeated,
+    read_committed_metadata,
 )
 from onceflow.sinks.kafka.commit_offsets import last_commits, read_texts
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
@@ -85,11 +85,11 @@ class Fence:
             SinkError: Kafka cannot be asked now.
         """
 
-        def admitted(owner: FenceOwner | None) -> bool:
+        def admit(owner: FenceOwner | None) -> bool:
             check_fence(self._context.sink_id, owner, self._owner, take_over=self._take_over)
             return True
 
-        self._write_if(admitted)
+        self._write_if(admit)
 
     def read_record(self) -> TargetRecord | None:
         """Return who has claimed the sink id and what was committed; None: Kafka has nothing of it.
@@ -129,7 +129,7 @@ class Fence:
     def _owner(self) -> FenceOwner:
         return FenceOwner(self._context.log_id, self._context.attempt, self._context.job)
 
-    def _write_if(self, wanted: Callable[[FenceOwner | None], bool]) -> None:
+    def _write_if(self, may_write: Callable[[FenceOwner | None], bool]) -> None:
         deadline = time.monotonic() + self._settings.deadline_s
         producer = open_producer(
             self._settings, client_id="onceflow-owner", transactional_id=self._name
@@ -137,10 +137,10 @@ class Fence:
         reader = open_group_reader(self._settings, self._name, Isolation.DECIDED)
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
-            repeated(producer.init_transactions, deadline=deadline)
-            texts = committed_metadata(reader, self._settings.topics, deadline=deadline)
+            call_repeatedly(producer.init_transactions, deadline=deadline)
+            texts = read_committed_metadata(reader, self._settings.topics, deadline=deadline)
             before = newest_claim(texts.values())
-            if wanted(before.owner if before else None):
+            if may_write(before.owner if before else None):
                 newest = max(
                     newest_commits(self._settings, before, self._context), key=_order, default=None
                 )
@@ -174,8 +174,8 @@ class Fence:
             producer.send_offsets_to_transaction(offsets, group, timeout_s)
 
         producer.begin_transaction()
-        repeated(send, deadline=deadline)
-        repeated(producer.commit_transaction, deadline=deadline)
+        call_repeatedly(send, deadline=deadline)
+        call_repeatedly(producer.commit_transaction, deadline=deadline)
 
 
 def refusal(
@@ -198,8 +198,8 @@ def newest_commits(
         ConfigError: It is not permitted.
         SinkError: Kafka cannot be asked now.
     """
-    found = last_commits(settings, context.sink_id, context.log_id)
-    return found if claim is None or claim.committed is None else (*found, claim.committed)
+    commits = last_commits(settings, context.sink_id, context.log_id)
+    return commits if claim is None or claim.committed is None else (*commits, claim.committed)
 
 
 def record_of(
@@ -214,14 +214,14 @@ def record_of(
 
 def newest_claim(texts: Iterable[str]) -> Claim | None:
     """Return the newest claim among the metadata of the owner group's offsets; None: no claim."""
-    return max(map(_parsed, texts), key=lambda claim: claim.owner.attempt, default=None)
+    return max(map(_parse, texts), key=lambda claim: claim.owner.attempt, default=None)
 
 
-def _parsed(text: str) -> Claim:
-    found = json.loads(text)
-    owner = FenceOwner(str(found["log"]), int(found["attempt"]), str(found["job"]))
+def _parse(text: str) -> Claim:
+    fields = json.loads(text)
+    owner = FenceOwner(str(fields["log"]), int(fields["attempt"]), str(fields["job"]))
     # One of an older onceflow does not name a commit.
-    committed = found.get("committed")
+    committed = fields.get("committed")
     return Claim(owner, Decided(*map(int, committed)) if committed else None)
 
 

@@ -150,12 +150,12 @@ class Preflight:
         """
         settings, broker_count = self._settings, len(_broker_ids(self._brokers))
         for topic, facts in self._topics.wait_for(settings.topics).items():
-            found = configuration(self._brokers, ConfigResource("TOPIC", topic))
+            config = configuration(self._brokers, ConfigResource("TOPIC", topic))
             area, limit = Area(f"topic {topic}"), settings.message_bytes_max
             about = f"topic {topic!r} at {settings.bootstrap_servers}"
-            findings = [record_size_finding(area, found, limit, MESSAGE_BYTES_MAX)]
-            if found:
-                findings += topic_findings(area, found, facts.replica_count, broker_count)
+            findings = [record_size_finding(area, config, limit, MESSAGE_BYTES_MAX)]
+            if config:
+                findings += topic_findings(area, config, facts.replica_count, broker_count)
             require(findings, about, _logger)
 
     def require_brokers_fit(self) -> None:
@@ -165,9 +165,9 @@ class Preflight:
             ConfigError: They do not.
             SinkError: No broker answered in time.
         """
-        found = broker_configuration(self._brokers)
-        if found:
-            findings = broker_findings(Area("kafka"), found)
+        config = broker_configuration(self._brokers)
+        if config:
+            findings = broker_findings(Area("kafka"), config)
             require(findings, f"Kafka at {self._settings.bootstrap_servers}", _logger)
 
     def _create(self, topic: str, create: NewTopics) -> None:

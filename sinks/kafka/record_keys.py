@@ -14,7 +14,7 @@ from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.kafka.records import KEY
-from onceflow.sinks.kafka.registered import written_text
+from onceflow.sinks.kafka.registered import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 EncodeRows: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
@@ -94,7 +94,7 @@ class RegisteredKeys:
         records = self._is_struct or settings.key_format is KeyFormat.PROTOBUF
         self.settings = settings.of_key(alone=len(fields) == 1 and not records)
         if settings.auto_register:
-            written_text(self.settings, self.columns)
+            build_schema_text(self.settings, self.columns)
 
     def encoder(self, schema: WrittenSchema) -> EncodeRows:
         """Return what writes keys by `schema`.

@@ -56,7 +56,7 @@ class StagedFacts:
     topics: tuple[str, ...]
 
 
-def stamped(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
+def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
     """Return `batch` with the time and the topics that it may hold."""
     facts = {_STAGED_AT: repr(time.time()).encode(), _TOPICS: json.dumps(topics).encode()}
     stamped_batch: pa.RecordBatch = batch.replace_schema_metadata(facts)
@@ -126,8 +126,8 @@ def _records(
     )
     headers: list[Any] = (
         [
-            found and [(header["key"], header["value"]) for header in found]
-            for found in batch.column(HEADERS).to_pylist()
+            pairs and [(header["key"], header["value"]) for header in pairs]
+            for pairs in batch.column(HEADERS).to_pylist()
         ]
         if HEADERS in names
         else [None] * rows
@@ -139,8 +139,8 @@ def topics_in(batch: pa.RecordBatch) -> set[str]:
     """Return the topics that records of `batch` go to."""
     if TOPIC not in batch.schema.names:
         return {facts_of(batch).topics[0]}
-    found: list[str] = batch.column(TOPIC).unique().to_pylist()
-    return set(found)
+    topics: list[str] = batch.column(TOPIC).unique().to_pylist()
+    return set(topics)
 
 
 def _lengths(column: pa.Array) -> pa.Array:

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from onceflow.connectors.kafka.encoding import WrittenSchema, schema_text
 from onceflow.connectors.kafka.registry import KeptSchema, SchemaKind
-from onceflow.connectors.kafka.subjects import Advice, Subject, open_subject
+from onceflow.connectors.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.connectors.kafka.wire import header_of, indexes_of
 from onceflow.core.errors import SinkError
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 
-def written_text(settings: KafkaSinkSettings, columns: pa.Schema) -> str:
+def build_schema_text(settings: KafkaSinkSettings, columns: pa.Schema) -> str:
     """Return the schema that `columns` have in the settings' format.
 
     Raises:
@@ -29,18 +29,18 @@ def _name(settings: KafkaSinkSettings) -> str:
     return settings.value_subject.removesuffix("-value")
 
 
-def written_schema(settings: KafkaSinkSettings, columns: pa.Schema) -> WrittenSchema:
-    """Return what rows of `columns` are written by; asks the registry.
+def resolve_written_schema(settings: KafkaSinkSettings, columns: pa.Schema) -> WrittenSchema:
+    """Return the schema that rows of `columns` are written with; asks the registry.
 
-    With auto_register it is their own schema, registered unless it has been before; without, the
-    subject's latest version.
+    With auto_register it is the schema of `columns`, which is registered unless it was before.
+    Without, it is the subject's latest version.
 
     Raises:
-        ConfigError: The registry refuses the schema or us, or has none.
-        SinkError: It did not answer within the sink's deadline.
+        ConfigError: The registry refuses the schema or the sink, or has no schema.
+        SinkError: The registry did not answer within the sink's deadline.
     """
     setting = settings.subject_setting
-    advice = Advice(
+    advice = SubjectAdvice(
         unknown=f"Register a schema there, give another {setting}, or auto_register=True",
         incompatible="The rows' columns may not follow the subject's versions under its"
         f" compatibility: change them before the sink, give another {setting}, or register a"
@@ -54,20 +54,20 @@ def written_schema(settings: KafkaSinkSettings, columns: pa.Schema) -> WrittenSc
         unavailable=SinkError,
     ) as subject:
         if settings.schema_kind is SchemaKind.PROTOBUF:
-            return _written_message(settings, columns, subject)
+            return _resolve_message(settings, columns, subject)
         if settings.auto_register:
-            text = written_text(settings, columns)
+            text = build_schema_text(settings, columns)
             return WrittenSchema(header_of(subject.register(text)), text)
         latest = subject.read_latest()
         return WrittenSchema(header_of(latest.id), latest.text)
 
 
-def _written_message(
+def _resolve_message(
     settings: KafkaSinkSettings, columns: pa.Schema, subject: Subject
 ) -> WrittenSchema:
     """Return the latest version's message, or that of `columns`, which keeps its numbers."""
     from onceflow.connectors.kafka.protobuf.schema import (
-        compiled,
+        compile_schema,
         message_of,
         path_of,
         protobuf_text,
@@ -75,12 +75,12 @@ def _written_message(
 
     if not settings.auto_register:
         latest = subject.read_latest()
-        descriptors = compiled(latest)
+        descriptors = compile_schema(latest)
         indexes = indexes_of(path_of(descriptors, settings.message))
         header = header_of(latest.id) + indexes
         return WrittenSchema(header, latest.text, descriptors, settings.message)
     known = subject.find_latest()
-    message = None if known is None else message_of(compiled(known), settings.message)
+    message = None if known is None else message_of(compile_schema(known), settings.message)
     text = protobuf_text(columns, _name(settings), message)
-    descriptors = compiled(KeptSchema(0, SchemaKind.PROTOBUF, text))
+    descriptors = compile_schema(KeptSchema(0, SchemaKind.PROTOBUF, text))
     return WrittenSchema(header_of(subject.register(text)) + indexes_of((0,)), text, descriptors)

@@ -20,9 +20,9 @@ from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    committed_metadata,
     open_brokers,
     open_group_reader,
+    read_committed_metadata,
 )
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.fence import (
@@ -72,15 +72,15 @@ class KafkaResourceManager(ResourceManager):
 
     def _claim(self, sink_id: str) -> Claim | None:
         if sink_id not in self._claims:
-            texts = self._committed_by(owner_group(sink_id))
+            texts = self._read_committed(owner_group(sink_id))
             self._claims[sink_id] = newest_claim(texts.values())
         return self._claims[sink_id]
 
-    def _committed_by(self, group: str) -> Mapping[str, str]:
+    def _read_committed(self, group: str) -> Mapping[str, str]:
         deadline = time.monotonic() + self._settings.deadline_s
         reader = open_group_reader(self._settings, group, Isolation.DECIDED)
         try:
-            return committed_metadata(reader, self._all_topics(), deadline=deadline)
+            return read_committed_metadata(reader, self._all_topics(), deadline=deadline)
         except KafkaException as error:
             raise SinkError(f"{self.name} does not tell who owns {group}: {error}") from error
         finally:

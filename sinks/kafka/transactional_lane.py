@@ -51,11 +51,11 @@ from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
     Isolation,
-    committed_metadata,
+    call_repeatedly,
     is_fenced,
     open_group_reader,
     open_producer,
-    repeated,
+    read_committed_metadata,
 )
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
@@ -91,7 +91,7 @@ class CommitRecords:
         self._written: set[TransactionId] | None = None
         """Those not pruned yet, as far as this process knows; None before it has looked."""
 
-    def listed(self) -> Listing:
+    def list_transactions(self) -> Listing:
         """Return what is there now.
 
         Raises:
@@ -139,7 +139,7 @@ class CommitRecords:
         Raises:
             StorageError: Some are still there.
         """
-        known = self.listed().committed if self._written is None else self._written
+        known = self.list_transactions().committed if self._written is None else self._written
         old = [transaction for transaction in known if transaction.checkpoint < before]
         for transaction in old:
             self._forget(transaction)
@@ -158,6 +158,8 @@ def _name_of_record(transaction: TransactionId) -> TransactionId:
     return replace(transaction, sequence=transaction.sequence + _RAISED_BY)
 
 
+# Short: both only help others. Without the abort the broker ends the transaction after its timeout;
+# without the second look an error names one reason less.
 _ABORT_S = 2.0
 _LOOK_S = 2.0
 
@@ -188,16 +190,16 @@ def proof_of(transaction: TransactionId, log_id: str) -> str:
 
 def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
     """Return the transactions of this job that commit offset `texts` prove committed."""
-    found: list[TransactionId] = []
+    transactions: list[TransactionId] = []
     for text in texts:
         name, _, log = text.partition(" ")
         transaction = TransactionId.parse(name)
         if transaction is not None and log == log_id:
-            found.append(transaction)
-    return found
+            transactions.append(transaction)
+    return transactions
 
 
-def decided_commit_offsets(
+def read_decided_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
     """Return the commit offsets of lane `name` by topic, without fencing anybody.
@@ -213,7 +215,7 @@ def decided_commit_offsets(
 def last_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """As `decided_commit_offsets`, without waiting: what it names is committed; more may be.
+    """As `read_decided_commit_offsets`, without waiting: what it names is committed; more may be.
 
     Raises:
         LaneFailed: There was no answer.
@@ -230,7 +232,7 @@ def _commit_offsets(
 ) -> Mapping[str, str]:
     reader = open_group_reader(settings, name, isolation)
     try:
-        return committed_metadata(reader, topics, deadline=deadline)
+        return read_committed_metadata(reader, topics, deadline=deadline)
     except KafkaException as error:
         raise LaneFailed(_unread(settings, name, topics, error)) from error
     finally:
@@ -247,7 +249,7 @@ def _unread(
     reason = f"the commit offset of {name} was not read: {describe_error(error, settings)}"
     reader = open_group_reader(settings, name, Isolation.LAST)
     try:
-        committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
+        read_committed_metadata(reader, topics, deadline=time.monotonic() + _LOOK_S)
     except KafkaException:
         return reason
     finally:
@@ -275,11 +277,11 @@ class TransactionalLane:
         self._producer: Producer = open_producer(
             settings, client_id=name.replace("/", "."), transactional_id=name
         )
-        self._repeated(self._producer.init_transactions, "was not opened", deadline)
+        self._call_repeatedly(self._producer.init_transactions, "was not opened", deadline)
         try:
             self._group = _group_of(settings, name)
             self.commit_offsets = dict(
-                decided_commit_offsets(settings, name, settings.topics, deadline=deadline)
+                read_decided_commit_offsets(settings, name, settings.topics, deadline=deadline)
             )
         except BaseException:
             self.abandon()
@@ -294,7 +296,7 @@ class TransactionalLane:
         """
         further = [topic for topic in topics if topic not in self._read]
         if further:
-            self.commit_offsets |= decided_commit_offsets(
+            self.commit_offsets |= read_decided_commit_offsets(
                 self._settings, self.name, further, deadline=deadline
             )
             self._read |= set(further)
@@ -319,7 +321,7 @@ class TransactionalLane:
                 produce(cast("Produces", self._producer), batch, deadline=deadline)
                 topics |= topics_in(batch)
         except KafkaException as error:
-            raise self._failed(error, "records were not produced") from error
+            raise self._to_failure(error, "records were not produced") from error
         except TimeoutError as error:
             self.abandon()
             raise LaneFailed(
@@ -342,12 +344,14 @@ class TransactionalLane:
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
-            raise self._failed(error, "no transaction was begun") from error
+            raise self._to_failure(error, "no transaction was begun") from error
         self._commit_proof(set(topics), proof, offset, deadline)
 
     def _commit_proof(self, topics: set[str], proof: str, offset: int, deadline: float) -> None:
         self._send_commit_offset(topics, proof, offset, deadline)
-        self._repeated(self._producer.commit_transaction, "may be committed", deadline, sent=True)
+        self._call_repeatedly(
+            self._producer.commit_transaction, "may be committed", deadline, sent=True
+        )
         self.commit_offsets |= dict.fromkeys(topics, proof)
 
     def abandon(self) -> None:
@@ -368,9 +372,9 @@ class TransactionalLane:
         def send(timeout_s: float) -> None:
             self._producer.send_offsets_to_transaction(offsets, self._group, timeout_s)
 
-        self._repeated(send, "the commit offset was not written", deadline)
+        self._call_repeatedly(send, "the commit offset was not written", deadline)
 
-    def _repeated(
+    def _call_repeatedly(
         self,
         call: Callable[[float], object],
         failure: str,
@@ -380,14 +384,16 @@ class TransactionalLane:
     ) -> None:
         """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
         try:
-            repeated(call, deadline=deadline)
+            call_repeatedly(call, deadline=deadline)
         except TimeoutError as error:
             # The call goes on; nothing else may be asked of this producer.
             raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error
         except KafkaException as error:
-            raise self._failed(error, failure, sent=sent) from error
+            raise self._to_failure(error, failure, sent=sent) from error
 
-    def _failed(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
+    def _to_failure(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
+        # A commit that was sent may be done by now: nothing is aborted, and the commit offset tells
+        # what became of it. Before that, an abort spares consumers the wait for its timeout.
         if sent:
             self.close()
         else:
@@ -435,7 +441,7 @@ class TransactionalLanes:
         """Return whether the lane of `subtask` is open here; it may be fenced by now."""
         return subtask in self._open
 
-    def opened(self, subtask: int, *, deadline: float) -> TransactionalLane:
+    def open_lane(self, subtask: int, *, deadline: float) -> TransactionalLane:
         """Return the lane of `subtask`, taken over now if it is not ours yet.
 
         Rows staged in it are not committed, unless its own commit offset names them; every other
@@ -490,7 +496,7 @@ class TransactionalLanes:
 
     def _settle_commit_offsets(self, subtask: int, lane: TransactionalLane) -> None:
         # After the lane was taken: nobody else can commit in it any more.
-        listing = self._commit_records.listed()
+        listing = self._commit_records.list_transactions()
         for transaction in listing.leftovers:
             if transaction.subtask == subtask:
                 self._area.discard(transaction)

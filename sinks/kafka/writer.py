@@ -156,7 +156,7 @@ class KafkaAtLeastOnceWriter(RecordWriter):
                 cast("Produces", self._producer),
                 records,
                 deadline=deadline,
-                on_delivery=self._delivered,
+                on_delivery=self._on_delivery,
             )
         except (KafkaException, TimeoutError) as error:
             self._fail(doing, SinkError, error)
@@ -186,7 +186,7 @@ class KafkaAtLeastOnceWriter(RecordWriter):
             self._closed = True
             self._producer.purge(blocking=False)
 
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+    def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and not self._failure:
             reason = hide_secrets(error.str(), self._settings.options)
             self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()

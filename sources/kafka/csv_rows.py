@@ -18,7 +18,7 @@ from pyarrow import csv
 from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.decoding import Decoded, PlainDecoder
-from onceflow.connectors.kafka.fitting import Faults, fitted
+from onceflow.connectors.kafka.fitting import Faults, fit_column
 from onceflow.connectors.kafka.wire import TOMBSTONE
 from onceflow.core.errors import ConfigError
 
@@ -103,7 +103,7 @@ class CsvDecoder(PlainDecoder):
             raise _OtherLines(table.num_rows)
         late: Faults = {}
         columns = [
-            fitted(_one_chunk(table.column(at)), column, late)
+            fit_column(_one_chunk(table.column(at)), column, late)
             for at, column in enumerate(self._columns)
         ]
         return Decoded(columns, indices, {}).drop_rows(late)

@@ -33,7 +33,7 @@ from onceflow.connectors.kafka.fitness import (
     replication_findings,
     topic_findings,
 )
-from onceflow.connectors.kafka.settings import Cluster
+from onceflow.connectors.kafka.settings import KafkaCluster
 from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource
@@ -72,7 +72,7 @@ class _Examination:
         options = dict(access.options)
         self._group_id = options.pop("group.id", None)
         self._servers = access.url.removeprefix("kafka://")
-        self._cluster = Cluster(
+        self._cluster = KafkaCluster(
             bootstrap_servers=self._servers,
             deadline_s=access.timeout_s * 0.8,
             options=RULES.accept(options),

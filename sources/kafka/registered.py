@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.connectors.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
-from onceflow.connectors.kafka.subjects import Advice, Subject, open_subject
+from onceflow.connectors.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.core.errors import SourceUnavailable
 from onceflow.sources.kafka.rows import require_columns
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
@@ -37,9 +37,9 @@ def with_columns(settings: KafkaSettings) -> KafkaSettings:
 
 
 def _with_value(settings: KafkaSettings) -> KafkaSettings:
-    advice = Advice("Give subject=, if it is another one")
+    advice = SubjectAdvice("Give subject=, if it is another one")
     if settings.format is not ValueFormat.PROTOBUF:
-        advice = Advice(f"{advice.unknown}, or give schema=", unusable="give schema=")
+        advice = SubjectAdvice(f"{advice.unknown}, or give schema=", unusable="give schema=")
     with _open(settings, settings.value_subject, settings.format.value, advice) as subject:
         kept = subject.read_latest()
         if subject.kind is SchemaKind.PROTOBUF:
@@ -51,9 +51,13 @@ def _with_value(settings: KafkaSettings) -> KafkaSettings:
 
 def _with_message(settings: KafkaSettings, kept: KeptSchema) -> KafkaSettings:
     from onceflow.connectors.kafka.protobuf.decoder import fitting_of
-    from onceflow.connectors.kafka.protobuf.schema import columns_of_message, compiled, message_of
+    from onceflow.connectors.kafka.protobuf.schema import (
+        columns_of_message,
+        compile_schema,
+        message_of,
+    )
 
-    descriptors = compiled(kept)
+    descriptors = compile_schema(kept)
     message = message_of(descriptors, settings.message)
     columns = settings.columns if settings.columns.names else columns_of_message(message)
     fitting_of(message, columns)
@@ -63,7 +67,7 @@ def _with_message(settings: KafkaSettings, kept: KeptSchema) -> KafkaSettings:
 
 def _with_key(settings: KafkaSettings) -> KafkaSettings:
     assert settings.key_format is not None
-    advice = Advice("Give key_subject=, if it is another one")
+    advice = SubjectAdvice("Give key_subject=, if it is another one")
     descriptors = b""
     with _open(settings, settings.subject_of_keys, settings.key_format.value, advice) as subject:
         kept = subject.read_latest()
@@ -71,11 +75,11 @@ def _with_key(settings: KafkaSettings) -> KafkaSettings:
             case SchemaKind.PROTOBUF:
                 from onceflow.connectors.kafka.protobuf.schema import (
                     columns_of_message,
-                    compiled,
+                    compile_schema,
                     message_of,
                 )
 
-                descriptors = compiled(kept)
+                descriptors = compile_schema(kept)
                 kind = pa.struct(list(columns_of_message(message_of(descriptors))))
             case SchemaKind.JSON:
                 from onceflow.connectors.kafka.json.schema import type_of_json_schema
@@ -91,7 +95,7 @@ def _with_key(settings: KafkaSettings) -> KafkaSettings:
 
 
 def _open(
-    settings: KafkaSettings, name: str, value_format: str, advice: Advice
+    settings: KafkaSettings, name: str, value_format: str, advice: SubjectAdvice
 ) -> AbstractContextManager[Subject]:
     kind = schema_kind(value_format)
     assert kind is not None, value_format

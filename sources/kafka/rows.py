@@ -21,8 +21,8 @@ from onceflow.connectors.kafka.decoding import BatchDecoder
 from onceflow.connectors.kafka.json.columns import (
     CONVERSION_ERRORS,
     Convert,
-    checked_late,
     converter_of,
+    has_late_checks,
     record_type,
 )
 from onceflow.connectors.kafka.json.instants import (
@@ -233,7 +233,7 @@ class JsonRows:
         self._keep_messages = (
             settings.include_metadata
             or settings.key_format is not None
-            or checked_late(settings.columns)
+            or has_late_checks(settings.columns)
         )
         self.kept: list[Message] = []
         kind = record_type(settings.columns)

@@ -211,10 +211,10 @@ def test_the_double_answers_as_the_real_registry_does(
     def answers(url: str) -> list[object]:
         registry = SchemaRegistry(registry_settings(url))
         until = deadline(_WAIT_S)
-        first = registry.registered(subject, kind, text, until=until)
-        again = registry.registered(subject, kind, text, until=until)
+        first = registry.register(subject, kind, text, until=until)
+        again = registry.register(subject, kind, text, until=until)
         latest, kept = registry.latest(subject, until=until), registry.schema(first, until=until)
-        found = registry.looked_up(subject, kind, text, until=until)
+        found = registry.look_up(subject, kind, text, until=until)
         refused: list[object] = [
             _refusal(lambda: registry.schema(99_999, until=deadline(0.0))),
             _refusal(lambda: registry.latest("nobody's", until=until)),

@@ -12,7 +12,7 @@ from tests.spark_formats.batches import SCHEMA, rows
 
 from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan, TaskReport
 from onceflow.connectors.spark.batch.sink_group import group_schema
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.connectors.spark.streaming.foreach_batch import (
     _ForeachBatch,  # pyright: ignore[reportPrivateUsage]
     foreach_batch,
@@ -67,7 +67,7 @@ class ForeachRun:
         sinks = list(self._function.sinks)
         plan = self._part(sinks[sink], sink)
         task_id = parts * len(sinks) * task_attempt + index * len(sinks) + sink
-        place = TaskPlace(index, task_attempt, task_id, plan.batch.number, "run-1")
+        place = TaskIdentity(index, task_attempt, task_id, plan.batch.number, "run-1")
         report = write_task(plan, place, iter([rows(part)]))
         return cast("TaskReport", pickle.loads(pickle.dumps(report)))
 

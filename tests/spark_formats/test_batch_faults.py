@@ -11,7 +11,7 @@ from tests.integration.postgres_sink_kit import ids_in, prepared, query
 from tests.integration.word_proxy import WordProxy
 from tests.spark_formats.batches import driver_of, rows
 
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.core.errors import PreCommitFailed
 from onceflow.integration.pytest_plugin import DatabaseFactory
 from onceflow.integration.servers.kinds import OwnDatabase
@@ -103,7 +103,7 @@ def test_a_task_of_upserts_that_loses_its_server_is_not_told_to_repartition(
         server.kill()
 
     with pytest.raises(PreCommitFailed) as lost:
-        write_task(plan, TaskPlace(0, 0, 0, batch=0), parts())
+        write_task(plan, TaskIdentity(0, 0, 0, batch=0), parts())
     assert "repartition" not in str(lost.value)
     server.start()
     driver.batch(0, [1, 2])

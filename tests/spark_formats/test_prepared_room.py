@@ -19,7 +19,7 @@ from onceflow import connectors
 from onceflow.connectors.spark.batch.commits import BatchTarget, TaskReport
 from onceflow.connectors.spark.batch.identity import staging_area
 from onceflow.connectors.spark.batch.sink_group import SinkGroup, group_schema
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import SinkError
 from onceflow.core.spi import OnBadRow
@@ -158,7 +158,7 @@ def test_dead_letters_count_where_the_server_has_room_for_some_of_a_batch(
     reports: list[TaskReport] = []
 
     def task(number: int) -> None:
-        place = TaskPlace(number, 0, number, batch=0)
+        place = TaskIdentity(number, 0, number, batch=0)
         reports.append(write_task(told, place, parts_of(number)))
 
     def parts_of(number: int) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from tests.spark_formats.batches import SCHEMA, rows
 from onceflow.connectors.spark.arrow_rows import spark_schema
 from onceflow.connectors.spark.batch.commits import BatchPlan
 from onceflow.connectors.spark.batch.identity import MakeSink
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.connectors.spark.batch.writer import BatchWriter, batch_writer
 from onceflow.connectors.spark.streaming.writer import ReportMessage
 
@@ -38,7 +38,7 @@ class Write:
         self.messages = [None for _ in parts]
         try:
             for index, part in enumerate(parts):
-                place = TaskPlace(index, task_attempt, len(parts) * task_attempt + index)
+                place = TaskIdentity(index, task_attempt, len(parts) * task_attempt + index)
                 report = write_task(self.plan, place, iter([rows(part)]))
                 self.messages[index] = ReportMessage(report)
         except Exception as error:

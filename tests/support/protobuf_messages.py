@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.connectors.kafka.protobuf.schema import class_of, compiled, message_of
+from onceflow.connectors.kafka.protobuf.schema import class_of, compile_schema, message_of
 from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 
 
@@ -18,7 +18,7 @@ def message_class(text: str, name: str | None = None, **imported: str) -> Any:
     """
     references = tuple(NamedSchema(f"{one}.proto", other) for one, other in imported.items())
     schema = KeptSchema(0, SchemaKind.PROTOBUF, text, references)
-    return class_of(message_of(compiled(schema), name))
+    return class_of(message_of(compile_schema(schema), name))
 
 
 def framed(schema_id: int, message: Any, indexes: bytes = b"\0") -> bytes:

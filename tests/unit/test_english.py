@@ -50,12 +50,8 @@ TWINS = frozenset[str]()
 """Public class names that exist twice, each for a reason."""
 
 UNSWEPT: tuple[str, ...] = (
-    "cli/txn/",
-    "connectors/kafka/",
-    "connectors/spark/batch/",
     "core/commit/",
     "core/protocol/",
-    "sinks/kafka/",
 )
 """Folders and files whose names are still to be mended; the list only gets shorter."""
 

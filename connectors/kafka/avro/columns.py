@@ -28,80 +28,80 @@ from onceflow.connectors.kafka.avro.schema import (
 class AvroRecords:
     """Reads the records of one schema where cursors stand."""
 
-    def __init__(self, schema: Record, wanted: frozenset[str]) -> None:
+    def __init__(self, schema: Record, names: frozenset[str]) -> None:
         """Keep what is needed of the schema.
 
         Args:
             schema: What the records were written with.
-            wanted: The members to return; the others are passed over.
+            names: The members to return; the others are passed over.
         """
         self._schema = schema
-        self._wanted = wanted
+        self._wanted = names
 
     def columns(self, cursors: Cursors, rows: Rows) -> dict[str, pa.Array]:
-        """Read `rows`; return each member that is wanted, as long as `rows`.
+        """Read `rows`; return each member of `names`, with a value for each of `rows`.
 
         What stands in the rows that the cursors have a fault of means nothing.
         """
-        found: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         for member in self._schema.members:
             cursors.field = f"field {member.name!r}"
             if member.name in self._wanted:
-                found[member.name] = _read(member.type, cursors, rows)
+                columns[member.name] = _read(member.type, cursors, rows)
             else:
                 _pass(member.type, cursors, rows)
         cursors.require_ends(rows)
-        return found
+        return columns
 
 
 def _read(node: AvroType, cursors: Cursors, rows: Rows) -> pa.Array:
-    found: pa.Array
+    values: pa.Array
     match node:
         case Scalar():
-            found = _read_scalar(node, cursors, rows)
+            values = _read_scalar(node, cursors, rows)
         case Fixed():
-            found = _read_fixed(node, cursors, rows)
+            values = _read_fixed(node, cursors, rows)
         case Symbols(names=names):
-            found = _read_symbols(names, cursors, rows)
+            values = _read_symbols(names, cursors, rows)
         case Union():
-            found = _read_union(node, cursors, rows)
+            values = _read_union(node, cursors, rows)
         case Record():
-            found = _read_record(node, cursors, rows)
+            values = _read_record(node, cursors, rows)
         case Items():
-            found = _read_items(node, cursors, rows)
+            values = _read_items(node, cursors, rows)
         case Entries():
-            found = _read_entries(node, cursors, rows)
-    return found
+            values = _read_entries(node, cursors, rows)
+    return values
 
 
 def _read_scalar(scalar: Scalar, cursors: Cursors, rows: Rows) -> pa.Array:
-    arrow, found = scalar.arrow, pa.nulls(0)
+    arrow, values = scalar.arrow, pa.nulls(0)
     match scalar.kind:
         case "long":
-            found = _viewed(pa.array(cursors.longs(rows)), arrow)
+            values = _view(pa.array(cursors.longs(rows)), arrow)
         case "int":
-            found = _viewed(pa.array(cursors.ints(rows)), arrow)
+            values = _view(pa.array(cursors.ints(rows)), arrow)
         case "string":
-            found = cursors.strings(rows)
+            values = cursors.strings(rows)
         case "double":
-            found = pa.array(cursors.fixed(rows, 8).view("<f8")[:, 0])
+            values = pa.array(cursors.raw_bytes(rows, 8).view("<f8")[:, 0])
         case "float":
-            found = pa.array(cursors.fixed(rows, 4).view("<f4")[:, 0])
+            values = pa.array(cursors.raw_bytes(rows, 4).view("<f4")[:, 0])
         case "boolean":
-            found = pa.array(cursors.booleans(rows))
+            values = pa.array(cursors.booleans(rows))
         case "bytes":
             decimal = arrow if pa.types.is_decimal(arrow) else None
-            found = cursors.decimals(rows, None, decimal) if decimal else cursors.binary(rows)
+            values = cursors.decimals(rows, None, decimal) if decimal else cursors.binary(rows)
         case _:
-            found = pa.nulls(rows.size)
-    return found
+            values = pa.nulls(rows.size)
+    return values
 
 
 def _read_fixed(fixed: Fixed, cursors: Cursors, rows: Rows) -> pa.Array:
     if pa.types.is_decimal(fixed.arrow):
         return cursors.decimals(rows, fixed.size_bytes, fixed.arrow)
-    found = pa.py_buffer(np.ascontiguousarray(cursors.fixed(rows, fixed.size_bytes)))
-    return pa.Array.from_buffers(fixed.arrow, rows.size, [None, found], 0)
+    buffer = pa.py_buffer(np.ascontiguousarray(cursors.raw_bytes(rows, fixed.size_bytes)))
+    return pa.Array.from_buffers(fixed.arrow, rows.size, [None, buffer], 0)
 
 
 def _read_record(record: Record, cursors: Cursors, rows: Rows) -> pa.Array:
@@ -119,11 +119,11 @@ def _read_record(record: Record, cursors: Cursors, rows: Rows) -> pa.Array:
 def _read_items(node: Items, cursors: Cursors, rows: Rows) -> pa.Array:
     offsets, parts, order = cursors.blocks(rows, lambda some: _read(node.item, cursors, some))
     kind = arrow_type(node.item)
-    found = pa.concat_arrays(parts).take(pa.array(order)) if parts else pa.array([], kind)
-    return pa.ListArray.from_arrays(pa.array(offsets), found, type=arrow_type(node))
+    items = pa.concat_arrays(parts).take(pa.array(order)) if parts else pa.array([], kind)
+    return pa.ListArray.from_arrays(pa.array(offsets), items, type=arrow_type(node))
 
 
-def _viewed(numbers: pa.Array, arrow: pa.DataType) -> pa.Array:
+def _view(numbers: pa.Array, arrow: pa.DataType) -> pa.Array:
     return numbers if numbers.type == arrow else numbers.view(arrow)
 
 
@@ -134,41 +134,41 @@ def _read_symbols(names: Sequence[str], cursors: Cursors, rows: Rows) -> pa.Arra
 
 def _choices(count: int, why: str, cursors: Cursors, rows: Rows) -> NDArray[np.int64]:
     """Read numbers below `count`."""
-    found = cursors.longs(rows)
-    wrong = (found < 0) | (found >= count)
+    numbers = cursors.longs(rows)
+    wrong = (numbers < 0) | (numbers >= count)
     if wrong.any():
         cursors.refuse(rows[wrong], why)
-        found[wrong] = 0
-    return found
+        numbers[wrong] = 0
+    return numbers
 
 
 def _read_union(union: Union, cursors: Cursors, rows: Rows) -> pa.Array:
     chosen = _choices(len(union.branches), "a branch that its union has not in", cursors, rows)
-    found: list[pa.Array] = []
+    members: list[pa.Array] = []
     null = np.zeros(rows.size, np.bool_)
     for branch, node in enumerate(union.branches):
         having = np.flatnonzero(chosen == branch)
         if is_null(node):
             null[having] = True
         else:
-            found.append(_spread(_read(node, cursors, rows[having]), having, rows.size))
+            members.append(_spread(_read(node, cursors, rows[having]), having, rows.size))
     kind = arrow_type(union)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(members) == 1:
+        return members[0]
+    if not members:
         return pa.nulls(rows.size)
-    return pa.StructArray.from_arrays(found, fields=list(kind), mask=pa.array(null))
+    return pa.StructArray.from_arrays(members, fields=list(kind), mask=pa.array(null))
 
 
-def _spread(found: pa.Array, at: NDArray[np.int64], count: int) -> pa.Array:
-    """Return `count` values: those `found` at their places, and null elsewhere."""
+def _spread(values: pa.Array, at: NDArray[np.int64], count: int) -> pa.Array:
+    """Return `count` values: those of `values` at the positions `at`, and null elsewhere."""
     if at.size == count:
-        return found
-    places = np.zeros(count, np.int64)
-    places[at] = np.arange(at.size)
+        return values
+    indices = np.zeros(count, np.int64)
+    indices[at] = np.arange(at.size)
     absent = np.ones(count, np.bool_)
     absent[at] = False
-    return found.take(pa.array(places, mask=absent))
+    return values.take(pa.array(indices, mask=absent))
 
 
 def _read_entries(node: Entries, cursors: Cursors, rows: Rows) -> pa.Array:
@@ -185,8 +185,8 @@ def _read_entries(node: Entries, cursors: Cursors, rows: Rows) -> pa.Array:
         return pa.StructArray.from_arrays([keys, _read(value, cursors, some)], fields=list(entry))
 
     offsets, parts, order = cursors.blocks(rows, read)
-    found = pa.concat_arrays(parts).take(pa.array(order)) if parts else pa.array([], entry)
-    entries = cast("pa.StructArray", found)
+    pairs = pa.concat_arrays(parts).take(pa.array(order)) if parts else pa.array([], entry)
+    entries = cast("pa.StructArray", pairs)
     keys, values = entries.field(0), entries.field(1)
     maps: pa.Array = pa.MapArray.from_arrays(pa.array(offsets), keys, values, type=arrow_type(node))
     return maps

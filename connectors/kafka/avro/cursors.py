@@ -59,7 +59,7 @@ class Cursors:
         """Read an int or a long."""
         at = self._at[rows]
         byte = self._bytes[at]
-        found = (byte & 0x7F).astype(np.uint64)
+        numbers = (byte & 0x7F).astype(np.uint64)
         at += 1
         going = np.flatnonzero(byte > 0x7F)
         shift = 7
@@ -69,41 +69,41 @@ class Cursors:
                 at[going] = self._ends[rows[going]]
                 break
             more = self._bytes[at[going]]
-            found[going] |= (more & 0x7F).astype(np.uint64) << np.uint64(shift)
+            numbers[going] |= (more & 0x7F).astype(np.uint64) << np.uint64(shift)
             at[going] += 1
             going = going[more > 0x7F]
             shift += 7
         self._move(rows, at)
-        halved: NDArray[np.int64] = (found >> np.uint64(1)).view(np.int64)
-        zigzag: NDArray[np.int64] = halved ^ -(found & np.uint64(1)).view(np.int64)
+        halved: NDArray[np.int64] = (numbers >> np.uint64(1)).view(np.int64)
+        zigzag: NDArray[np.int64] = halved ^ -(numbers & np.uint64(1)).view(np.int64)
         return zigzag
 
     def ints(self, rows: Rows) -> NDArray[np.int32]:
         """Read an int."""
-        found = self.longs(rows)
-        short = found.astype(np.int32)
-        wrong = short != found
+        numbers = self.longs(rows)
+        short = numbers.astype(np.int32)
+        wrong = short != numbers
         if wrong.any():
             self.refuse(rows[wrong], "a number of more than 32 bits in")
         return short
 
     def booleans(self, rows: Rows) -> NDArray[np.bool_]:
         """Read a boolean."""
-        found = self.fixed(rows, 1)[:, 0]
-        wrong = found > 1
+        values = self.raw_bytes(rows, 1)[:, 0]
+        wrong = values > 1
         if wrong.any():
             self.refuse(rows[wrong], "a boolean that is neither 0 nor 1 in")
-        true: NDArray[np.bool_] = found == 1
+        true: NDArray[np.bool_] = values == 1
         return true
 
-    def fixed(self, rows: Rows, size: int) -> NDArray[np.uint8]:
+    def raw_bytes(self, rows: Rows, size: int) -> NDArray[np.uint8]:
         """Read `size` bytes: a line of the answer for each row."""
         at = self._at[rows]
-        places = at[:, None] + np.arange(size, dtype=np.int64)
-        np.minimum(places, len(self._bytes) - 1, out=places)
+        positions = at[:, None] + np.arange(size, dtype=np.int64)
+        np.minimum(positions, len(self._bytes) - 1, out=positions)
         self._move(rows, at + size)
-        found: NDArray[np.uint8] = self._bytes[places]
-        return found
+        values: NDArray[np.uint8] = self._bytes[positions]
+        return values
 
     def spans(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Read bytes; return where they begin and how many they are."""
@@ -134,13 +134,13 @@ class Cursors:
 
     def strings(self, rows: Rows) -> pa.Array:
         """Read text."""
-        found = self.binary(rows)
+        encoded = self.binary(rows)
         try:
-            return found.cast(pa.string())
+            return encoded.cast(pa.string())
         except pa.ArrowInvalid:
             pass
         texts: list[str] = []
-        for row, value in zip(rows, found.to_pylist(), strict=True):
+        for row, value in zip(rows, encoded.to_pylist(), strict=True):
             try:
                 texts.append(value.decode())
             except UnicodeDecodeError as error:
@@ -161,14 +161,14 @@ class Cursors:
             self.refuse(rows[over], f"a decimal of more than {width} bytes in")
         # Two's complement, the highest byte first, becomes the lowest first and filled up.
         back = np.arange(width, dtype=np.int64)
-        places = starts[:, None] + (lengths[:, None] - 1 - back)
+        positions = starts[:, None] + (lengths[:, None] - 1 - back)
         inside = back < lengths[:, None]
-        np.clip(places, 0, len(self._bytes) - 1, out=places)
+        np.clip(positions, 0, len(self._bytes) - 1, out=positions)
         signs = self._bytes[np.minimum(starts, len(self._bytes) - 1)] > 0x7F
         filling = np.where(signs & (lengths > 0), 0xFF, 0).astype(np.uint8)
-        found = np.where(inside, self._bytes[places], filling[:, None])
+        little_endian = np.where(inside, self._bytes[positions], filling[:, None])
         array = pa.Array.from_buffers(
-            kind, rows.size, [None, pa.py_buffer(np.ascontiguousarray(found))], 0
+            kind, rows.size, [None, pa.py_buffer(np.ascontiguousarray(little_endian))], 0
         )
         return self._within_precision(rows, array)
 
@@ -214,19 +214,19 @@ class Cursors:
         if over.any():
             self.refuse(rows[over], _SHORT)
 
-    def _within_precision(self, rows: Rows, found: pa.Array) -> pa.Array:
+    def _within_precision(self, rows: Rows, decimals: pa.Array) -> pa.Array:
         try:
-            found.validate(full=True)
+            decimals.validate(full=True)
         except pa.ArrowInvalid:
             kept: list[Any] = []
             for at, row in enumerate(rows):
-                one = found.slice(at, 1)
+                one = decimals.slice(at, 1)
                 try:
                     one.validate(full=True)
                 except pa.ArrowInvalid:
-                    self.refuse(np.array([row]), f"more digits than {found.type} has in")
+                    self.refuse(np.array([row]), f"more digits than {decimals.type} has in")
                     kept.append(0)
                 else:
                     kept.append(one[0].as_py())
-            return pa.array(kept, found.type)
-        return found
+            return pa.array(kept, decimals.type)
+        return decimals

@@ -35,7 +35,7 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
     """Return the places of `values` by their schema's id; tells `faults` of those without one."""
     headers = [None if value is None else value[:HEADER_BYTES] for value in values]
     distinct = set(headers)
-    found: dict[int, Rows] = {}
+    rows_by_id: dict[int, Rows] = {}
     for header in distinct:
         schema_id = None if header is None else schema_id_of(header)
         rows = (
@@ -47,8 +47,8 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
             why = TOMBSTONE if header is None else UNFRAMED
             faults.update(dict.fromkeys(rows.tolist(), why))
         else:
-            found[schema_id] = rows
-    return found
+            rows_by_id[schema_id] = rows
+    return rows_by_id
 
 
 class AvroDecoder(RegistryDecoder):
@@ -92,11 +92,11 @@ class AvroDecoder(RegistryDecoder):
             mask = pa.array(good)
             parts.append(columns if good.all() else [one.filter(mask) for one in columns])
             orders.append(rows[good])
-        return Decoded(*_merged(parts, orders, self._columns), faults)
+        return Decoded(*_merge(parts, orders, self._columns), faults)
 
     def _reader(self, schema_id: int) -> _Reader | str:
-        found = self._readers.get(schema_id)
-        if found is None:
+        reader = self._readers.get(schema_id)
+        if reader is None:
             schema = self.schemas[schema_id]
             if isinstance(schema, NoSchema):
                 return schema.reason
@@ -107,8 +107,8 @@ class AvroDecoder(RegistryDecoder):
             fitting = Fitting(
                 columns_of(written), self._columns, aliases=self._aliases, defaults=self._defaults
             )
-            found = self._readers[schema_id] = _Reader(schema_id, written, fitting)
-        return found.fault or found
+            reader = self._readers[schema_id] = _Reader(schema_id, written, fitting)
+        return reader.fault or reader
 
 
 class _Reader:
@@ -133,7 +133,7 @@ class _Reader:
         return columns
 
 
-def _merged(
+def _merge(
     parts: Sequence[Sequence[pa.Array]], orders: Sequence[Rows], columns: pa.Schema
 ) -> tuple[list[pa.Array], list[int]]:
     """Return the columns of all `parts` in the order of their rows, and the rows."""
@@ -174,13 +174,13 @@ def _node(schema: KeptSchema) -> AvroType:
 
 def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, Any]:
     """Return the default of each column that has one, as Arrow takes it."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for member in members:
         at = columns.get_field_index(member.name)
         if at < 0 or member.default is MISSING:
             continue
-        found[member.name] = _default(member, columns.field(at).type)
-    return found
+        defaults[member.name] = _default(member, columns.field(at).type)
+    return defaults
 
 
 def _default(member: Member, kind: pa.DataType) -> Any:

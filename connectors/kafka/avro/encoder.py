@@ -54,15 +54,15 @@ class AvroValues:
             [_as_numbers(one, kind) for one, kind in zip(columns, self._types, strict=True)],
             names=self._names,
         )
-        found: list[bytes] = []
+        encoded: list[bytes] = []
         stream = io.BytesIO()
         for row in batch.to_pylist(maps_as_pydicts="strict"):
             stream.seek(0)
             stream.truncate()
             stream.write(header)
             self._write(stream, self._schema, row)
-            found.append(stream.getvalue())
-        return found
+            encoded.append(stream.getvalue())
+        return encoded
 
 
 def avro_value(columns: pa.Schema, text: str) -> AvroValues:

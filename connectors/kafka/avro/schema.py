@@ -184,7 +184,7 @@ class _Parser:
                 branches: Sequence[Any] = cast("Any", node)
                 return Union(tuple(self.parse(branch, space) for branch in branches))
             case dict():
-                return self._described(cast("dict[str, Any]", node), space)
+                return self._parse_object(cast("dict[str, Any]", node), space)
             case _:
                 raise ConfigError(f"this is no Avro type: {node!r}")
 
@@ -198,27 +198,27 @@ class _Parser:
                 return self._named[full]
         raise ConfigError(f"the Avro schema uses {name!r}, which it does not define")
 
-    def _described(self, node: dict[str, Any], space: str) -> AvroType:
+    def _parse_object(self, node: dict[str, Any], space: str) -> AvroType:
         kind = node.get("type")
-        found: AvroType
+        node_type: AvroType
         match kind:
             case "record" | "error":
-                found = self._record(node, space)
+                node_type = self._record(node, space)
             case "enum":
-                found = Symbols(tuple(node.get("symbols", ())))
-                self._named[_full_name(node, space)[0]] = found
+                node_type = Symbols(tuple(node.get("symbols", ())))
+                self._named[_full_name(node, space)[0]] = node_type
             case "fixed":
-                found = _fixed(node)
-                self._named[_full_name(node, space)[0]] = found
+                node_type = _parse_fixed(node)
+                self._named[_full_name(node, space)[0]] = node_type
             case "array":
-                found = Items(self.parse(node.get("items"), space))
+                node_type = Items(self.parse(node.get("items"), space))
             case "map":
-                found = Entries(self.parse(node.get("values"), space))
+                node_type = Entries(self.parse(node.get("values"), space))
             case str() if kind in _PRIMITIVES:
-                found = Scalar(kind, _logical(kind, node))
+                node_type = Scalar(kind, _logical(kind, node))
             case _:
-                found = self.parse(kind, space)
-        return found
+                node_type = self.parse(kind, space)
+        return node_type
 
     def _record(self, node: dict[str, Any], space: str) -> Record:
         name, inner = _full_name(node, space)
@@ -233,8 +233,8 @@ class _Parser:
             for one in node.get("fields", ())
         )
         self._open.pop()
-        self._named[name] = found = Record(name, members)
-        return found
+        self._named[name] = record = Record(name, members)
+        return record
 
 
 def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
@@ -246,7 +246,7 @@ def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
     return (f"{inner}.{name}" if inner else name), inner
 
 
-def _fixed(node: Mapping[str, Any]) -> Fixed:
+def _parse_fixed(node: Mapping[str, Any]) -> Fixed:
     size = int(node.get("size", 0))
     if node.get("logicalType") == "decimal":
         return Fixed(size, _decimal(node, size))
@@ -272,22 +272,22 @@ def _decimal(node: Mapping[str, Any], size: int) -> pa.DataType:
 
 def arrow_type(node: AvroType) -> pa.DataType:
     """Return the Arrow type that values of `node` become."""
-    found: pa.DataType
+    result: pa.DataType
     match node:
         case Scalar(arrow=kind) | Fixed(arrow=kind):
-            found = kind
+            result = kind
         case Symbols():
-            found = pa.string()
+            result = pa.string()
         case Items(item=item):
-            found = pa.list_(pa.field("item", arrow_type(item), nullable=is_nullable(item)))
+            result = pa.list_(pa.field("item", arrow_type(item), nullable=is_nullable(item)))
         case Entries(value=value):
             entry = pa.field("value", arrow_type(value), nullable=is_nullable(value))
-            found = pa.map_(pa.string(), entry)
+            result = pa.map_(pa.string(), entry)
         case Record(members=members):
-            found = pa.struct([arrow_field(one) for one in members])
+            result = pa.struct([arrow_field(one) for one in members])
         case Union():
-            found = _union_type(values_of(node))
-    return found
+            result = _union_type(values_of(node))
+    return result
 
 
 def _union_type(values: tuple[AvroType, ...]) -> pa.DataType:

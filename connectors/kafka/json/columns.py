@@ -55,7 +55,7 @@ def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
     )
 
 
-def checked_late(columns: pa.Schema) -> bool:
+def has_late_checks(columns: pa.Schema) -> bool:
     """Return whether a decoded record can still turn out bad when its columns become Arrow."""
     return any(_is_checked_late(column.type) for column in columns)
 
@@ -73,7 +73,7 @@ def _is_checked_late(kind: pa.DataType) -> bool:
 
 def _python_type(kind: pa.DataType, column: str) -> Any:
     if types.is_nested(kind):
-        return _nested_type(kind, column)
+        return _compound_type(kind, column)
     if types.is_integer(kind):
         return _integer_type(kind)
     if types.is_timestamp(kind):
@@ -81,22 +81,22 @@ def _python_type(kind: pa.DataType, column: str) -> Any:
         return Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | zoned
     if types.is_dictionary(kind):
         return _python_type(kind.value_type, column)
-    for is_kind, found in _SCALARS:
+    for is_kind, python_type in _SCALARS:
         if is_kind(kind):
-            return found
-    raise _unsupported(kind, column)
+            return python_type
+    raise _refusal(kind, column)
 
 
-def _nested_type(kind: pa.DataType, column: str) -> Any:
+def _compound_type(kind: pa.DataType, column: str) -> Any:
     if types.is_list(kind) or types.is_large_list(kind):
         return list[_python_type(kind.value_type, column) | None]  # type: ignore[misc]
     if types.is_struct(kind):
         return _struct_type(kind, column)
     if types.is_map(kind):
         if not types.is_string(kind.key_type):
-            raise _unsupported(kind, column)
+            raise _refusal(kind, column)
         return dict[str, _python_type(kind.item_type, column) | None]  # type: ignore[misc]
-    raise _unsupported(kind, column)
+    raise _refusal(kind, column)
 
 
 _SCALARS: tuple[tuple[Any, Any], ...] = (
@@ -127,12 +127,12 @@ def _integer_type(kind: pa.DataType) -> Any:
 def _struct_type(kind: pa.DataType, column: str) -> Any:
     members: dict[str, Any] = {}
     for member in (kind.field(index) for index in range(kind.num_fields)):
-        found = _python_type(member.type, f"{column}.{member.name}")
-        members[member.name] = NotRequired[found | None] if member.nullable else found
+        member_type = _python_type(member.type, f"{column}.{member.name}")
+        members[member.name] = NotRequired[member_type | None] if member.nullable else member_type
     return TypedDict("Nested", members)  # type: ignore[operator]
 
 
-def _unsupported(kind: pa.DataType, column: str) -> ConfigError:
+def _refusal(kind: pa.DataType, column: str) -> ConfigError:
     return ConfigError(
         f"column {column!r} is {kind}, which JSON records cannot fill here. Use integers, float,"
         " double, bool, string, binary, decimal, date32, timestamp, list, struct or map of strings"
@@ -202,13 +202,13 @@ def _timestamp_converter(kind: pa.DataType) -> Convert:
     numbers = _packing_converter(pa.int64(), "q")
 
     def convert(values: Sequence[Any]) -> pa.Array:
-        found = set(map(type, values))
-        found.discard(type(None))
-        if found == {dt.datetime}:
+        kinds = set(map(type, values))
+        kinds.discard(type(None))
+        if kinds == {dt.datetime}:
             # Through microseconds: the cast refuses what a coarser unit would cut off.
             exact = pa.array(values, type=pa.timestamp("us", kind.tz))
             return exact.cast(kind, safe=True)
-        if dt.datetime in found:
+        if dt.datetime in kinds:
             values = [_in_unit(value, kind.unit) for value in values]
         return numbers(values).view(kind)
 
@@ -221,7 +221,7 @@ def _in_unit(value: int | dt.datetime | None, unit: str) -> int | None:
     since = value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     many, one = _PER_MICROSECOND[unit]
-    found, rest = divmod(microseconds * many, one)
-    if rest:
+    count, remainder = divmod(microseconds * many, one)
+    if remainder:
         raise ValueError(f"{value.isoformat()} is finer than the column's unit, {unit}")
-    return found
+    return count

@@ -37,7 +37,7 @@ def holds_instants(kind: pa.DataType) -> bool:
     """Whether values of the type are instants, or may hold some."""
     if types.is_dictionary(kind):
         return holds_instants(kind.value_type)
-    inner = (kind.field(place).type for place in range(kind.num_fields))
+    inner = (kind.field(index).type for index in range(kind.num_fields))
     return types.is_timestamp(kind) or any(map(holds_instants, inner))
 
 
@@ -50,14 +50,14 @@ def make_exact(record: Any, written: object, columns: pa.Schema) -> None:
     if not isinstance(written, dict):
         return
     fields = cast("dict[str, Any]", written)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if holds_instants(column.type):
-            value = getattr(record, f"c{place}")
+            value = getattr(record, f"c{index}")
             try:
                 exact = _exact(value, fields.get(column.name), column.type)
             except ValueError as error:
                 raise ValueError(f"column {column.name!r} ({column.type}): {error}") from None
-            setattr(record, f"c{place}", exact)
+            setattr(record, f"c{index}", exact)
 
 
 def _exact(value: Any, written: Any, kind: pa.DataType) -> Any:
@@ -82,13 +82,13 @@ def _exact(value: Any, written: Any, kind: pa.DataType) -> Any:
 def _read_instant(finer: re.Match[str], written: str, kind: pa.DataType) -> dt.datetime | int:
     moment, digits, zone = finer.groups()
     whole = msgspec.convert(f"{moment}.{digits[:6]}{zone}", dt.datetime)
-    rest = digits[6:].rstrip("0")
-    if not rest:
+    finer_digits = digits[6:].rstrip("0")
+    if not finer_digits:
         return whole
-    if kind.unit != "ns" or len(rest) > 3:
+    if kind.unit != "ns" or len(finer_digits) > 3:
         raise ValueError(f"{written} is finer than the column's unit, {kind.unit}")
     if whole.tzinfo is not None:
         whole = whole.astimezone(dt.timezone.utc).replace(tzinfo=None)
     since = whole - _EPOCH
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    return microseconds * 1_000 + int(rest.ljust(3, "0"))
+    return microseconds * 1_000 + int(finer_digits.ljust(3, "0"))

@@ -37,7 +37,8 @@ def fault_of(error: Exception, value: bytes | None, columns: pa.Schema) -> str:
     )
     if name is None:
         return reason
-    return f"column {name!r} ({columns.field(name).type}): {reason}, found {_found(value, name)}"
+    kind = columns.field(name).type
+    return f"column {name!r} ({kind}): {reason}, found {_describe_value(value, name)}"
 
 
 def late_fault_of(
@@ -52,7 +53,7 @@ def late_fault_of(
     return None
 
 
-def _found(value: bytes, name: str) -> str:
+def _describe_value(value: bytes, name: str) -> str:
     try:
         decoded = cast("object", msgspec.json.decode(value))
     except (msgspec.MsgspecError, ValueError, RecursionError):

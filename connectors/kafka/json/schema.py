@@ -48,10 +48,10 @@ def columns_of_json_schema(text: str) -> pa.Schema:
     Raises:
         ConfigError: It describes no objects, or a property without one Arrow type; names it.
     """
-    found = type_of_json_schema(text)
-    if not pa.types.is_struct(found):
+    kind = type_of_json_schema(text)
+    if not pa.types.is_struct(kind):
         raise ConfigError("this is no JSON Schema of objects")
-    return pa.schema(list(found))
+    return pa.schema(list(kind))
 
 
 def type_of_json_schema(text: str) -> pa.DataType:
@@ -67,8 +67,8 @@ def type_of_json_schema(text: str) -> pa.DataType:
     if not isinstance(root, dict):
         raise ConfigError("this is no JSON Schema of objects")
     schema = cast("dict[str, Any]", root)
-    found, _ = _Types(schema).of(schema, "", 0)
-    return found
+    kind, _ = _Types(schema).of(schema, "", 0)
+    return kind
 
 
 class _Types:
@@ -80,7 +80,7 @@ class _Types:
         if depth > _DEPTH_MAX:
             raise ConfigError(f"property {path!r} contains itself, which no column can hold")
         if "$ref" in schema:
-            return self.of(self._referred(str(schema["$ref"]), path), path, depth + 1)
+            return self.of(self._follow(str(schema["$ref"]), path), path, depth + 1)
         for choice in ("oneOf", "anyOf"):
             if choice in schema:
                 return self._chosen(schema[choice], path, depth)
@@ -88,12 +88,14 @@ class _Types:
         if isinstance(kind, list):
             kinds = [one for one in cast("list[object]", kind) if one != "null"]
             if len(kinds) != 1:
-                raise _refused(path, schema)
-            found, _ = self.of({**schema, "type": kinds[0]}, path, depth)
-            return found, len(kinds) < len(cast("list[object]", kind))
-        return self._typed(str(kind), schema, path, depth), False
+                raise _refusal(path, schema)
+            inner, _ = self.of({**schema, "type": kinds[0]}, path, depth)
+            return inner, len(kinds) < len(cast("list[object]", kind))
+        return self._to_arrow_type(str(kind), schema, path, depth), False
 
-    def _typed(self, kind: str, schema: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
+    def _to_arrow_type(
+        self, kind: str, schema: Mapping[str, Any], path: str, depth: int
+    ) -> pa.DataType:
         if kind == "object" and isinstance(schema.get("properties"), dict):
             return self._struct(schema, path, depth)
         if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
@@ -106,7 +108,7 @@ class _Types:
         if kind == "string" and known is None:
             known = _FORMATS.get(str(schema.get("format", "")))
         if kind not in _SIMPLE:
-            raise _refused(path, schema)
+            raise _refusal(path, schema)
         return known or _SIMPLE[kind]
 
     def _struct(self, schema: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
@@ -120,11 +122,11 @@ class _Types:
     def _chosen(self, choices: list[Any], path: str, depth: int) -> tuple[pa.DataType, bool]:
         others = [one for one in choices if one.get("type") != "null"]
         if len(others) != 1:
-            raise _refused(path, {"oneOf": choices})
-        found, nullable = self.of(others[0], path, depth + 1)
-        return found, nullable or len(others) < len(choices)
+            raise _refusal(path, {"oneOf": choices})
+        inner, nullable = self.of(others[0], path, depth + 1)
+        return inner, nullable or len(others) < len(choices)
 
-    def _referred(self, reference: str, path: str) -> Mapping[str, Any]:
+    def _follow(self, reference: str, path: str) -> Mapping[str, Any]:
         node: Any = self._root
         for part in filter(None, reference.removeprefix("#").split("/")):
             name = part.replace("~1", "/").replace("~0", "~")
@@ -134,7 +136,7 @@ class _Types:
         return cast("dict[str, Any]", node)
 
 
-def _refused(path: str, schema: Mapping[str, Any]) -> ConfigError:
+def _refusal(path: str, schema: Mapping[str, Any]) -> ConfigError:
     shown = json.dumps(schema)[:100]
     return ConfigError(f"property {path!r} has no one Arrow type ({shown})")
 
@@ -176,19 +178,19 @@ def json_schema_text_of(field: pa.Field, name: str) -> str:
 
 
 def _object_text(fields: Sequence[pa.Field]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {field.name: _property_text(field) for field in fields},
         # A closed object: only so may columns be added and taken away later.
         "additionalProperties": False,
     }
     required = [field.name for field in fields if not field.nullable]
-    return {**found, "required": required} if required else found
+    return {**schema, "required": required} if required else schema
 
 
 def _property_text(field: pa.Field) -> dict[str, Any]:
-    found = _type_text(field.type, field.name)
-    return {"oneOf": [{"type": "null"}, found]} if field.nullable else found
+    text = _type_text(field.type, field.name)
+    return {"oneOf": [{"type": "null"}, text]} if field.nullable else text
 
 
 def _type_text(kind: pa.DataType, column: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from onceflow.connectors.kafka.protobuf.schema import (
     MessagePath,
     class_of,
     columns_of_message,
-    compiled,
+    compile_schema,
     decode_error,
     is_map,
     is_nullable,
@@ -147,8 +147,8 @@ class ProtobufDecoder(RegistryDecoder):
         path, start = message_indexes(value)
         name = messages.get(path)
         if name != self._name:
-            found = f"message {list(path)}, which its schema lacks" if name is None else name
-            raise ValueError(f"its schema id {schema_id}: it is {found}, and {self._name} is read")
+            actual = f"message {list(path)}, which its schema lacks" if name is None else name
+            raise ValueError(f"its schema id {schema_id}: it is {actual}, and {self._name} is read")
         return value[start:]
 
     def _messages_of(self, schema_id: int) -> dict[MessagePath, str]:
@@ -159,17 +159,17 @@ class ProtobufDecoder(RegistryDecoder):
         """
         if schema_id not in self._messages:
             self._messages[schema_id] = self._messages_or_fault(schema_id)
-        found = self._messages[schema_id]
-        if isinstance(found, str):
-            raise ValueError(found)
-        return found
+        messages = self._messages[schema_id]
+        if isinstance(messages, str):
+            raise ValueError(messages)
+        return messages
 
     def _messages_or_fault(self, schema_id: int) -> dict[MessagePath, str] | str:
         schema = self.schemas[schema_id]
         if isinstance(schema, NoSchema):
             return schema.reason
         try:
-            return messages_of(compiled(schema))
+            return messages_of(compile_schema(schema))
         except ConfigError as error:
             return f"its schema id {schema_id}: {error}"
 
@@ -206,8 +206,8 @@ def _row_of(fields: Sequence[FieldDescriptor]) -> Callable[[Any], tuple[Any, ...
     """Return what reads the values of `fields` from a message, which may be used anew after it."""
     plain = all(_is_plain(one) for one in fields)
     if plain and len(fields) > 1:
-        found: Callable[[Any], tuple[Any, ...]] = attrgetter(*(one.name for one in fields))
-        return found
+        getter: Callable[[Any], tuple[Any, ...]] = attrgetter(*(one.name for one in fields))
+        return getter
     readers = [_value_of(one) for one in fields]
     return lambda message: tuple([read(message) for read in readers])
 

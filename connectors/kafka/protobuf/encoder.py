@@ -97,10 +97,10 @@ def _converter(field: FieldDescriptor) -> _Convert:
     return (lambda items: list(map(one, items))) if is_repeated(field) else one
 
 
-def _without_doubles(found: dict[Any, Any], pairs: Sequence[Any]) -> dict[Any, Any]:
-    if len(found) != len(pairs):
+def _without_doubles(entries: dict[Any, Any], pairs: Sequence[Any]) -> dict[Any, Any]:
+    if len(entries) != len(pairs):
         raise ValueError("a map that has a key twice")
-    return found
+    return entries
 
 
 def _single_converter(field: FieldDescriptor) -> _Convert:

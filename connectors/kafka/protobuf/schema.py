@@ -48,7 +48,7 @@ NEEDED_PROTOBUF = (
 )
 
 MessagePath: TypeAlias = tuple[int, ...]
-"""A message by its place in its schema: of the outermost message first, then of those inside."""
+"""A message by its index in its schema: that of the outermost message first, then those inside."""
 
 _COMPILE_S = 120.0
 """Of a run of milliseconds, on a machine that has other things to do."""
@@ -98,7 +98,7 @@ _SCALARS: Mapping[int, pa.DataType] = {
 
 
 @lru_cache(maxsize=64)
-def compiled(schema: KeptSchema) -> bytes:
+def compile_schema(schema: KeptSchema) -> bytes:
     """Return a schema and all that it imports as a FileDescriptorSet, itself as the last file.
 
     Runs Protobuf's own compiler as a process, which takes some tenths of a second; what this
@@ -115,9 +115,9 @@ def compiled(schema: KeptSchema) -> bytes:
         ready = [*_laid_out(sources, directory), *_built_in(sources)]
         known = directory / "known.descriptors"
         known.write_bytes(_set_of(ready))
-        found = directory / "found.descriptors"
-        _run_compiler(directory, known, found)
-        return found.read_bytes()
+        output = directory / "found.descriptors"
+        _run_compiler(directory, known, output)
+        return output.read_bytes()
 
 
 def _laid_out(sources: Iterable[NamedSchema], directory: Path) -> Iterator[bytes]:
@@ -139,11 +139,11 @@ def _descriptor_in(source: NamedSchema) -> bytes | None:
     descriptor_pb2 = _protobuf("descriptor_pb2")
     try:
         raw = base64.b64decode("".join(source.text.split()), validate=True)
-        found = descriptor_pb2.FileDescriptorProto.FromString(raw)
+        descriptor = descriptor_pb2.FileDescriptorProto.FromString(raw)
     except (binascii.Error, ValueError, _protobuf("message").DecodeError):
         return None
-    found.name = source.name
-    return bytes(found.SerializeToString())
+    descriptor.name = source.name
+    return bytes(descriptor.SerializeToString())
 
 
 def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
@@ -159,18 +159,18 @@ def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
 
 def _set_of(files: Iterable[bytes]) -> bytes:
     descriptor_pb2 = _protobuf("descriptor_pb2")
-    found = descriptor_pb2.FileDescriptorSet()
+    descriptor_set = descriptor_pb2.FileDescriptorSet()
     for one in files:
-        found.file.add().MergeFromString(one)
-    return bytes(found.SerializeToString())
+        descriptor_set.file.add().MergeFromString(one)
+    return bytes(descriptor_set.SerializeToString())
 
 
-def _run_compiler(directory: Path, known: Path, found: Path) -> None:
+def _run_compiler(directory: Path, known: Path, output: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"-I{directory}"),
             *(f"--descriptor_set_in={known}", "--include_imports"),
-            *(f"--descriptor_set_out={found}", _MAIN),
+            *(f"--descriptor_set_out={output}", _MAIN),
         ],
         check=False,
         stdin=subprocess.DEVNULL,
@@ -180,10 +180,10 @@ def _run_compiler(directory: Path, known: Path, found: Path) -> None:
     )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if not _LOGGED.match(line)]
-        said = "; ".join(lines).replace(f"{directory}/", "").replace(_MAIN, "the schema")
-        if "No module named" in said:
-            raise ConfigError(f"{NEEDED_PROTOBUF} ({said[-_SHOWN_CHARS:]})")
-        raise ConfigError(f"it does not compile: {said[:_SHOWN_CHARS]}")
+        problem = "; ".join(lines).replace(f"{directory}/", "").replace(_MAIN, "the schema")
+        if "No module named" in problem:
+            raise ConfigError(f"{NEEDED_PROTOBUF} ({problem[-_SHOWN_CHARS:]})")
+        raise ConfigError(f"it does not compile: {problem[:_SHOWN_CHARS]}")
 
 
 def _protobuf(module: str) -> Any:
@@ -201,10 +201,10 @@ def _protobuf(module: str) -> Any:
 def messages_of(descriptors: bytes) -> dict[MessagePath, str]:
     """Return the full name of each message of the schema that was compiled to `descriptors`."""
     main: FileDescriptorProto = _files(descriptors)[-1]
-    return dict(_named(main.message_type, main.package, ()))
+    return dict(_name_messages(main.message_type, main.package, ()))
 
 
-def _named(
+def _name_messages(
     messages: Iterable[DescriptorProto], space: str, outer: MessagePath
 ) -> Iterator[tuple[MessagePath, str]]:
     # Maps are messages in descriptors only; Java, which set the rule, does not count them.
@@ -212,7 +212,7 @@ def _named(
     for at, one in enumerate(written):
         name = f"{space}.{one.name}".lstrip(".")
         yield (*outer, at), name
-        yield from _named(one.nested_type, name, (*outer, at))
+        yield from _name_messages(one.nested_type, name, (*outer, at))
 
 
 def path_of(descriptors: bytes, message: str | None) -> MessagePath:
@@ -227,11 +227,11 @@ def path_of(descriptors: bytes, message: str | None) -> MessagePath:
     if message is None:
         return next(iter(messages))
     exact = [path for path, name in messages.items() if name == message]
-    found = exact or [path for path, name in messages.items() if name.endswith(f".{message}")]
-    if len(found) != 1:
+    matching = exact or [path for path, name in messages.items() if name.endswith(f".{message}")]
+    if len(matching) != 1:
         names = ", ".join(messages.values())
-        raise ConfigError(f"message={message!r} names {len(found)} of its messages: {names}")
-    return found[0]
+        raise ConfigError(f"message={message!r} names {len(matching)} of its messages: {names}")
+    return matching[0]
 
 
 def message_of(descriptors: bytes, message: str | None = None) -> Descriptor:
@@ -244,8 +244,8 @@ def message_of(descriptors: bytes, message: str | None = None) -> Descriptor:
     pool = _protobuf("descriptor_pool").DescriptorPool()
     for one in _files(descriptors):
         pool.AddSerializedFile(one.SerializeToString())
-    found: Descriptor = pool.FindMessageTypeByName(name)
-    return found
+    descriptor: Descriptor = pool.FindMessageTypeByName(name)
+    return descriptor
 
 
 def class_of(message: Descriptor) -> Any:
@@ -255,14 +255,14 @@ def class_of(message: Descriptor) -> Any:
 
 def decode_error() -> type[Exception]:
     """Return what a class of `class_of` raises for bytes that are none of it."""
-    found: type[Exception] = _protobuf("message").DecodeError
-    return found
+    error_type: type[Exception] = _protobuf("message").DecodeError
+    return error_type
 
 
 def encode_error() -> type[Exception]:
     """Return what a message of `class_of` raises that lacks a field that is required."""
-    found: type[Exception] = _protobuf("message").EncodeError
-    return found
+    error_type: type[Exception] = _protobuf("message").EncodeError
+    return error_type
 
 
 def _files(descriptors: bytes) -> Any:
@@ -276,13 +276,13 @@ def columns_of_message(message: Descriptor, names: Iterable[str] | None = None) 
         ConfigError: It has no field of such a name, or one of a message that contains itself.
     """
     fields = {one.name: one for one in message.fields}
-    wanted = list(fields if names is None else names)
-    lost = [name for name in wanted if name not in fields]
+    selected = list(fields if names is None else names)
+    lost = [name for name in selected if name not in fields]
     if lost:
         raise ConfigError(
             f"message {message.full_name} has no fields {lost}, only {', '.join(fields)}"
         )
-    return pa.schema([_field(fields[name], (message.full_name,)) for name in wanted])
+    return pa.schema([_field(fields[name], (message.full_name,)) for name in selected])
 
 
 def _field(field: FieldDescriptor, path: tuple[str, ...]) -> pa.Field:
@@ -396,7 +396,7 @@ def _message_text(
         is_many = is_list(field.type) or arrow.is_map(field.type)
         word = "optional " if field.nullable and not is_many else ""
         yield f"  {word}{kind} {field.name} = {numbers.of(field.name)};"
-    for gone in numbers.gone([field.name for field in fields]):
+    for gone in numbers.list_removed([field.name for field in fields]):
         yield f"  reserved {', '.join(gone)};"
     yield "}"
 
@@ -425,7 +425,7 @@ class _Numbers:
             self._known[name] = self._last
         return self._known[name]
 
-    def gone(self, names: Iterable[str]) -> list[list[str]]:
+    def list_removed(self, names: Iterable[str]) -> list[list[str]]:
         """Return the numbers, and the names, of fields that were, as far as there are any."""
         present = set(names)
         lost = self._known.keys() - present

@@ -436,7 +436,7 @@ class BatchCommits:
 
 
 def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) -> str:
-    said = (
+    message = (
         f"sink id {target.sink_id!r}, {target.owner}: txnVersion {batch.number} is below"
         f" {refused.last}, which is written, and versions rise from write to write. Nothing of it"
         " is written now"
@@ -446,9 +446,9 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
         " rise, too; several names write to one table"
     )
     if batch.number > refused.oldest:
-        return f"{said}, nor was it before. To write it, {anew}"
+        return f"{message}, nor was it before. To write it, {anew}"
     return (
-        f"{said}. Whether it was written before is not remembered any more, only from"
+        f"{message}. Whether it was written before is not remembered any more, only from"
         f" {refused.oldest} on: look whether its rows are there. If they are not, {anew}"
     )
 

@@ -25,7 +25,7 @@ from onceflow.sinks.sql.session import SqlEndpoint
 from onceflow.sinks.sql.sink import SqlSink
 
 
-def kept_target(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
+def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
     """Return the target and its keeper: its own database where it is one, else a log in files.
 
     The log of a `write` to files is in the directory that it writes to. Kafka notes which batches
@@ -141,7 +141,7 @@ def _database(sink: SqlSink) -> tuple[SqlEndpoint, str]:
     return sink.endpoint, sink.settings.ledger_schema
 
 
-def logged_decisions(directory: str, sink_id: str) -> BatchDecisions:
+def open_decision_log(directory: str, sink_id: str) -> BatchDecisions:
     """Return the log of decisions in `directory`, which need not be there yet.
 
     Raises:
@@ -156,11 +156,11 @@ def files_of(directory: str) -> CreatesAtomically:
     Raises:
         ConfigError: It is no place in which one of two creates a file.
     """
-    place = FileLocation.parse(directory, publish="auto", options={})
-    files = place.open(CHECKPOINT_STORAGE)
+    location = FileLocation.parse(directory, publish="auto", options={})
+    files = location.open(CHECKPOINT_STORAGE)
     if not isinstance(files, CreatesAtomically):
         raise ConfigError(
-            f"{place}: of two writers that create one file there at once, both may believe to have"
-            " done it; give option stagingLocation, a directory or an s3:// or gs:// bucket"
+            f"{location}: if two writers create one file there at once, both may believe that they"
+            " have; give option stagingLocation, a directory or an s3:// or gs:// bucket"
         )
     return files

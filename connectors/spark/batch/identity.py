@@ -70,7 +70,7 @@ def stream_target(
     query_id = location.query_id()
     sink_id = options.get("sinkid") or location.sink_id()
     directory = options.get("staginglocation") or f"{location.url}/onceflow"
-    return _named(
+    return _build_target(
         make_sink(options), options, sink_id, f"Spark query {query_id}", query_id, directory
     )
 
@@ -106,7 +106,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
     else:
         owner = f"{_BATCH_OWNER} to {where.name}"
     source = f"{app}@{_digest(where.name)}" if app else ""
-    named = replace(_named(sink, options, sink_id, owner, source, directory), is_write=True)
+    named = replace(_build_target(sink, options, sink_id, owner, source, directory), is_write=True)
     if directory is not None and not isinstance(sink, SqlSink):
         facts = where.facts if where.is_known else own_option_digests(options)
         note = NotedTarget(directory, sink_id, {"target": where.name, **facts})
@@ -134,11 +134,13 @@ def staging_area(directory: str, sink_id: str) -> StagingArea:
     Raises:
         ConfigError: It is no place that files can be in.
     """
-    place = FileLocation.parse(directory, publish="auto", options={})
-    return FileStagingArea(place.open(CHECKPOINT_STORAGE), f"staged/{safe_name(sink_id)}", sink_id)
+    location = FileLocation.parse(directory, publish="auto", options={})
+    return FileStagingArea(
+        location.open(CHECKPOINT_STORAGE), f"staged/{safe_name(sink_id)}", sink_id
+    )
 
 
-def _named(
+def _build_target(
     sink: Sink,
     options: Mapping[str, str],
     sink_id: str,

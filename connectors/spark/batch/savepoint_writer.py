@@ -67,7 +67,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         self._table = table
         self._schema = schema
         self._unique = uuid.uuid4().hex[:12]
-        _check(write, known_savepoint(write.directory()), self._encoder())
+        _check(write, find_savepoint(write.directory()), self._encoder())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write the rows of one task into files of their key groups. Runs on an executor.
@@ -79,7 +79,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         writer = self._write.directory().state_writer(
             f"{self._unique}-{uuid.uuid4().hex[:12]}", self._write.uid
         )
-        return FilesMessage(tuple(_written(self._encoder(), writer, self._context(), iterator)))
+        return FilesMessage(tuple(_write_parts(self._encoder(), writer, self._context(), iterator)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Name all of it in the savepoint's metadata. Runs beside the driver.
@@ -92,7 +92,7 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         directory, encoder = self._write.directory(), self._encoder()
         self._refuse_repeated_keys(directory, handles)
         with directory.changing() as replace_with:
-            known = known_savepoint(directory)
+            known = find_savepoint(directory)
             _check(self._write, known, encoder)
             new = NewState(self._write.job, self._write.uid, self._write.max_parallelism, handles)
             now_ms = int(time.time() * 1000)
@@ -118,16 +118,17 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
             by_groups[handle.key_group_first].append(handle)
         reader = directory.reader()
         for files in by_groups.values():
-            found = read_canonical(reader, files, self._context())
-            twice = find_repeated_key(rows.keys for _, rows in found)
+            states = read_canonical(reader, files, self._context())
+            twice = find_repeated_key(rows.keys for _, rows in states)
             if twice is not None:
+                key = _describe_key(twice, self._table)
                 raise BadStateValue(
-                    f"{_shown(twice, self._table)} comes more than once in the DataFrame, and state"
+                    f"{key} comes more than once in the DataFrame, and state"
                     f" {self._table.name!r} has one row for it: group by it first"
                 )
 
 
-def known_savepoint(directory: SavepointDirectory) -> Savepoint | None:
+def find_savepoint(directory: SavepointDirectory) -> Savepoint | None:
     """Return the savepoint that is there, if one is."""
     return directory.read() if directory.is_there() else None
 
@@ -151,7 +152,7 @@ def already_there(write: SavepointWrite, state: str) -> SavepointRefused:
     )
 
 
-def _written(
+def _write_parts(
     encoder: StateEncoder,
     writer: SavepointStateWriter,
     context: StateContext,
@@ -162,7 +163,7 @@ def _written(
     waiting = defaultdict[int, list[StateRows]](list)
     size_bytes = 0
 
-    def flushed() -> Iterator[StateHandle]:
+    def flush() -> Iterator[StateHandle]:
         for bucket, chunks in sorted(waiting.items()):
             part = replace(context, key_groups=buckets[bucket])
             yield from write_canonical(writer, part, [(encoder.meta, chunks)])
@@ -174,12 +175,12 @@ def _written(
             waiting[bucket].append(inside)
         size_bytes += rows.keys.nbytes + rows.values.nbytes
         if size_bytes > PART_BYTES:
-            yield from flushed()
+            yield from flush()
             size_bytes = 0
-    yield from flushed()
+    yield from flush()
 
 
-def _shown(row_key: bytes, table: StateOfTable) -> str:
+def _describe_key(row_key: bytes, table: StateOfTable) -> str:
     match table.kind:
         case "map":
             key, map_key = split_map_row_key(row_key)

@@ -29,7 +29,7 @@ _log = logging.getLogger("onceflow.spark")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPlace:
+class TaskIdentity:
     """Which task this is, as Spark tells it."""
 
     partition: int
@@ -43,8 +43,10 @@ class TaskPlace:
     """The run of the query; empty outside of queries."""
 
 
-def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBatch]) -> TaskReport:
-    """Return when the rows of `batches` survive any crash, unseen, or are dropped as `plan` says.
+def write_task(
+    plan: BatchPlan, task: TaskIdentity, batches: Iterator[pa.RecordBatch]
+) -> TaskReport:
+    """Pre-commit the rows of `batches`: they survive any crash, unseen. Or drop them, by `plan`.
 
     Runs in the task. A crash leaves what the next attempt rolls back. Reads to the end in any case:
     steps before it in the same task keep state, which is complete only then.
@@ -55,10 +57,10 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         PreparedLimitReached: The server cannot prepare the rows, and they can be staged nowhere.
         SinkError: Nothing is pre-committed, or it is rolled back by the next attempt.
     """
-    _require_planned(plan, place)
-    place = replace(place, partition=plan.transaction_number(place.partition))
+    _require_planned(plan, task)
+    task = replace(task, partition=plan.transaction_number(task.partition))
     report = TaskReport(
-        plan.batch, plan.attempt, place.partition, plan.fingerprint, place.run, dropped=plan.decided
+        plan.batch, plan.attempt, task.partition, plan.fingerprint, task.run, dropped=plan.decided
     )
     if plan.decided:
         for _ in batches:
@@ -68,11 +70,11 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     first = next(rows, None)
     if first is None:
         return report
-    checkpoint = task_checkpoint(plan.attempt, place.task_attempt, place.task_id)
-    twin = _prepared_twin(plan.target, plan, place)
+    checkpoint = task_checkpoint(plan.attempt, task.task_attempt, task.task_id)
+    twin = _find_prepared_twin(plan.target, plan, task)
     target = plan.target if twin is None else _to_staging(plan.target)
-    writer = _open_writer(target, _context(target, plan, place, checkpoint, first.schema))
-    letters = _Letters(plan, place, checkpoint)
+    writer = _open_writer(target, _context(target, plan, task, checkpoint, first.schema))
+    letters = _Letters(plan, task, checkpoint)
     try:
         count = 0
         batch: pa.RecordBatch | None = first
@@ -87,7 +89,7 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
         committables += letters.pre_commits()
         reach("prepared")
     except SinkError as error:
-        advice = _advice(error, plan.target, place, twin)
+        advice = _advice(error, plan.target, task, twin)
         if not advice:
             raise
         raise PreCommitFailed(f"{error}. {advice}") from error
@@ -107,12 +109,14 @@ def write_task(plan: BatchPlan, place: TaskPlace, batches: Iterator[pa.RecordBat
     )
 
 
-def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Committable | None:
+def _find_prepared_twin(
+    target: BatchTarget, plan: BatchPlan, task: TaskIdentity
+) -> Committable | None:
     """Return what an earlier try of this partition holds prepared, and so its rows locked.
 
     Its report was lost with its process, or is under way. Nobody asks in a first try.
     """
-    if place.task_attempt == 0 or target.sink.to_staging() is None:
+    if task.task_attempt == 0 or target.sink.to_staging() is None:
         return None
     committer = target.sink.committer(target.committer_context(plan.attempt))
     try:
@@ -120,7 +124,7 @@ def _prepared_twin(target: BatchTarget, plan: BatchPlan, place: TaskPlace) -> Co
             committer.in_doubt(),
             sink_id=target.sink_id,
             attempt=plan.attempt,
-            partition=place.partition,
+            partition=task.partition,
             staged=is_staged,
         )
     finally:
@@ -155,20 +159,20 @@ def _open_writer(target: BatchTarget, context: WriterContext) -> SinkWriter:
 
 
 def _advice(
-    error: SinkError, target: BatchTarget, place: TaskPlace, twin: Committable | None
+    error: SinkError, target: BatchTarget, task: TaskIdentity, twin: Committable | None
 ) -> str:
     """Return what mends `error`, where it may be that the task waited for another one's locks."""
     if isinstance(error, BadRow):
         return ""
     if twin is not None:
         return (
-            f"An earlier try of partition {place.partition} holds its rows prepared as"
+            f"An earlier try of partition {task.partition} holds its rows prepared as"
             f" {twin.transaction}, and this one waits for their locks; the next run rolls it back."
             " With option stagingLocation, a place that driver and executors share, a task that is"
             " tried again does not wait"
         )
     key = target.sink.routing_key()
-    if not key or not _waited_for_locks(error):
+    if not key or not _is_lock_timeout(error):
         return ""
     return (
         f"Rows of one {', '.join(key)} must not be in two tasks of a batch: the second waits for"
@@ -178,7 +182,7 @@ def _advice(
     )
 
 
-def _waited_for_locks(error: SinkError) -> bool:
+def _is_lock_timeout(error: SinkError) -> bool:
     # What is no database's does not load what databases need.
     from onceflow.sinks.sql.session import LockTimeout
 
@@ -188,7 +192,7 @@ def _waited_for_locks(error: SinkError) -> bool:
 def _context(
     target: BatchTarget,
     plan: BatchPlan,
-    place: TaskPlace,
+    task: TaskIdentity,
     checkpoint: CheckpointId,
     schema: pa.Schema,
 ) -> WriterContext:
@@ -196,9 +200,9 @@ def _context(
         job=target.owner,
         uid=target.sink_id,
         sink_id=target.sink_id,
-        subtask=place.partition,
+        subtask=task.partition,
         # Python tasks are not told how many partitions there are; the last one knows.
-        parallelism=place.partition + 1,
+        parallelism=task.partition + 1,
         attempt=plan.attempt,
         first_checkpoint=checkpoint,
         schema=schema,
@@ -208,17 +212,17 @@ def _context(
     )
 
 
-def _require_planned(plan: BatchPlan, place: TaskPlace) -> None:
+def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
     batch = plan.batch
     if plan.fingerprint:
         # A query's own batch.
-        if place.batch != batch.number:
+        if task.batch != batch.number:
             raise ConfigError(
                 f"sink id {plan.target.sink_id!r}: planned was {batch}, and the task is of batch"
-                f" {place.batch}: another query writes to the same checkpoint"
+                f" {task.batch}: another query writes to the same checkpoint"
             )
         return
-    if plan.decided and place.run and place.run == plan.decided_by:
+    if plan.decided and task.run and task.run == plan.decided_by:
         raise ConfigError(
             f"sink id {plan.target.sink_id!r}: {batch} was written before by the same run of the"
             " query: two writes of one batch need two names (txnAppId, or sinkId)"
@@ -228,10 +232,10 @@ def _require_planned(plan: BatchPlan, place: TaskPlace) -> None:
 class _Letters:
     """Rows that the sink of one task rejects: dropped and counted, or written elsewhere with it."""
 
-    def __init__(self, plan: BatchPlan, place: TaskPlace, checkpoint: CheckpointId) -> None:
+    def __init__(self, plan: BatchPlan, task: TaskIdentity, checkpoint: CheckpointId) -> None:
         """Connect to nothing before there is a letter."""
         self._plan = plan
-        self._place = place
+        self._task = task
         self._checkpoint = checkpoint
         self._writer: SinkWriter | None = None
 
@@ -250,8 +254,8 @@ class _Letters:
                 continue
             if self._writer is None:
                 # A transaction of its own, with a number of its own: `BatchPlan.writes`.
-                place = replace(self._place, partition=self._place.partition + 1)
-                context = _context(target, self._plan, place, self._checkpoint, DEAD_LETTERS)
+                task = replace(self._task, partition=self._task.partition + 1)
+                context = _context(target, self._plan, task, self._checkpoint, DEAD_LETTERS)
                 self._writer = _open_writer(target, context)
             letters = letters_of_rows(one.rows, one.reasons)
             self._writer.write(batch_of_letters(self._plan.target.sink_id, letters))

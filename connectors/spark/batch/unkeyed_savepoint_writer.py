@@ -22,7 +22,7 @@ from onceflow.connectors.spark.batch.savepoint_writer import (
     FilesMessage,
     KeyedStateWriter,
     already_there,
-    known_savepoint,
+    find_savepoint,
 )
 from onceflow.connectors.spark.options.state import SAVEPOINT_WRITE, SavepointWrite
 from onceflow.connectors.spark.packages import Shipped
@@ -57,7 +57,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         self._schema = schema
         self._unique = uuid.uuid4().hex[:12]
         self._encoder()
-        self._held(known_savepoint(write.directory()))
+        self._read_held(find_savepoint(write.directory()))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
         """Write the elements of one task into a file. Runs on an executor.
@@ -85,9 +85,9 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
         parts = [saved for handle in handles for saved in self._read(handle)]
         added = encoder.of(element for saved in parts for element in saved.elements)
         with directory.changing() as replace_with:
-            known = known_savepoint(directory)
+            known = find_savepoint(directory)
             writer = directory.state_writer(uuid.uuid4().hex[:12], write.uid)
-            merged = write_saved(writer, encoder.mode, [*self._held(known), added])
+            merged = write_saved(writer, encoder.mode, [*self._read_held(known), added])
             new = NewState(write.job, write.uid, write.max_parallelism, raw=(merged,))
             now_ms = int(time.time() * 1000)
             replace_with(with_state(known, new, drawn_id=uuid.uuid4().hex[:12], now_ms=now_ms))
@@ -102,7 +102,7 @@ class UnkeyedStateWriter(Shipped, DataSourceArrowWriter):
     def _encoder(self) -> UnkeyedEncoder:
         return make_unkeyed_encoder(self._table, self._schema)
 
-    def _held(self, known: Savepoint | None) -> list[Saved]:
+    def _read_held(self, known: Savepoint | None) -> list[Saved]:
         """Return the states of the kind that the savepoint has already."""
         check_addition(known, self._write.job, self._write.max_parallelism)
         parts = () if known is None else known.completed.operator(self._write.uid)

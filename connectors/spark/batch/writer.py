@@ -77,7 +77,7 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
             if not messages or None in messages:
                 self._abort(commits)
             elif not commits.has_claimed_after(self._plan.attempt):
-                raise _failed_commit(commits, self._schema, self._plan)
+                raise _settle_failed_commit(commits, self._schema, self._plan)
         finally:
             commits.close()
 
@@ -121,8 +121,10 @@ def _with_advice(error: Fenced) -> Fenced:
     return Fenced(f"{error}. {_AT_ONCE}")
 
 
-def _failed_commit(commits: BatchCommits, schema: pa.Schema, plan: BatchPlan) -> OnceflowError:
-    """Settle a batch whose commit has failed or was killed; return what became of it.
+def _settle_failed_commit(
+    commits: BatchCommits, schema: pa.Schema, plan: BatchPlan
+) -> OnceflowError:
+    """Commit or abort a batch whose commit failed or was killed; return what became of it.
 
     Raises:
         CommitFailed: It is decided and not all of it committed.
@@ -197,6 +199,6 @@ def batch_writer(
 
 
 def _commits(named: NamedTarget) -> BatchCommits:
-    from onceflow.connectors.spark.batch.decision_keepers import kept_target
+    from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
 
-    return BatchCommits(*kept_target(named))
+    return BatchCommits(*resolve_keeper(named))

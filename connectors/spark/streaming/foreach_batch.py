@@ -24,7 +24,7 @@ from onceflow.connectors.spark.batch.commits import (
     BatchTarget,
     TaskReport,
 )
-from onceflow.connectors.spark.batch.decision_keepers import kept_target
+from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
 from onceflow.connectors.spark.batch.identity import staging_area, stream_target
 from onceflow.connectors.spark.batch.sink_group import SinkGroup, group_schema
 from onceflow.connectors.spark.batch.task_writer import write_task
@@ -240,7 +240,7 @@ class _ForeachBatch:
         group = SinkGroup(parts, partial(staging_area, f"{self.location.url}/onceflow"))
         options = {"sinkid": self.sink_id} if self.sink_id else {}
         named = stream_target(lambda _: group, options, self.location)
-        target, decisions = kept_target(named)
+        target, decisions = resolve_keeper(named)
         try:
             self._first.require(decisions)
         except BaseException:

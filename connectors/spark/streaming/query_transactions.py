@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onceflow.connectors.spark.batch.decision_keepers import kept_target, logged_decisions
+from onceflow.connectors.spark.batch.decision_keepers import open_decision_log, resolve_keeper
 from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.batch_decisions import BatchDecisions
@@ -82,7 +82,7 @@ def write_transactions(
             owner=target.owner,
             sink_id=target.sink_id,
             directory=named.directory,
-            decisions=None if isinstance(manager.sink, SqlSink) else kept_target(named)[1],
+            decisions=None if isinstance(manager.sink, SqlSink) else resolve_keeper(named)[1],
         )
     owners = manager.owners()
     written = {one: owner for one, owner in owners.items() if is_owner_of_app(owner, app)}
@@ -201,7 +201,7 @@ class BatchTransactions(TransactionSettler):
             case _ if self._directory is None:
                 raise ConfigError("--storage is missing: the option stagingLocation of the writes")
             case _:
-                return logged_decisions(self._directory, self._sink_id)
+                return open_decision_log(self._directory, self._sink_id)
 
     def _sink_ids(self, seen: BatchClaim) -> Sequence[str]:
         """Return the query's own sink id, and those of the other sinks of its foreach_batch."""

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan, TaskReport
-from onceflow.connectors.spark.batch.task_writer import TaskPlace, write_task
+from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.core.errors import ConfigError
@@ -120,12 +120,12 @@ def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRepor
     return reports
 
 
-def this_task() -> TaskPlace:
+def this_task() -> TaskIdentity:
     """Return which task this process runs now."""
     context = TaskContext.get()
     assert context is not None, "not in a task"
     batch = context.getLocalProperty(_BATCH_ID)
-    return TaskPlace(
+    return TaskIdentity(
         context.partitionId(),
         context.attemptNumber(),
         context.taskAttemptId(),
@@ -137,7 +137,7 @@ def this_task() -> TaskPlace:
 def _stream_commits(
     make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
 ) -> tuple[BatchCommits, CheckpointLocation]:
-    from onceflow.connectors.spark.batch.decision_keepers import kept_target
+    from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
     from onceflow.connectors.spark.batch.identity import stream_target
     from onceflow.connectors.spark.batch.replaced_tables import replace_rows
     from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
@@ -156,7 +156,7 @@ def _stream_commits(
         named = stream_target(make_sink, options, location)
         if overwrite:
             named = replace_rows(named, "outputMode('complete')")
-        commits = BatchCommits(*kept_target(named))
+        commits = BatchCommits(*resolve_keeper(named))
         if len(_KEPT) == _KEPT_MAX:
             _KEPT.pop(next(iter(_KEPT))).close()
         _KEPT[key] = commits
