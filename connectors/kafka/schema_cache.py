@@ -72,6 +72,7 @@ class SchemaCache:
         if schema_id in self._asked:
             return
         asked = self._asked[schema_id] = _Asked(position)
+        # On a thread of its own: the reader's must not wait, and asks `ready` now and then.
         thread = threading.Thread(
             target=self._fetch, args=(schema_id, asked), name="onceflow-schema", daemon=True
         )
@@ -103,6 +104,8 @@ class SchemaCache:
         raise answer or KeyError(schema_id)
 
     def _fetch(self, schema_id: int, asked: _Asked) -> None:
+        # The deadline includes the wait for other ids: a registry that is down costs one deadline,
+        # and not one for each id.
         until = time.monotonic() + self._deadline_s
         where = f"{asked.position} needs schema id {schema_id}"
         with self._one_at_a_time:

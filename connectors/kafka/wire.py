@@ -63,13 +63,16 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
             raise ValueError("the indexes of its message are cut off")
         byte = value[at]
         at += 1
+        # Seven bits a byte, the lowest first; the eighth bit says that another byte follows.
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
+            # Zigzag: 0, -1, 1, -2, … are written as 0, 1, 2, 3, …
             return (number >> 1) ^ -(number & 1), at
 
 
 def _number_bytes(number: int) -> bytes:
+    # Zigzag of a number that is not negative: an index or a count.
     remaining = number << 1
     encoded = bytearray()
     while remaining > 0x7F:

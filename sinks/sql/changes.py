@@ -83,6 +83,7 @@ class TableChanges:
     def _select(self, *, deletes: bool) -> Iterator[pa.RecordBatch]:
         for block in self._blocks():
             marked = block.rows.column(block.rows.num_columns - 1)
+            # A block of one kind, as most are, is not copied by the filter.
             if pc.any(marked).as_py() is deletes and pc.all(marked).as_py() is deletes:
                 chosen = block.rows
             else:
@@ -174,6 +175,8 @@ class ChangeBuffer:
         """Reduce what is in memory, and write it to files unless it has become much less."""
         tables = {table: self._reduce(table) for table, fresh in self._fresh.items() if fresh}
         self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
+        # Many changes of few keys shrink a lot, and need no file. If more than half stayed in
+        # memory, the next few batches would have all of it reduced again.
         if self._memory_bytes <= self._memory_bytes_max // 2:
             return
         for table, changes in tables.items():
@@ -286,6 +289,8 @@ class SortedChanges:
 
     def count_through(self, bound: Sequence[pa.Scalar]) -> int:
         """Return how many rows have a key that is not over `bound`."""
+        # Compares by column like a dictionary does by letter, from the last column to the first:
+        # less, or equal and the columns behind it are at most those of the bound.
         at_most: Any = True
         for column, value in reversed(list(zip(self.columns, bound, strict=True))):
             at_most = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), at_most))
@@ -302,6 +307,7 @@ class SortedChanges:
         start = 0
         while start < total:
             end = min(start + rows_max, total)
+            # A key has at most two rows, a delete and a put behind it: one more row keeps both.
             if end < total and all(
                 column.slice(end - 1, 1).equals(column.slice(end, 1)) for column in self.columns
             ):
@@ -335,6 +341,8 @@ def merge_runs(
         present = [head for head in heads if head is not None]
         if not present:
             return
+        # Up to the smallest last key, no run has a row that is not in memory now. So all rows of
+        # these keys are here, in the order of the runs, and can be reduced.
         bound = _smallest([head.last_key() for head in present], present[0])
         parts: list[pa.RecordBatch] = []
         for position, head in enumerate(heads):
@@ -377,14 +385,18 @@ def _find_remaining(starts: Positions, deletes: Flags, mode: WriteMode) -> Posit
     ends = np.concatenate((starts[1:], [count])) - 1
     if not deletes.any():
         return starts if mode is WriteMode.IGNORE else ends
+    # The position of each key's last delete, -1 without one. Whatever came before it is void.
     last_delete = np.maximum.reduceat(np.where(deletes, np.arange(count), -1), starts)
     has_delete = last_delete >= 0
     if mode is WriteMode.IGNORE:
+        # The first put behind the delete wins, if there is one.
         puts = np.where(has_delete, last_delete + 1, starts)
         puts = puts[puts <= ends]
     elif mode is WriteMode.UPDATE:
+        # A key that was deleted has no row any more that a put could update.
         puts = ends[~has_delete]
     else:
+        # The last put wins, unless the delete came last.
         puts = ends[ends != last_delete]
     return np.sort(np.concatenate((last_delete[has_delete], puts)))
 

@@ -52,11 +52,13 @@ from onceflow.sinks.sql.staged_commits import StagedCommits
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _PRUNE_ROUNDS_MAX = 100
+"""Statements of one call of `prune`; what is left then goes with the next checkpoint."""
 _HELD_PAUSE_S, _HELD_PAUSE_MAX_S = 0.001, 0.02
+"""The first and the longest pause between looks whether a session still holds a transaction."""
 
 
 class SqlCommitter(Committer):
-    """Who prepared, where, and how often it is asked do not matter."""
+    """Commits and aborts transactions, prepared or staged by any process, any number of times."""
 
     def __init__(self, settings: SqlSettings, context: CommitterContext) -> None:
         """Connect to nothing yet."""
@@ -224,11 +226,14 @@ class SqlCommitter(Committer):
     ) -> CommitOutcome | None:
         session = self._open_session()
         try:
+            # Servers refuse to end a transaction while the session that prepared it is connected.
             if two_phase.is_held(session, transaction):
                 return None
             two_phase.commit(session, transaction)
             if two_phase.commit_is_proof(session) or self._in_ledger(transaction):
                 return Committed()
+            # OK without a row in the ledger. It must not be called lost when it is gone from the
+            # list later: the server may list it again after a restart.
             self._only_answered.add(transaction)
             return _nothing_done(transaction)
         except NameUnknown:
@@ -285,6 +290,7 @@ class SqlCommitter(Committer):
     def _resolve_gone_at_abort(
         self, two_phase: TwoPhase, transaction: TransactionId
     ) -> Aborted | AlreadyCommitted | None:
+        # The same order of looks as `_resolve_gone_at_commit`, for the same reason.
         if self._in_ledger(transaction):
             return AlreadyCommitted()
         if two_phase.is_prepared(self._open_session(), transaction):
@@ -317,12 +323,13 @@ class SqlCommitter(Committer):
         return recorded == CommitMode.LEDGER.value
 
     def _require_not_set_back(self) -> None:
-        """Return unless a new connection led to an older copy of the database.
+        """Raise CommitOutcomeUnknown if a new connection led to an older copy of the database.
 
         Raises:
             CommitOutcomeUnknown: What was committed last is not there; the next attempt finds out
                 what else is missing.
         """
+        # Asked once for each connection: only a new one can lead to another copy.
         last = self._committed_last
         if last is None or self._session is self._proven_on:
             return

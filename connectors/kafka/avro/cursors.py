@@ -57,6 +57,8 @@ class Cursors:
 
     def longs(self, rows: Rows) -> NDArray[np.int64]:
         """Read an int or a long."""
+        # Round n reads byte n of all numbers that have so many. Seven bits a byte, the lowest
+        # first; the eighth bit says that another byte follows.
         at = self._at[rows]
         byte = self._bytes[at]
         numbers = (byte & 0x7F).astype(np.uint64)
@@ -74,6 +76,7 @@ class Cursors:
             going = going[more > 0x7F]
             shift += 7
         self._move(rows, at)
+        # Zigzag: 0, -1, 1, -2, … are written as 0, 1, 2, 3, …
         halved: NDArray[np.int64] = (numbers >> np.uint64(1)).view(np.int64)
         zigzag: NDArray[np.int64] = halved ^ -(numbers & np.uint64(1)).view(np.int64)
         return zigzag
@@ -100,6 +103,7 @@ class Cursors:
         """Read `size` bytes: a line of the answer for each row."""
         at = self._at[rows]
         positions = at[:, None] + np.arange(size, dtype=np.int64)
+        # Rows that end too early read any byte here: `_move` gives them up.
         np.minimum(positions, len(self._bytes) - 1, out=positions)
         self._move(rows, at + size)
         values: NDArray[np.uint8] = self._bytes[positions]
@@ -122,7 +126,8 @@ class Cursors:
         starts, lengths = self.spans(rows)
         if not rows.size:
             return pa.array([], pa.binary())
-        # What lies between two values is a value, too, of a larger array: Arrow then picks.
+        # No byte is copied to find the values: an array over the whole buffer has them at even
+        # positions and what lies between them at odd ones, and Arrow takes the even ones.
         offsets = np.empty(2 * rows.size, np.int32)
         offsets[0::2] = starts
         offsets[1::2] = starts + lengths
@@ -139,6 +144,7 @@ class Cursors:
             return encoded.cast(pa.string())
         except pa.ArrowInvalid:
             pass
+        # Arrow does not say which value is bad: the slow way finds it.
         texts: list[str] = []
         for row, value in zip(rows, encoded.to_pylist(), strict=True):
             try:
@@ -159,7 +165,9 @@ class Cursors:
         over = lengths > width
         if over.any():
             self.refuse(rows[over], f"a decimal of more than {width} bytes in")
-        # Two's complement, the highest byte first, becomes the lowest first and filled up.
+        # Avro writes two's complement with the highest byte first and as few bytes as possible.
+        # Arrow wants the lowest first and `width` bytes: each row is read backwards, and what it
+        # lacks is filled with its sign.
         back = np.arange(width, dtype=np.int64)
         positions = starts[:, None] + (lengths[:, None] - 1 - back)
         inside = back < lengths[:, None]
@@ -186,6 +194,8 @@ class Cursors:
         while going.size:
             counts = self._block_counts(rows[going])
             going, counts = going[counts > 0], counts[counts > 0]
+            # Item n of all rows that have so many is read at once. Items of a row are therefore
+            # spread over parts, and the stable sort by owner brings them together in order.
             for item in range(int(counts.max(initial=0))):
                 having = going[counts > item]
                 parts.append(read(rows[having]))
@@ -202,6 +212,7 @@ class Cursors:
             # The block's bytes follow: for who wants to pass over it.
             self.longs(rows[sized])
             counts[sized] = -counts[sized]
+        # No more items than bytes are left: a damaged count must not make the loop run for ever.
         wrong = (counts < 0) | (counts > self._ends[rows] - self._at[rows])
         if wrong.any():
             self.refuse(rows[wrong], _SHORT)

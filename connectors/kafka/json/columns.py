@@ -189,6 +189,8 @@ def _pack_code(kind: pa.DataType) -> str | None:
 def _packing_converter(kind: pa.DataType, code: str) -> Convert:
     def convert(values: Sequence[Any]) -> pa.Array:
         count = len(values)
+        # One call packs a column without nulls into the bytes that Arrow wants. Others are refused,
+        # and left to pa.array, which is slower.
         try:
             packed = struct.pack(f"={count}{code}", *values)
         except struct.error:

@@ -98,6 +98,7 @@ class SavepointDirectory:
 
         completed = with_copied_files(savepoint.completed, copy_handle)
         data = _encode(replace(savepoint, completed=completed))
+        # The metadata last, and only if there is none: with it, all of it becomes a savepoint.
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise StorageError(f"{self} holds another savepoint already: choose another directory")
 
@@ -180,6 +181,7 @@ class SavepointDirectory:
         Raises:
             StorageError: Some of it is still there.
         """
+        # Metadata first: a crash in between leaves files that nobody takes for a savepoint.
         self._fs.delete(self._paths.metadata)
         self._fs.delete_tree(self._paths.state_directory)
         self._fs.delete_tree(self._paths.staged_sinks)

@@ -104,11 +104,14 @@ class FileStateWriter:
 
     def abandon(self) -> None:
         """Delete every file written so far: the checkpoint will be declined. Idempotent."""
+        # Forgotten only once deleted: after a failure the next call tries the same file again.
         while self._written:
-            self._fs.delete(self._paths.in_job(next(iter(self._written))))
-            self._written.pop()
+            path = next(iter(self._written))
+            self._fs.delete(self._paths.in_job(path))
+            self._written.remove(path)
 
     def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
+        # A random part: a name is never used twice, whatever attempts and retries there are.
         path = self._new(self._names.shareable(name, uuid.uuid4().hex))
         in_storage = self._paths.in_job(path)
         if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
@@ -306,6 +309,7 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
     for path in files:
         with _note_failure(failures):
             fs.delete(path)
+    # The directory of the attempt, then that of its checkpoint. Another attempt's may keep it.
     private = [path for path, handle in files.items() if not handle.shared]
     for parent in {path.rpartition("/")[0] for path in private}:
         with _note_failure(failures):
@@ -370,6 +374,7 @@ def _dead_directories(
         directory = paths.checkpoint(checkpoint)
         for inner in fs.list(directory):
             writer = paths.attempt_of(inner)
+            # A newer attempt's files are never touched: this driver may be fenced, not knowing it.
             if writer is None or writer > attempt:
                 continue
             if writer < attempt or checkpoint < over_before:
@@ -377,6 +382,7 @@ def _dead_directories(
 
 
 def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
+    # A file under way has a name of its own; whose it is, its target says.
     unfinished = fs.list_unfinished(directory)
     names = {name: name for name in fs.list(directory)}
     names.update({item.name: item.target for item in unfinished})
