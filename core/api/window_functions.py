@@ -301,6 +301,8 @@ class WindowsOfRecords:
         made: list[Record] = []
         for window in mine:
             _, end, parts = window
+            # Sessions that were joined keep their parts; the record goes into the newest. Records
+            # of the right stream are under the negative number.
             part = next(part for part in reversed(parts) if part > 0) * (-1 if number else 1)
             count = parts.get(part, 0)
             self._content.add(part, count, record)
@@ -362,6 +364,7 @@ class WindowsOfRecords:
         last = max([end, *(one[1] for one in joined)])
         if last - 1 + self.lateness_ms <= now:
             return windows, []
+        # Only the numbers of parts are merged. Their records stay where they are: nothing is moved.
         parts = {part: count for one in joined for part, count in one[2].items()}
         session = (first, last, parts or {_new_part(windows): 0})
         if last not in (one[1] for one in joined):
@@ -372,6 +375,7 @@ class WindowsOfRecords:
         return [*others, session], [session]
 
     def _register(self, end: int, now: int) -> None:
+        # The first timer emits the window, the second forgets it; without lateness they are one.
         for moment in {end - 1, end - 1 + self.lateness_ms}:
             if moment > now:
                 self._register_at(moment)

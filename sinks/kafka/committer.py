@@ -95,6 +95,7 @@ class KafkaCommitter(Committer):
             try:
                 return self._commit(transaction, sent=sent, deadline=deadline)
             except LaneFailed as failure:
+                # A new lane reads the commit offset, which tells what became of what was sent.
                 self._lanes.drop(transaction.subtask)
                 sent, reason = sent or failure.sent, str(failure)
                 if failure.fenced:

@@ -188,7 +188,7 @@ class XaTwoPhase(TwoPhase):
         return not own(session).is_mariadb
 
     @override
-    def let_go(self, session: Session, transaction: TransactionId) -> str:
+    def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
         """Say who holds it; end that session if it is the one that prepared it.
 
         In MariaDB that one holds it to its end, which comes a moment after its writer has gone.

@@ -111,7 +111,7 @@ class PostgresTwoPhase(TwoPhase):
         session.execute(f"ROLLBACK PREPARED {literal(str(transaction))}")
 
     @override
-    def let_go(self, session: Session, transaction: TransactionId) -> str:
+    def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
         return f"transaction {transaction} is being prepared, or is in another database"
 
     @override

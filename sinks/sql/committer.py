@@ -216,7 +216,7 @@ class SqlCommitter(Committer):
             if outcome is not None or holder.pause():
                 return outcome
             return self._ask_or_retry_later(
-                lambda: RetryLater(two_phase.let_go(self._open_session(), transaction))
+                lambda: RetryLater(two_phase.end_holding_session(self._open_session(), transaction))
             )
 
         return self._ask(ask, statement)

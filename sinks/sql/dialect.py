@@ -408,7 +408,7 @@ class TwoPhase(ABC):
         return True
 
     @abstractmethod
-    def let_go(self, session: Session, transaction: TransactionId) -> str:
+    def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
         """Say who holds the transaction after all; end that session if nobody needs it."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ from typing_extensions import Self
 
 from onceflow.connectors.spark.arrow_rows import arrow_schema
 from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
-from onceflow.connectors.spark.readers.postgres_rows import PostgresRows, let_go
+from onceflow.connectors.spark.readers.postgres_rows import PostgresRows, release_sessions
 from onceflow.connectors.spark.readers.sql import Bounds, FilteringSqlReader, RowSource, sql_schema
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
@@ -273,7 +273,7 @@ def test_a_task_that_comes_after_the_snapshot_is_let_go_fails_and_reads_nothing(
 ) -> None:
     postgres.execute("CREATE TABLE late AS SELECT i AS id FROM generate_series(1, 9000) AS i")
     read = Read(postgres.source("late"), tasks=2).planned()
-    let_go()
+    release_sessions()
     with pytest.raises(SinkError, match="this task began too late"):
         read.rows()
 

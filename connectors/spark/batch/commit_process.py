@@ -20,6 +20,7 @@ from onceflow.core.errors import OnceflowError, SinkError
 
 _log = logging.getLogger("onceflow.spark")
 COMMIT_TRIES_MAX = 3
+"""How many processes may be killed in a row before the write gives up."""
 
 
 def commit_in_process(commit: Callable[[], object]) -> None:
@@ -40,6 +41,7 @@ def commit_in_process(commit: Callable[[], object]) -> None:
         process = os.fork()
         if process == 0:
             _end_with(commit, writing)
+        # Closed here, or `recv` would not see that the child, the other writer, was killed.
         writing.close()
         with closing(reading):
             try:
@@ -73,4 +75,5 @@ def _end_with(commit: Callable[[], object], writing: Connection) -> None:
             data = pickle.dumps(OnceflowError(f"{type(failure).__name__}: {failure}"))
         writing.send_bytes(data)
     finally:
+        # Not `sys.exit`: handlers that this process has from its parent must run there alone.
         os._exit(0)

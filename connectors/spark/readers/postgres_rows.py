@@ -282,22 +282,22 @@ def _hold_snapshot(endpoint: PostgresEndpoint) -> str:
         raise
     with _held_lock:
         _held.append(session)
-    timer = threading.Timer(_HELD_S, _let_go, [session])
+    timer = threading.Timer(_HELD_S, _release_session, [session])
     timer.daemon = True
     timer.start()
     return str(name)
 
 
-def _let_go(session: PostgresSession) -> None:
+def _release_session(session: PostgresSession) -> None:
     with _held_lock:
         if session in _held:
             _held.remove(session)
     session.close()
 
 
-def let_go() -> None:
+def release_sessions() -> None:
     """Let all snapshots go that this process holds; tasks that have begun keep theirs."""
     with _held_lock:
         held = list(_held)
     for session in held:
-        _let_go(session)
+        _release_session(session)

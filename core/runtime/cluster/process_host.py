@@ -106,6 +106,7 @@ class ProcessHost:
         """
         host = cls()
         mine, theirs = socket.socketpair()
+        # Each process closes the other's end: else the host would never see that this one is gone.
         if os.fork() == 0:
             mine.close()
             _serve(theirs)
@@ -134,6 +135,7 @@ class ProcessHost:
             ProcessKilled: It, or the host, ended before it began.
         """
         path = [one for one in sys.path if one]
+        # Pickled on its own: the child unpickles it only where its path and directory are set.
         call = pickle.dumps((function, arguments))
         payload = pickle.dumps(_Call(imports, path, str(Path.cwd()), dict(os.environ), call))
         mine, theirs = Pipe()
@@ -213,6 +215,7 @@ def _serve(control: socket.socket) -> NoReturn:
 
     def reap(number: int, frame: object) -> None:
         del number, frame
+        # Signals of several children may arrive as one: all that have ended are waited for.
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
@@ -229,6 +232,7 @@ def _serve(control: socket.socket) -> NoReturn:
             if asked == _FORK:
                 _fork(control, _receive(control, value), descriptors)
             else:
+                # The link of a process ends before the process does: its status may be yet to come.
                 deadline = time.monotonic() + 5.0
                 while value not in statuses and time.monotonic() < deadline:
                     time.sleep(0.005)
@@ -243,6 +247,7 @@ def _fork(control: socket.socket, payload: bytes, descriptors: Sequence[int]) ->
     for module in call.imports:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+    # Only to import in the host, once for all children, what the call needs.
     with contextlib.suppress(Exception):
         pickle.loads(call.call)  # noqa: S301
     gc.freeze()  # a collection in a child would copy every page that it shares with the others

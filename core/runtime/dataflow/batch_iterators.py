@@ -173,7 +173,7 @@ class BatchIteratorCalls:
         """Of the function's thread, as of its last turn."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Hand `batch` over; yield what comes out before the function asks for more.
+        """Give `batch` to the function; yield what comes out before it asks for more.
 
         Raises:
             UserFunctionError: The function raised, or returned before it had taken every batch.
@@ -197,6 +197,7 @@ class BatchIteratorCalls:
     def close(self) -> None:
         """Give the current call up; its generator is closed. Safe to call twice."""
         thread, self._thread = self._thread, None
+        # A function that hangs must not keep the slot from ending: its thread is a daemon.
         if thread is not None:
             self._to_function.put(_Turn.LEAVE)
             thread.join(_LEAVE_S)

@@ -117,6 +117,8 @@ class OutputChannel(ABC):
             self._check_open()
             if not self._queue.offer(element):
                 return True
+        # Without the lock, which `release` and `refuse` take on other threads: a peer that takes
+        # nothing may hold up this write. The chain's thread alone writes, so the order is kept.
         self._write(element)
         return False
 
@@ -200,6 +202,8 @@ class InputGate:
         with self._ready:
             self._release[channel] = release
             is_open = self._queues.is_open
+        # Outside the lock: to a sender in another slot this writes to the network, and whoever puts
+        # elements into this gate must not wait for that.
         if is_open:
             release(self._credit_count)
 

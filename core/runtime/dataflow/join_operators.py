@@ -131,7 +131,7 @@ class JoinOperator(SnapshottedOperator):
     def on_time(self) -> None:
         """Let go what has lived its time by the clock."""
         if self._clock is not None:
-            self._let_go(self._clock.now_ms())
+            self._drop_due(self._clock.now_ms())
 
     def on_watermark(self, watermark: int) -> None:
         """Let go what nothing can come for any more."""
@@ -141,7 +141,7 @@ class JoinOperator(SnapshottedOperator):
             self._end_outer_sides()
         elif watermark > self._watermark:
             self._watermark = watermark
-            self._let_go(watermark)
+            self._drop_due(watermark)
 
     def flush(self) -> None:
         """Let go what would wait for the clock: the input has ended."""
@@ -203,11 +203,14 @@ class JoinOperator(SnapshottedOperator):
         first, last = self._reach_ms[side]
         moments = moments_of(times + last, self._steps_ms[side])
         check_moments(moments, times, self._sides[side].time or "the clock")
+        # A partner at time p is kept until its own latest partner, p - first, can come. That is
+        # between this row's time and `last - first` after it.
         step_ms = self._steps_ms[1 - side]
         firsts, lasts = moments_of(times, step_ms), moments_of(times + (last - first), step_ms)
         alone = np.ones(len(times), np.bool_)
         used: list[Ints] = []
         for row_indices, entries in others.find_near(keys, hashes, firsts, lasts):
+            # Moments are rounded to steps: they find a few rows too many.
             distances = others.times(entries) - times[row_indices]
             near = (first <= distances) & (distances <= last)
             partners, of_rows = entries[near], row_indices[near]
@@ -215,6 +218,7 @@ class JoinOperator(SnapshottedOperator):
             others.mark_paired(partners)
             used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
+        # A row that no partner can follow any more is not kept: it is done with, alone or not.
         keeps = times + last > now
         if not keeps.all():
             if mine.outer:
@@ -230,6 +234,7 @@ class JoinOperator(SnapshottedOperator):
     def _emit_pairs(self, side: int, rows: pa.RecordBatch, of_rows: Ints, partners: Ints) -> None:
         """Emit the pairs, by row; of several partners of one, the earlier one comes first."""
         others = self.kept[1 - side]
+        # Strictly rising rows have one partner each: there is nothing to sort.
         if len(of_rows) > 1 and not bool((of_rows[1:] > of_rows[:-1]).all()):
             sort = np.lexsort((others.numbers(partners), others.times(partners), of_rows))
             of_rows, partners = of_rows[sort], partners[sort]
@@ -247,10 +252,10 @@ class JoinOperator(SnapshottedOperator):
         left, right = (mine, theirs) if side == 0 else (theirs, mine)
         self.emit(self._make(left, right, mine.num_rows))
 
-    def _let_go(self, now: int) -> None:
+    def _drop_due(self, now: int) -> None:
         """Keep no rows any more whose moment has come; emit those that are alone."""
         for side in range(len(self.kept)):
-            self._let_go_of(side, now)
+            self._drop_due_of(side, now)
         self._side_outputs.flush()
 
     def _end_outer_sides(self) -> None:
@@ -260,10 +265,10 @@ class JoinOperator(SnapshottedOperator):
         """
         for side, kept in enumerate(self.kept):
             if kept.outer:
-                self._let_go_of(side, MAX_WATERMARK)
+                self._drop_due_of(side, MAX_WATERMARK)
         self._side_outputs.flush()
 
-    def _let_go_of(self, side: int, now: int) -> None:
+    def _drop_due_of(self, side: int, now: int) -> None:
         kept, until = self.kept[side], now // self._steps_ms[side]
         if kept.next_moment is None or kept.next_moment > until:
             return

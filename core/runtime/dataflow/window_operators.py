@@ -187,6 +187,7 @@ class WindowAggregator(WindowOperator):
         except BadStateValue as error:
             raise user_error(self.uid, error, rows, error.row) from error
         touched = _distinct(panes)
+        # The earliest window of the earliest pane tells whether any window has fired before.
         if self._windows.ends_of(touched[0])[0] - 1 <= now:
             self._fire_again(np.unique(entries), touched, now)
         self._table.finish(entries)
@@ -211,6 +212,8 @@ class WindowAggregator(WindowOperator):
         """Emit the windows in event time that are due."""
         if self._clock is not None:
             return
+        # At the end of the input only as far as windows need it: a job that goes on from here, by
+        # a savepoint, is not to find all its records late.
         now = self._last_due() if watermark == MAX_WATERMARK else watermark
         if now > self._watermark:
             self._advance(now)
@@ -322,6 +325,7 @@ def _distinct(panes: Ints) -> list[int]:
     if first == last:
         return [first]
     distinct: list[int]
+    # Counting is faster than sorting, but needs memory for the whole range: only for a short one.
     if last - first < 1 << 16:
         distinct = (np.flatnonzero(np.bincount(panes - first)) + first).tolist()
     else:

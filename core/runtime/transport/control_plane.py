@@ -83,7 +83,9 @@ class Outbox:
                 if self._ended or not self._waiting:
                     self._ended = True
                     return
+                # It stays in the queue while it is written, so that `waiting_s` counts it.
                 _, data = self._waiting[0]
+            # Without the lock: a peer that takes nothing holds up this thread, and nobody else.
             try:
                 self._write(data)
             except (pa.ArrowException, OSError):

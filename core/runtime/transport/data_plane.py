@@ -76,6 +76,7 @@ class DataServer(flight.FlightServerBase):
 
         Streams that end now are no losses. One whose sender is cut off does not end.
         """
+        # Calls that wait to be deployed end now, and see why.
         self._closing = True
         self._gates_set.set()
         ending = threading.Thread(target=self.shutdown, name="data shutdown", daemon=True)
@@ -152,6 +153,7 @@ def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) ->
         metadata = metadata_of(chunk)
         kind = metadata[:1]
         if kind == _DATA:
+            # The hashes of the keys travel as a last column, so that nobody computes them twice.
             rows = chunk.data
             last = rows.num_columns - 1
             hashes = rows.column(last).to_numpy()
@@ -248,6 +250,7 @@ class FlightChannel(OutputChannel):
 
     def ask(self) -> None:
         """Ask the peer for a sign of life, unless something is just being written to it."""
+        # Does not wait for a write that hangs: the other channels are to be asked as well.
         if not self._write_lock.acquire(blocking=False):
             return
         try:

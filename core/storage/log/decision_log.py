@@ -136,6 +136,7 @@ class DecisionLog:
             try:
                 view = self._view_of(entries)
             except CheckpointCorrupt:
+                # Broken only if nothing has changed meanwhile; else it was read in the middle.
                 if self.sequences() == sequences:
                     raise
                 continue
@@ -213,6 +214,8 @@ class DecisionLog:
             StorageError: The record is not in the log and never will be.
             DecisionUnknown: Nobody knows.
         """
+        # First create, then look whether the chain leads here: both a record of another driver at
+        # this number and a newer claim show then, in whatever order the two have written.
         data, digest = encode_record(record)
         standing = self._create(record, data, digest)
         try:
@@ -234,6 +237,7 @@ class DecisionLog:
 
         Lowest first: a crash leaves a shorter chain. Idempotent.
         """
+        # A log without its first record is told from an empty one by this mark: it comes first.
         if 1 in sequences:
             self._fs.create_if_absent(self._paths.pruned, b"")
         for sequence in self.sequences():

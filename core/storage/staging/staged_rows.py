@@ -67,6 +67,8 @@ class FileStagingArea(StagingArea):
         chunks = self.fs.read_chunks(path)
         if chunks is None:
             return None
+        # Read and verified as a whole before the first row is given: the caller applies rows at
+        # once, and a damaged file must not leave half of them applied.
         spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
         try:
             for chunk in chunks:
@@ -194,6 +196,7 @@ class _SpooledRows(StagedRows):
             )
         spool.write(_TRAILER.pack(spool.tell(), self._hash.intdigest()))
         spool.seek(0)
+        # The file appears under its name only when it is whole and durable: that is the pre-commit.
         self._area.fs.write(self._area.path(transaction), _chunks(spool))
         rows = self._rows
         self.close()
@@ -235,6 +238,8 @@ def _verify_size(file: IO[bytes], location: str) -> int:
 def _verify_chunks(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
     """Yield `chunks`; the last one only once all bytes are known to be those that were sealed."""
     frames, size_bytes, held_back = xxhash.xxh3_64(), 0, b""
+    # The trailer is the last bytes, and only the end of `chunks` says which are the last: as many
+    # are always held back.
     for chunk in chunks:
         data = held_back + chunk
         held_back = data[-_TRAILER.size :]
