@@ -39,7 +39,7 @@ class ConnectorCatalog(Generic[T]):
 
     kind: str
     group: str
-    """Of the entry points."""
+    """The group of entry points."""
     accepts: Callable[[object], bool]
     """Whether something is a description of this kind."""
     entry_points: Callable[[str], Iterable[EntryPoint]] = _list_installed

@@ -255,9 +255,9 @@ class InDoubtKind(Enum):
     """Where the rows of a transaction wait."""
 
     PREPARED = "prepared"
-    """In the target."""
+    """Prepared in the target."""
     STAGED = "staged"
-    """In checkpoint storage."""
+    """Staged in checkpoint storage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""For sinks of your own into targets that cannot prepare: rows wait in checkpoint storage.
+"""Base classes of your own sinks into targets that cannot prepare: rows wait in storage.
 
     pre_commit   rows → checkpoint storage, durable under the transaction's name
     commit       rows + proof → target, in one transaction of the target's own; then the rows go

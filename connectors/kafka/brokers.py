@@ -47,7 +47,7 @@ _Answer = TypeVar("_Answer")
 ASK_S = 2.0
 """One question to the broker; short, so that a refused password is noticed between two of them."""
 _MARGIN_S = 1.0
-"""By how much a request's own deadline, which has the better error, comes before ours."""
+"""A request's own deadline, whose error says more, comes this much before ours."""
 
 
 class ClusterMetadata(Protocol):
@@ -74,7 +74,7 @@ class GroupListings(Protocol):
 
     valid: Sequence[GroupListing]
     errors: Sequence[KafkaException]
-    """Of brokers that did not list theirs."""
+    """The errors of brokers that did not list their groups."""
 
 
 class GroupOffset(Protocol):

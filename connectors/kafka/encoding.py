@@ -14,7 +14,7 @@ import pyarrow as pa
 from onceflow.connectors.kafka.registry import SchemaKind
 
 Encode: TypeAlias = Callable[[Sequence[pa.Array]], Sequence[bytes | None]]
-"""From columns to the bytes of each row."""
+"""Turns columns into the bytes of each row."""
 
 
 @dataclass(frozen=True, slots=True)

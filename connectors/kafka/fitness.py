@@ -19,7 +19,7 @@ _NEW_IN_4_3 = "cordoned.log.dirs"
 """A broker does not tell its version; since 4.3 it has this setting."""
 
 KafkaConfig: TypeAlias = Mapping[str, str | None]
-"""Of a broker or topic: names and values; empty where they may not be read."""
+"""The settings of a broker or topic, by name; empty where they may not be read."""
 
 
 def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:

@@ -7,7 +7,7 @@ from enum import Enum
 from onceflow.connectors.kafka.registry import schema_kind
 
 KEY_COLUMN = "_key"
-"""As which a source hands out keys; a sink that writes it as the key leaves it out of the value."""
+"""The column with a record's key. A sink that writes it as the key leaves it out of the value."""
 
 
 class KeyFormat(Enum):

@@ -110,7 +110,7 @@ class CompiledSchema:
 
     kept: KeptSchema
     descriptors: bytes = field(default=b"", repr=False)
-    """In Protobuf, what it is compiled to."""
+    """The compiled form of a Protobuf schema."""
 
 
 class RegistryDown(Exception):

@@ -37,7 +37,7 @@ class NoSchema:
 @dataclass(slots=True)
 class _Asked:
     position: str
-    """Of the first record with this id."""
+    """The position of the first record with this id."""
     answer: KeptSchema | NoSchema | SourceUnavailable | ConfigError | None = None
 
 

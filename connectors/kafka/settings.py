@@ -109,7 +109,7 @@ class KafkaCluster(ClusterOptions):
     """Where brokers are and how clients of theirs are set; picklable."""
 
     options: dict[str, str] = field(default_factory=dict[str, str])
-    """Of the client, by librdkafka's names; may hold secrets."""
+    """Options of the client, by librdkafka's names; they may hold secrets."""
 
     @property
     def where(self) -> str:

@@ -44,7 +44,7 @@ class TopicFacts:
     cluster_id: str = ""
     is_internal: bool = False
     replica_count: int = 0
-    """Of the partition that has the fewest."""
+    """The number of replicas of the partition that has the fewest."""
 
 
 class Topics:

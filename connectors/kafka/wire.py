@@ -10,7 +10,7 @@ MAGIC = 0
 HEADER_BYTES = 5
 """Magic, and the id in four bytes, the highest first."""
 _NUMBER_BITS_MAX = 28
-"""Of a number of variable length; no schema has so many messages."""
+"""The longest number of variable length: no schema has so many messages."""
 TOMBSTONE = "it has no value (a tombstone)"
 UNFRAMED = (
     "it does not begin with a zero byte and a schema id, so that no serializer of a schema registry"

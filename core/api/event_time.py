@@ -37,12 +37,12 @@ class WatermarkStrategy:
 
     @property
     def delay_ms(self) -> int:
-        """By how much a record may be older than one before it."""
+        """How much older a record may be than one before it."""
         return round(seconds_of(self.max_out_of_orderness, setting="max_out_of_orderness") * 1000)
 
     @property
     def idle_after_s(self) -> float | None:
-        """Without records for so long, a split is idle."""
+        """A split without records for so long is idle."""
         return (
             None if self.idle_after is None else seconds_of(self.idle_after, setting="idle_after")
         )

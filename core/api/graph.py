@@ -48,7 +48,7 @@ from onceflow.core.spi.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""Of a job and of an operator."""
+"""The form of a job's name and of an operator's uid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ProcessBroadcast:
     """Applies a function of one stream and of one whose records come to every subtask."""
 
     key: tuple[str, ...]
-    """Of the first stream; empty when it is not keyed."""
+    """The key of the first stream; empty when it is not keyed."""
     function: BroadcastProcessFunction
     states: tuple[MapStateDescriptor[Any, Any], ...]
 
@@ -265,7 +265,7 @@ class Operator:
 
 
 class Exchange(Enum):
-    """Which subtask of a chain gets a row."""
+    """The rule by which a subtask of a chain gets a row."""
 
     FORWARD = "forward"
     """The one of the same number."""
@@ -285,7 +285,7 @@ class Edge:
     input: int
     exchange: Exchange
     key: tuple[str, ...]
-    """By which rows meet; empty unless they are exchanged by key."""
+    """The columns by which rows meet; empty unless they are exchanged by key."""
     has_event_time: bool
     """Whether watermarks come this way."""
 

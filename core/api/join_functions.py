@@ -22,7 +22,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.state.kept_rows import check_rows_can_be_kept
 
 STEP_MS = 1_000
-"""The moments at which records are let go are this far apart at least."""
+"""The moments at which records are dropped are this far apart at least."""
 STEPS_AN_INTERVAL = 8
 FOREVER_MS = 1 << 60
 """How long a side of a regular join is kept that has no time to live."""
@@ -157,7 +157,7 @@ class TimedJoin:
 
     @property
     def reach_ms(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of each side: between which distances in time a record of the other one is a partner."""
+        """The least and the greatest distance in time of a partner, for each side."""
         return (self.lower_ms, self.upper_ms), (-self.upper_ms, -self.lower_ms)
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JoinType = Literal["inner", "left"]
 LOOKUP_BYTES_MAX = 64 * 1024 * 1024
-"""In Arrow; every slot holds it once for each join, and gets it with each attempt."""
+"""The size in Arrow. Every slot holds the table once a join, and gets it with each attempt."""
 _LOOKUP_ROWS_MAX = 10_000_000
 """Read of a DataFrame before its size is known."""
 
@@ -47,7 +47,7 @@ class LookupTable:
         self._source: DataFrame | pa.Table | None = table
         self._bytes_max = bytes_max
         self.schema = _resolve_schema(schema, stream, on)
-        """Of the table, its keys in the types of the stream's."""
+        """The table's schema, with its keys in the types of the stream's keys."""
         self.on = tuple(on)
         self.rows: pa.Table = self.schema.empty_table()
         """None of them before `load`."""

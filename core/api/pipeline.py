@@ -250,7 +250,7 @@ class PipelineDescription:
     sources: Mapping[str, Source]
     """By uid."""
     sinks: Mapping[str, Sink]
-    """By uid, those of dead letters among them."""
+    """All sinks by uid, those for dead letters among them."""
 
 
 class Pipeline:

@@ -17,10 +17,10 @@ OptionValue: TypeAlias = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRules:
-    """Which options of one client a user may set, and under which names."""
+    """The options of one client that a user may set, and their names."""
 
     what: str
-    """Of what kind they are, for errors: "Kafka option"."""
+    """What errors call such an option: "Kafka option"."""
     prefix: str
     """May stand before any name, and is left away."""
     owned: Mapping[str, str]

@@ -78,7 +78,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """Which server a tool works on, and how long it waits for it."""
+    """The server that a tool works on, and how long the tool waits for it."""
 
     url: str = field(repr=False)
     """May hold a password. Brokers: kafka://host:port,host:port."""

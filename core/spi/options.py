@@ -99,7 +99,7 @@ class OptionMeaning:
     """What an option is, besides the name, type and default of its field."""
 
     help: str
-    """For documents and errors, in Python's words; formats tell it in their own."""
+    """Help for documents and errors, in Python's words; formats say it in their own."""
     kind: ValueKind
     spark: str
     """What Spark's formats call it; empty: they have no such option. `kafka.*` stands for all

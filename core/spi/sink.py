@@ -61,7 +61,7 @@ class WriterContext:
     """Where rows may wait for their commit, when the target cannot prepare them."""
     on_bad_row: OnBadRow = OnBadRow.FAIL
     checkpoints_at_once: int = 2
-    """Of how many checkpoints transactions may be prepared at one time: one may wait for its commit
+    """How many checkpoints may have prepared transactions at one time: one may wait for its commit
     while the next one is prepared."""
 
     def transaction(self, checkpoint: CheckpointId, sequence: int = 0) -> TransactionId:

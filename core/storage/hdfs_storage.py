@@ -35,7 +35,7 @@ class HdfsStorage(CheckpointStorage):
     url: str
     """`webhdfs://namenode:9870/path`, `swebhdfs://` for TLS; several NameNodes with commas."""
     user: str = ""
-    """Whom HDFS takes requests for, where it asks for no proof; none: HADOOP_USER_NAME."""
+    """The user of requests, where HDFS asks for no proof. Default: HADOOP_USER_NAME."""
     token: str = ""
     """A delegation token, by reference: `${env:NAME}`, `${file:/path}`."""
     authority: str = ""

@@ -28,7 +28,7 @@ from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, Checkpoint
 
 JOB_NAME_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
-"""Of one part of a file name: uid, name and the numbers stay below the usual 255 bytes."""
+"""The length of one part of a file name: uid, name and numbers stay below the usual 255 bytes."""
 SEQUENCE_MAX = 10**12 - 1
 
 _JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")

@@ -32,7 +32,7 @@ from onceflow.core.storage.snapshots.state_files import FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, JobStorage
 
 STATE_BYTES_MAX = 5_000_000
-"""Of one piece of state of one subtask: every checkpoint sends it to the driver, which keeps it."""
+"""The size of one piece of state: every checkpoint sends it to the driver, which keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MemoryStorage(CheckpointStorage):
 
     state_bytes_max: int = STATE_BYTES_MAX
     identity: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
-    """Which heap it is: descriptions of one identity mean the same one."""
+    """The identity of the memory: descriptions with one identity mean the same memory."""
 
     def __post_init__(self) -> None:
         if self.state_bytes_max < 1:

@@ -346,7 +346,7 @@ class FileSystemStorage(CheckpointStorage):
     """State smaller than this is kept in the decision log's record, and not in a file."""
     file_mode: int = 0o600
     directory_mode: int = 0o700
-    """Of what is made, whatever the umask. Executors that run as another user than the driver need
+    """Modes of what is made, whatever the umask. Executors with another user than the driver need
     0o660 and 0o2770, and a group that both are in."""
 
     def __post_init__(self) -> None:

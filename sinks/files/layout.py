@@ -167,7 +167,7 @@ class FileClaim(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Drawn for each claim, so that no two files have the same bytes."""
     through: tuple[tuple[int, int], ...] = ()
-    """By attempt, rising, this one last: the last whole checkpoint that was committed by then."""
+    """The last checkpoint that was wholly committed by then, by attempt, rising, this one last."""
 
 
 def claim(

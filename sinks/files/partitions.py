@@ -23,7 +23,7 @@ from onceflow.core.errors import ConfigError
 
 NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
 NAME_LENGTH_MAX_BYTES = 255
-"""Of one name in a directory, on the usual file systems."""
+"""The length of one name in a directory, on the usual file systems."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _CACHE_MAX = 10_000

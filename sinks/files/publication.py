@@ -62,7 +62,7 @@ class TransactionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     transaction: str
     staged_at: datetime
-    """By the clock of the machine that staged it."""
+    """When it was staged, by the clock of the machine that did."""
     files: tuple[ManifestFile, ...]
     version: Literal[1] = 1
 
@@ -472,7 +472,7 @@ class PublishedFiles:
     """Files that one sink id has published, each with its transaction, as of one look."""
 
     of_transactions: Sequence[tuple[TransactionId, str]]
-    """Of wholly published transactions; paths below the url, in the order of checkpoints."""
+    """Wholly published transactions with their paths below the url, in the order of checkpoints."""
     whole_before: CheckpointId
     """Every checkpoint before this one is published by all subtasks."""
 

@@ -55,7 +55,7 @@ class FileSettings:
 
 ROW_GROUP_ROWS = 1_000_000
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""Of rows in memory; what is encoded at once is what a reader must decode at once."""
+"""The size of rows in memory that are encoded at once. A reader must decode as much at once."""
 
 
 class _Outlet(io.RawIOBase):
@@ -180,7 +180,7 @@ class FileWriter(SinkWriter):
         self._token = uuid.uuid4().hex[:12]
         self._created = 0
         self._open: OrderedDict[str, PartFile] = OrderedDict()
-        """By directory, the least recently written first."""
+        """Open files by directory, the least recently written first."""
         self._finished: list[PartFile] = []
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, {settings.location}"

@@ -1,4 +1,4 @@
-"""Which numbered batches a topic has, noted in Kafka: whoever has other files knows it, too.
+"""Notes in Kafka of the numbered batches that a topic has: readers need no other files.
 
 Group `onceflow/<sink id>/batches` holds it as the metadata of offsets, as the owner's group holds
 the claim. It is written in transactions of the owner's transactional id, and only under the newest

@@ -335,7 +335,7 @@ def _order(transaction: TransactionId) -> tuple[int, int]:
 
 
 class IdleCommitter(Committer):
-    """At least once, and no checkpoint storage in which anything could be left from before."""
+    """The committer at least once, without checkpoint storage: nothing can be left from before."""
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Say that nothing of the name is there."""

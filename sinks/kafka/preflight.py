@@ -30,7 +30,7 @@ from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
-"""For how long nobody is asked: half the minimum, which leaves hours for clocks that differ."""
+"""Nobody is asked for so long: half the minimum, which leaves hours for clocks that differ."""
 _MARGIN_S = 3600.0
 
 

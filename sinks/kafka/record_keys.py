@@ -18,7 +18,7 @@ from onceflow.sinks.kafka.registered import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
 
 EncodeRows: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
-"""From rows to the bytes of each."""
+"""Turns rows into the bytes of each."""
 
 
 def holds_bytes(kind: pa.DataType) -> bool:

@@ -270,7 +270,7 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
 
     @property
     def subject_setting(self) -> str:
-        """Which argument names the subject."""
+        """The argument that names the subject."""
         return "key_subject=" if self.is_key else "subject="
 
     @property

@@ -215,7 +215,7 @@ def read_decided_commit_offsets(
 def last_commit_offsets(
     settings: KafkaSinkSettings, name: str, topics: Sequence[str], *, deadline: float
 ) -> Mapping[str, str]:
-    """As `read_decided_commit_offsets`, without waiting: what it names is committed; more may be.
+    """Read commit offsets without waiting: what they name is committed; more may be.
 
     Raises:
         LaneFailed: There was no answer.

@@ -63,7 +63,7 @@ class StagingWriter(RecordWriter):
     """Stages at each barrier; a committer does the rest."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
-        """As `RecordWriter`.
+        """Open as `RecordWriter` does.
 
         Raises:
             ConfigError: There is no checkpoint storage to stage rows in.
@@ -123,7 +123,7 @@ class KafkaAtLeastOnceWriter(RecordWriter):
     """Produces as rows come; what was not flushed before a crash comes again, and so do others."""
 
     def __init__(self, settings: KafkaSinkSettings, context: WriterContext) -> None:
-        """As `RecordWriter`; waits for no broker.
+        """Open as `RecordWriter` does, without waiting for a broker.
 
         Raises:
             ConfigError: The rows do not fit the settings, or librdkafka refuses one.

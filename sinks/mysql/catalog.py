@@ -100,11 +100,11 @@ class MySQLType:
     """COLUMN_TYPE: int unsigned, varchar(20), datetime(6)."""
     precision: int | None = None
     scale: int | None = None
-    """Of numbers; of bit(n) the precision is n."""
+    """The scale of numbers. The precision of bit(n) is n."""
     fraction_digits: int = 0
-    """Of seconds."""
+    """Digits of fractions of seconds."""
     length: int | None = None
-    """In characters; of bytes, in bytes."""
+    """The length in characters, or in bytes for binary types."""
     octets: int | None = None
     charset: str = ""
     collation: str = ""

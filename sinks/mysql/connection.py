@@ -155,9 +155,9 @@ class ResultColumn:
 
     name: str
     type: str
-    """As DATA_TYPE has it; of all texts `varchar`, of all bytes `varbinary`."""
+    """The type as DATA_TYPE has it; `varchar` for all texts, `varbinary` for all bytes."""
     length: int
-    """Of numbers in characters, with sign and point."""
+    """The length; of a number in characters, with sign and point."""
     scale: int
     is_unsigned: bool
 

@@ -316,7 +316,7 @@ _TAB, _NEWLINE, _COMMA = _text("\t"), _text("\n"), _text(",")
 
 ROWS_A_STATEMENT = 10_000
 BYTES_A_STATEMENT = 1 << 20
-"""Of values; spelled they may take twice as much, which stays far below max_allowed_packet."""
+"""The size of values; spelled out they may take twice as much, far below max_allowed_packet."""
 
 # What a statement's form in the binary log is worth, and words that will be gone one day.
 _HARMLESS = frozenset({1287, 1592, 1681})

@@ -61,7 +61,7 @@ class ServerFacts:
     redo_log: bool
     local_infile: bool
     user: str
-    """As GRANT takes it."""
+    """The user as GRANT takes it."""
 
     @property
     def shown(self) -> str:
@@ -114,7 +114,7 @@ class Weakness:
     """A setting under which the server forgets."""
 
     setting: str
-    """With its value."""
+    """The setting, with its value."""
     forgets_when: Crash
     remedy: str
     """What mends it."""
@@ -147,7 +147,7 @@ def weaknesses(facts: ServerFacts) -> tuple[Weakness, ...]:
 
 
 class MySQLDiagnosis(ServerDiagnosis):
-    """As it is now."""
+    """A server's settings and rights, as they are now."""
 
     def __init__(self, session: Session) -> None:
         """Ask it."""

@@ -40,18 +40,18 @@ class PostgresType:
     """A type as its wire format sees it: the base type under any domains."""
 
     name: str
-    """In the catalogs' words: int4, text, timestamptz; `enum` for any enum, empty when unknown."""
+    """The type in the catalogs' words: int4, timestamptz; `enum` for enums, empty when unknown."""
     shown: str
-    """In SQL's words, as the column was declared."""
+    """The type in SQL's words, as the column was declared."""
     precision: int | None = None
     scale: int | None = None
-    """Of numeric(precision, scale); None without limit."""
+    """The scale of numeric(precision, scale); None without limit."""
     element: str = ""
-    """Of an array: the element's name; else empty."""
+    """The name of an array's elements; empty for other types."""
     base: str = ""
-    """In SQL's words without limits, the type under any domains: what values are cast to."""
+    """The type under any domains, in SQL's words without limits: what values are cast to."""
     length: int | None = None
-    """Of varchar(length) and char(length), in characters; None without limit."""
+    """The length of varchar(length) and char(length) in characters; None without limit."""
 
 
 _TABLE = """

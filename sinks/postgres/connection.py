@@ -188,7 +188,7 @@ class PostgresSession(Session):
 
     @property
     def server_version(self) -> int:
-        """As 160004."""
+        """The version as a number: 160004 is 16.4."""
         return self._connection.info.server_version
 
     @property

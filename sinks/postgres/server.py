@@ -50,12 +50,12 @@ def check_prepared_room(slots: int, needed: int) -> Finding:
 
 
 class PostgresDiagnosis(ServerDiagnosis):
-    """As it is now."""
+    """A server's settings and rights, as they are now."""
 
     def __init__(self, session: Session) -> None:
         """Ask it."""
         self.version = own(session).server_version
-        """As 160004."""
+        """The version as a number: 160004 is 16.4."""
         (
             self.slots, self.standby, self.read_only, self.user, self.fsync, self.full_page_writes,
         ) = _one_row(

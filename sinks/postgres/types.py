@@ -28,7 +28,7 @@ from onceflow.sinks.sql.tables import ColumnFit, Target
 from onceflow.sinks.sql.values import decimal_digits, float_type
 
 DECIMAL_PRECISION_MAX = 38
-"""Of decimal128, the widest that the encoder writes."""
+"""The digits of decimal128, the widest decimal that the encoder writes."""
 
 _MANTISSA_BITS = {"float4": 24, "float8": 53}
 _INTEGERS: dict[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}

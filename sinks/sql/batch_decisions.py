@@ -82,7 +82,7 @@ class DecidedPart:
 
 
 class SqlBatchDecisions(BatchDecisions):
-    """In one database, over one session that is opened anew when it was lost.
+    """Decisions in one database, over one session, which is opened anew when it was lost.
 
     A decision waits up to `reconnect_timeout_s` for a database that is down, and so does everything
     else after a first session. A first session fails at once: the address may be wrong.

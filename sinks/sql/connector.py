@@ -17,7 +17,7 @@ from onceflow.sinks.sql.sink import SqlSink
 
 _T = TypeVar("_T")
 NO_TABLE = "onceflow"
-"""For a sink that only commits and rolls back by name, which needs no table."""
+"""The table's name in a sink that only commits and rolls back by name, and needs no table."""
 
 
 class SqlResourceManager(ResourceManager):

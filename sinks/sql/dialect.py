@@ -349,7 +349,7 @@ class TwoPhase(ABC):
     """What commits a prepared transaction, as messages call it; its name follows."""
     roll_back_words: ClassVar[str]
     holder_leaves_s: ClassVar[float] = 0.0
-    """How long a session that holds a prepared transaction may take to let go of it."""
+    """How long a session that holds a prepared transaction may take to release it."""
 
     def __init__(self, schema: str) -> None:
         """Ask nothing; `schema` is the ledger's."""

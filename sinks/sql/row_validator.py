@@ -30,7 +30,7 @@ class ValidRows:
     """The columns that are written, in the order of the table's fits; then, unless bad rows fail
     the job, what is needed to give a row back as it was: see `as_given`."""
     deletes: pa.BooleanArray
-    """Which rows delete their key. Of those only the key columns are not null."""
+    """True for rows that delete their key. Only their key columns are not null."""
 
 
 class RowValidator:

@@ -126,7 +126,7 @@ class Session(ABC):
 
     @abstractmethod
     def hasten(self) -> None:
-        """From now on wait for the server only as long as leaving it may take."""
+        """Wait for the server, from now on, only as long as leaving it may take."""
 
     @abstractmethod
     def close(self) -> None:

@@ -27,9 +27,9 @@ class CommitMode(Enum):
     """How rows are kept between pre-commit and commit; see `commit_mode`."""
 
     TWO_PHASE = "two_phase"
-    """In the server, as a prepared transaction."""
+    """Rows wait in the server, as a prepared transaction."""
     LEDGER = "ledger"
-    """In checkpoint storage, applied in one ordinary transaction with their ledger row."""
+    """Rows wait in checkpoint storage; one ordinary transaction applies them and the ledger row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class SqlSettings:
     lock_timeout_s: float
     """How long the server may wait for another transaction's lock."""
     flush_rows: int
-    """At least once: how many rows are committed together, at most a batch more."""
+    """How many rows are committed together at least once; at most a batch more."""
     rules: ChangeRules = field(default_factory=ChangeRules)
     create: bool = False
     evolve: bool = False

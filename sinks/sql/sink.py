@@ -30,7 +30,7 @@ from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 from onceflow.sinks.sql.writer import AtLeastOnceWriter, SqlStagedWriter, TwoPhaseWriter
 
 _BLOCKERS_MAX = 4
-"""As many as an error can name and be read."""
+"""The number of blockers that an error can name and still be read."""
 
 
 class _Overflow(Enum):

@@ -75,7 +75,7 @@ class Table:
     """A table that rows go to, as the server describes it."""
 
     name: TableName
-    """With its schema, as the server has it."""
+    """The table's name with its schema, as the server has it."""
     columns: tuple[TableColumn, ...]
     unfit: Finding | None = None
     """Why a transaction does not keep what it writes there."""

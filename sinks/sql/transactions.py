@@ -56,7 +56,7 @@ class Transactions:
             self._roll_back(self.session)
 
     def hasten(self) -> None:
-        """From now on wait for the server only as long as leaving it may take."""
+        """Wait for the server, from now on, only as long as leaving it may take."""
         if self._session is not None:
             self._session.hasten()
 

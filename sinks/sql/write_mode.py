@@ -25,11 +25,11 @@ class WriteMode(Enum):
     """How a row that is no delete gets into its table."""
 
     INSERT = "insert"
-    """As a new row; a key that is there already is an error."""
+    """Write a new row. A key that is there already is an error."""
     UPSERT = "upsert"
-    """As a new row, or over the row of the same key."""
+    """Write a new row, or replace the row of the same key."""
     IGNORE = "ignore"
-    """As a new row, unless the key is there: the first row of a key stays."""
+    """Write a new row unless the key is there: the first row of a key stays."""
     UPDATE = "update"
     """Over the row of the same key; nothing when there is none."""
 
@@ -200,7 +200,7 @@ class StagedOperation:
     """What is done with one batch of staged rows."""
 
     table: TableName
-    """With its schema, as the server had it."""
+    """The table's name with its schema, as the server had it."""
     mode: WriteMode
     key: tuple[str, ...]
     deletes: bool

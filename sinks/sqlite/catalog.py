@@ -32,7 +32,7 @@ class Affinity(Enum):
     BLOB = "blob"
     NUMERIC = "numeric"
     TEMPORAL = "temporal"
-    """As NUMERIC, but declared for dates and times, which it keeps as the text that they are."""
+    """NUMERIC, but declared for dates and times, which are kept as text."""
     NONE = "none"
     """Every value stays as it is."""
 

@@ -30,7 +30,7 @@ from onceflow.sinks.sql.session import (
 )
 
 LIBRARY_VERSION = sqlite3.sqlite_version_info
-"""Of SQLite itself, which comes with Python."""
+"""The version of SQLite itself, which comes with Python."""
 
 _CLOSE_TIMEOUT_S = 2.0
 _SCHEME = "sqlite:///"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 
 NO_TABLE = "onceflow"
-"""For a sink that says only how its file is reached."""
+"""The table's name in a sink that only says how its file is reached."""
 _NOT_HERE = "A SQLite file has none"
 
 
@@ -77,7 +77,7 @@ class SQLiteSink(SqlSink):
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
-        """As `SqlSink` does; nothing is asked of a file that is yet to be created."""
+        """Check as `SqlSink` does. A file that does not exist yet is not asked."""
         if Path(self.endpoint.path).exists():
             super().validate(context, schema)
         elif not self.create:
@@ -88,7 +88,7 @@ class SQLiteSink(SqlSink):
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        """As `SqlSink` does; a file that is yet to be created records nothing."""
+        """Read as `SqlSink` does. A file that does not exist yet records nothing."""
         if Path(self.endpoint.path).exists():
             return super().target_record(context)
         return TargetRecord(context.sink_id)

@@ -98,7 +98,7 @@ class Stored:
 
     wire: pa.DataType
     affinities: frozenset[Affinity]
-    """Of the columns that keep them unchanged."""
+    """The affinities of columns that keep the values unchanged."""
 
 
 def find_storage(given: pa.DataType) -> Stored | None:

@@ -73,7 +73,7 @@ class ProtobufDecoder(RegistryDecoder):
         self._messages: dict[int, dict[MessagePath, str] | str] = {
             schema.kept.id: messages_of(schema.descriptors)
         }
-        """By id the messages of a schema, or why there are none."""
+        """The messages of a schema by its id, or why there are none."""
         # One for all values: a message of its own for each takes twice as long to decode.
         self._message = class_of(described)()
         self._errors = (ValueError, decode_error())

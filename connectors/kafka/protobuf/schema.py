@@ -51,7 +51,7 @@ MessagePath: TypeAlias = tuple[int, ...]
 """A message by its index in its schema: that of the outermost message first, then those inside."""
 
 _COMPILE_S = 120.0
-"""Of a run of milliseconds, on a machine that has other things to do."""
+"""The longest run of the compiler, which takes milliseconds unless the machine is busy."""
 _MAIN = "onceflow_registered.proto"
 _LOGGED = re.compile(r"WARNING: All log messages|[IWEF]\d{4} ")
 """What the compiler says of itself."""
@@ -94,7 +94,7 @@ _SCALARS: Mapping[int, pa.DataType] = {
     17: pa.int32(),  # sint32
     18: pa.int64(),  # sint64
 }
-"""By the numbers of descriptor.proto. uint32 is wider: not every target has unsigned integers."""
+"""Arrow types by the numbers of descriptor.proto. uint32 gets wider: few targets have it."""
 
 
 @lru_cache(maxsize=64)

@@ -137,7 +137,7 @@ class BatchPlan:
     """Where tasks write the rows that the sink rejects."""
     write: int = 0
     writes: int = 1
-    """Which of several DataFrames of the batch the tasks write, and of how many."""
+    """Which DataFrame of the batch the tasks write, and how many the batch has."""
 
     def transaction_number(self, partition: int) -> int:
         """Return the number of the transaction of `partition`, which no other of the batch has.

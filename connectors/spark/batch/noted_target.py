@@ -35,7 +35,7 @@ class NotedTarget:
     directory: str
     sink_id: str
     facts: Mapping[str, str]
-    """By the names of options; equal for every write to the target, and no secrets."""
+    """Facts by the names of options: equal for every write to the target, and no secrets."""
 
     def require(self) -> None:
         """Raise an error unless the sink id has this target; its first write notes it.

@@ -30,11 +30,11 @@ _log = logging.getLogger("onceflow.spark")
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which task this is, as Spark tells it."""
+    """The identity of a task, as Spark knows it."""
 
     partition: int
     task_attempt: int
-    """Of the partition, within one try at the stage."""
+    """The number of this try of the partition, within one try of the stage."""
     task_id: int
     """No other task of the application has it."""
     batch: int | None = None

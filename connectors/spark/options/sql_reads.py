@@ -21,7 +21,7 @@ from onceflow.sinks.sql.tables import TableName
 
 _SUBQUERY = re.compile(r"\s*\((?P<query>.*)\)\s*(?:as\s+)?[\w\"`]*\s*", re.DOTALL | re.IGNORECASE)
 _LOCK_TIMEOUT_S = 60.0
-"""Of statements that wait for locks; reading waits for none."""
+"""The lock timeout of the session. Reading waits for no lock."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

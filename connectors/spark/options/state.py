@@ -93,7 +93,7 @@ class CheckpointsRead:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StateRead(CheckpointsRead):
-    """Which state is read."""
+    """The options of a read of one state."""
 
     path: str = field(
         metadata=option(f"{_PATH}; or a savepoint's directory", spark="path", aliases=("storage",))

@@ -26,7 +26,7 @@ class SparkOption:
     """One option of a format."""
 
     name: str
-    """As the documents write it."""
+    """The option's name as the documents write it."""
     argument: str
     """The field that it sets."""
     meaning: OptionMeaning

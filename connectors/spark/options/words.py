@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 _CALL = re.compile(r"\b[A-Z]\w+\((?:…, )?(\w+=[^()]*)\)")
-"""As in `PostgresSink(…, create=True)`: what is to be given is inside."""
+"""Finds the advice in `PostgresSink(…, create=True)`: the arguments inside."""
 _VALUE = (
     r"(?:'(?P<text>[^']*)'|(?P<flag>True|False)\b|\((?P<several>…|(?:'[^']*',? ?)*)\)"
     r"|\{'(?P<part>[\w.]+)': (?P<is>[^{}]*)\})?"
@@ -35,7 +35,7 @@ class OptionWords:
     """What the arguments of one target are called as options. Pickles."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of each argument the option; empty: the target's own words stand."""
+    """The option for each argument; empty: the target's own words stay."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the target says of things that the format has not, and what is said of them."""
 

@@ -20,7 +20,7 @@ from onceflow.sources.kafka.position import PartitionPosition, gap_message
 from onceflow.sources.kafka.ranges import OffsetRange
 
 Document: TypeAlias = "dict[str, Any]"
-"""As Spark wants it: keys and values that are JSON."""
+"""What Spark stores as JSON: a dictionary of texts, numbers, lists and dictionaries."""
 
 _Place = tuple[str, int]
 

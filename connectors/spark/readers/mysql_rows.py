@@ -62,7 +62,7 @@ _SIMPLE: dict[str, tuple[pa.DataType, Comparable | None]] = {
 
 
 _AS_TEXT = frozenset({"json", "enum", "set", "time", "uuid", "inet4", "inet6"})
-"""Of other types (geometry, vector) the bytes are read, as hexadecimal digits."""
+"""Types that are read as text. Others (geometry, vector) are read as bytes, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _ANY_NUMERIC = pa.decimal128(38, 18)
 _TYPMOD_OFFSET = 4
 _DAYS = (-719_162, 2_932_896)
 _MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""Of the years 1 to 9999, which Spark has, counted from 1970. What is infinite lies outside."""
+"""The microseconds since 1970 of the years 1 to 9999, which Spark has. Infinity lies outside."""
 
 _COMPARED: dict[str, Comparable] = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), Comparable.NUMBER),
@@ -266,7 +266,7 @@ def _require_within(numbers: pa.Array, ends: tuple[int, int], column: ReadColumn
 
 
 _held: list[PostgresSession] = []
-"""Of this process; each is let go by a timer of its own, or all at once."""
+"""Sessions that this process holds open. A timer releases each, or a call all of them."""
 _held_lock = threading.Lock()
 
 
@@ -296,7 +296,7 @@ def _release_session(session: PostgresSession) -> None:
 
 
 def release_sessions() -> None:
-    """Let all snapshots go that this process holds; tasks that have begun keep theirs."""
+    """Release all snapshots that this process holds; tasks that have begun keep theirs."""
     with _held_lock:
         held = list(_held)
     for session in held:

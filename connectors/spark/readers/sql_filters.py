@@ -44,7 +44,7 @@ class SqlWords:
 
     text: Callable[[str], str]
     instant: Callable[[str], str]
-    """Of a time in UTC as `2026-01-31 12:00:00.000001`."""
+    """Writes a time in UTC, given as `2026-01-31 12:00:00.000001`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ Link: TypeAlias = "Connection[Any, Any]"
 """A two-way pipe of pickled values; the other end sees its end when the process is gone."""
 
 START_TIMEOUT_S = 60.0
-"""In which a host has begun a process: it may be importing everything, on a busy machine."""
+"""A host begins a process within this time, also while it imports everything on a busy machine."""
 
 _PRELOADED = (
     "onceflow.core.runtime.slot.slot",

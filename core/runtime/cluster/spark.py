@@ -232,7 +232,7 @@ class _HandedOn:
     """Called by the JVM in place of its own handler of SIGTERM, which would stop Spark."""
 
     gateway: Any = None
-    """To the JVM that does."""
+    """The gateway to that JVM."""
 
     class Java:
         implements = ("sun.misc.SignalHandler",)

@@ -170,7 +170,7 @@ class BatchIteratorCalls:
         self._calling = False
         self._thread: threading.Thread | None = None
         self.cpu_s = 0.0
-        """Of the function's thread, as of its last turn."""
+        """Processor time of the function's thread, as of its last turn."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Give `batch` to the function; yield what comes out before it asks for more.

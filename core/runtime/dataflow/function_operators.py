@@ -220,7 +220,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
 
     @property
     def due_in_s(self) -> float | None:
-        """Until the next timer in processing time."""
+        """Seconds until the next timer in processing time."""
         if self._timers is None or self._timers.processing.queue.next_ms is None:
             return None
         waits_ms = self._timers.processing.queue.next_ms - self._timers.current_processing_time()

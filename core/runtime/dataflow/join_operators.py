@@ -118,7 +118,7 @@ class JoinOperator(SnapshottedOperator):
 
     @property
     def due_in_s(self) -> float | None:
-        """Until the clock lets rows go."""
+        """Seconds until rows are dropped by the clock."""
         if self._clock is None:
             return None
         moments = [
@@ -129,12 +129,12 @@ class JoinOperator(SnapshottedOperator):
         return max(0, min(moments) - self._clock.now_ms()) / 1000 if moments else None
 
     def on_time(self) -> None:
-        """Let go what has lived its time by the clock."""
+        """Drop what has lived its time by the clock."""
         if self._clock is not None:
             self._drop_due(self._clock.now_ms())
 
     def on_watermark(self, watermark: int) -> None:
-        """Let go what nothing can come for any more."""
+        """Drop what nothing can come for any more."""
         if self._clock is not None:
             return
         if watermark == MAX_WATERMARK:
@@ -144,7 +144,7 @@ class JoinOperator(SnapshottedOperator):
             self._drop_due(watermark)
 
     def flush(self) -> None:
-        """Let go what would wait for the clock: the input has ended."""
+        """Drop what would wait for the clock: the input has ended."""
         if self._clock is not None:
             self._end_outer_sides()
 

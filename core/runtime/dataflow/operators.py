@@ -185,11 +185,11 @@ class RunningOperator(ABC):
         return None
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """As `snapshot`, in a form that stands alone and that every backend restores."""
+        """Do what `snapshot` does, in a self-contained form that every backend restores."""
         return self.snapshot(checkpoint)
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
-        """As `snapshot`, in a form that stands alone and that the same backend restores."""
+        """Do what `snapshot` does, in a self-contained form that the same backend restores."""
         return self.savepoint(checkpoint)
 
     def on_completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
@@ -240,7 +240,7 @@ class BatchIteratorMapper(RunningOperator):
 
     @property
     def cpu_beside_s(self) -> float:
-        """Of the function's thread."""
+        """Processor time of the function's own thread."""
         return self._calls.cpu_s
 
     def process(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Which subtask of the chain that follows gets a row: the sending ends of edges."""
+"""The sending ends of edges: they choose which subtask of the next chain gets a row."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _PROGRESS = msgpack_decoder(tuple[int, int, int])
 
 
 class RestoredEventTime:
-    """Up to which watermark windows and timers have fired already, by key group."""
+    """The watermark up to which windows and timers have fired before a restore, by key group."""
 
     def __init__(
         self, elements: Iterable[bytes], owned: range, max_parallelism: int | None = None

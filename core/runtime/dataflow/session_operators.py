@@ -37,9 +37,9 @@ from onceflow.core.state.keys.key_groups import Hashes
 from onceflow.core.state.snapshots.canonical import Groups
 
 START, END, COUNT = "onceflow.start", "onceflow.end", "onceflow.count"
-"""Of each session its bounds; of a key's first one, how many the key has."""
+"""A session's bounds, and, in a key's first session, how many the key has."""
 BUCKET_MS_MIN = 250
-"""Of a queue of moments; one bucket is sorted as a whole, whenever a part of it has come."""
+"""The least span of a bucket of moments. A bucket is sorted as a whole once a part of it is due."""
 _INT64_MAX = np.iinfo(np.int64).max
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -49,7 +49,7 @@ class Sessions:
     """What intervals come to that overlap or touch, sorted by key and start."""
 
     ids: Ints
-    """In which session each interval is."""
+    """The session that each interval is in."""
     key_numbers: Ints
     """Each session's key."""
     ends: Ints

@@ -70,7 +70,7 @@ from onceflow.core.spi import EndOfInput
 WATERMARK_INTERVAL_S = 0.1
 """How often a source tells how far event time has come: it costs a batch on each channel."""
 WAIT_S = 1.0
-"""For how long a subtask waits for something to do before it looks again."""
+"""A subtask waits so long for something to do before it looks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class OvertakenBatches:
 
     chain: str
     input: int
-    """Of the chain's first operator."""
+    """The number of the input, of the chain's first operator."""
     sent: bool
     """Whether the receiving side held them; see `InFlight`."""
     batches: tuple[Batch, ...]

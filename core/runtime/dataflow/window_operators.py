@@ -198,7 +198,7 @@ class WindowAggregator(WindowOperator):
 
     @property
     def due_in_s(self) -> float | None:
-        """Until the next window in processing time is due."""
+        """Seconds until the next window in processing time is due."""
         if self._clock is None or self._next_ms is None:
             return None
         return max(0, self._next_ms - self._clock.now_ms()) / 1000

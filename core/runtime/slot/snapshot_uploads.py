@@ -31,7 +31,7 @@ class SnapshotUploads:
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._abandoned: list[FileStateWriter] = []
-        """Of declined checkpoints: storage did not delete their files when it was asked."""
+        """Writers of declined checkpoints whose files storage has failed to delete so far."""
 
     def begin(self, taken: SnapshotTaken) -> None:
         """Upload what was taken on another thread, which tells the slot how that ended."""

@@ -1,4 +1,4 @@
-"""With what driver and slots show who they are: a token, and with TLS a certificate each.
+"""The credentials of driver and slots: a token, and with TLS a certificate each.
 
 One secret an attempt authenticates the control plane and the data plane. The driver draws it, Spark
 carries it to the slots inside the task, and every Flight call presents it. It is never logged and
@@ -97,7 +97,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """With what a process of the attempt shows who it is and tells who others are."""
+    """What a process of the attempt shows as its identity, and checks others by."""
 
     token: str = field(repr=False)
     tls: TlsIdentity | None = None

@@ -273,7 +273,7 @@ class FlightChannel(OutputChannel):
 
 
 _QUESTIONS = 4
-"""In the time after which a silent peer is lost, so that one lost packet decides nothing."""
+"""Questions in the time after which a silent peer is lost: one lost packet decides nothing."""
 
 
 class KeepAlive:

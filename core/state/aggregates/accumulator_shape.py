@@ -30,7 +30,7 @@ from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key
 from onceflow.core.state.snapshots.canonical import StateMeta, aggregates_of
 
 NAMESPACE = "namespace"
-"""In a signature, the kind of the first key column of a table with a namespace: 64 bits."""
+"""The kind, in a signature, of the first key column of a table with a namespace: 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from onceflow.core.state.snapshots.canonical import StateRows
 
 
 class Expiry:
-    """Which keys of a table have expired; `used` is its column of last uses."""
+    """Finds the keys of a table that have expired; `used` is its column of last uses."""
 
     def __init__(
         self, ttl: StateTtlConfig, used: Totals, layout: np.dtype[Any], index: int

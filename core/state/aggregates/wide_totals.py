@@ -31,7 +31,7 @@ from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.keys.key_columns import Ints
 
 Planes = npt.NDArray[Any]
-"""Of shape (n, words of a total)."""
+"""Totals as an array of shape (n, words of a total)."""
 
 
 class WideTotals(Totals):

@@ -125,13 +125,13 @@ class KeyedBatchStates:
         self._open = True
         self.table: AccumulatorTable | None = None
         self.entries: Ints = np.zeros(0, np.int64)
-        """Of the keys of the batch at hand."""
+        """The entries of the keys of the current batch."""
         self._has_rows_of_keys = False
         self._batch: KeyedBatch | None = None
 
     @property
     def cleaned_a_record(self) -> int:
-        """At how many entries of states that expire to look for each record."""
+        """How many entries of expiring states are looked at for each record."""
         return self._by_key.cleaned_a_record
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:

@@ -74,7 +74,7 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateContext:
-    """Which part of whose state a store holds, and where it may keep working files."""
+    """The part of an operator's state that a store holds, and its directory for working files."""
 
     uid: str
     subtask: int

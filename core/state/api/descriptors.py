@@ -28,9 +28,9 @@ TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
 
 STATE_NAME_BYTES_MAX = 200
 DIGITS_MAX = 38
-"""Of a decimal128."""
+"""The digits of a decimal128."""
 AVERAGE_DIGITS = 4
-"""Of an average, so many more digits after the point than its values have: as in Spark."""
+"""An average has so many more digits after the point than its values, as in Spark."""
 
 
 TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]

@@ -331,7 +331,7 @@ class KeyedStates:
 
     @property
     def cleaned_a_record(self) -> int:
-        """At how many entries of states that expire to look for each record."""
+        """How many entries of expiring states are looked at for each record."""
         ttls = [descriptor.ttl for descriptor in self._asked.values()]
         return max((ttl.cleanup_incrementally for ttl in ttls if ttl is not None), default=0)
 

@@ -80,7 +80,7 @@ class ReducingState(ABC, Generic[T]):
 
 
 class AggregatingState(ABC, Generic[IN, OUT]):
-    """As a reducing state, but what is added, what is kept and what is read may be three types."""
+    """A reducing state in which what is added, what is kept and what is read may be three types."""
 
     @abstractmethod
     def get(self) -> OUT | None:
@@ -322,10 +322,10 @@ class KeyedStateStore(ABC):
 
     @abstractmethod
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """As `snapshot`, in the canonical form: self-contained and restorable by any backend."""
+        """Do as `snapshot`, in the canonical form: self-contained and restored by any backend."""
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """As `snapshot`, self-contained, in the form that `StateBackend.native_form` names."""
+        """Do as `snapshot`, self-contained, in the form that `StateBackend.native_form` names."""
         return self.savepoint(checkpoint)
 
     @abstractmethod

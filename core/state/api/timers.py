@@ -151,7 +151,7 @@ class Timers:
         self._store = store
         self._clock = clock
         self.watermark = NO_WATERMARK
-        """Up to which event time all has come, of every key."""
+        """The event time up to which everything has come, for every key."""
         self._restored_most = NO_WATERMARK
         self.event = DomainTimers(store, "event")
         self.processing = DomainTimers(store, "processing")

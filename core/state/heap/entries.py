@@ -74,7 +74,7 @@ class NoDirectType:
 
 ABSENT = Absent()
 DELETED = Absent()
-"""In a layer of changes: the entry is gone, whatever lies below."""
+"""Says, in a layer of changes, that the entry is gone, whatever lies below."""
 
 
 class Cells:
@@ -356,7 +356,7 @@ class EntryTable(ABC):
         self.fresh: dict[Any, Any] = {}
         """Changes since the last snapshot: key to what is stored, or DELETED."""
         self.fresh_max = sys.maxsize
-        """With more of them, `spill` is called."""
+        """The number of new entries above which `spill` is called."""
 
     @abstractmethod
     def find_older(self, key: Any) -> Any:
@@ -377,7 +377,7 @@ class EntryTable(ABC):
             self.spill()
 
     def spill(self) -> None:
-        """Let go of `fresh`, which has more than `fresh_max` entries."""
+        """Move `fresh`, which has more than `fresh_max` entries, out of memory."""
         raise InvariantViolation("entries without a bound are never too many")
 
     def delete(self, key: Any) -> None:

@@ -56,7 +56,7 @@ def shape_of(
 
 
 class Registry:
-    """Which state object answers to which name; one name is one state for the life of the store."""
+    """The states of a store by name; one name is one state for the life of the store."""
 
     def __init__(self, context: StateContext) -> None:
         self._label = str(context)

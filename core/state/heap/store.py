@@ -265,7 +265,7 @@ class HeapSnapshot(PendingKeyedSnapshot):
             self.discard()
 
     def discard(self) -> None:
-        """Let go of the frozen state."""
+        """Release the frozen state."""
         self._states = ()
         self.done = True
 
@@ -443,7 +443,7 @@ class HeapStore(KeyedStateStore):
                 table.merge()
 
     def close(self) -> None:
-        """Let go of the state."""
+        """Release the state."""
         self._entries.clear()
         self._tables.clear()
         self._rows.clear()

@@ -96,7 +96,7 @@ class EncodedMapKey(tuple[bytes, None]):
 
 
 _PLAIN_CLASSES: frozenset[type[Any]] = frozenset({str, int, bytes, date})
-"""Of values that are equal if and only if their bytes are."""
+"""Classes whose values are equal if and only if their bytes are."""
 
 
 def _is_plain(key: Any) -> bool:
@@ -186,7 +186,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     date: lambda key: b"d" + _pack_u64(days_of(key) + _SIGN),
     Decimal: _encode_decimal,
 }
-"""In an order in which a subclass stands before its base: bool is an int, a datetime a date."""
+"""A subclass stands before its base here: a bool is an int, and a datetime is a date."""
 
 
 def decode_key(data: bytes) -> Any:

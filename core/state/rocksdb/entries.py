@@ -65,7 +65,7 @@ TAKEN_MAX = 8
 JOINING_MIN = 2_048
 """Entries that join with each batch at least: about half a millisecond."""
 EVICTED_SHARE = 64
-"""Of the capacity, what share is forgotten at once."""
+"""The share of the capacity that is forgotten at once: one in so many."""
 ASKED_OF_OFFERED_MAX = 64
 IN_VAIN_MAX = 3
 """After so many batches with an entry asked for at less than one key in 64, none is prefetched."""
@@ -111,7 +111,7 @@ class RowFormat:
 
 
 class ListFormat(RowFormat):
-    """For list states: an entry is a list of stored elements."""
+    """Entries of list states: each is a list of stored elements."""
 
     def pack(self, entry: Any) -> bytes:
         """Return the row's value."""
@@ -190,7 +190,7 @@ class RocksEntries(EntryTable):
         self._asked = 0
         """How many older entries were asked for since `prefetch`."""
         self._offered = 0
-        """For how many keys that was."""
+        """How many keys that `prefetch` was called for."""
         self._in_vain = 0
         """How many times in a row next to none was asked for."""
 
@@ -365,7 +365,7 @@ class RocksMapState(MapState[K, V]):
         self._keys = keys
         self._touched: dict[Any, dict[Any, None]] = {}
         self._touched_before: dict[Any, dict[Any, None]] = {}
-        """By key, map keys changed since and in the last snapshot: the database may lack them.
+        """Map keys by key, changed since and in the last snapshot: the database may lack them.
 
         They are as `to_stored_map_key` returns them.
         """

@@ -59,7 +59,7 @@ FORMAT = 2
 MANIFEST_PREFIX = "rocksdb-manifest"
 _LARGE = ".sst"
 FILES_AT_ONCE = 4
-"""Of one snapshot, on their way to storage or back."""
+"""Files of one snapshot that are on their way to storage or back at one time."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -196,7 +196,7 @@ SCAN_ROWS = 32_768
 
 
 class KnownFiles:
-    """Which files storage will still hold when a new snapshot is decided.
+    """The files that storage will still hold when a new snapshot is decided.
 
     Those of the last completed checkpoint, since an aborted one's are deleted. When earlier
     snapshots are undecided, only what they name as well: should one of them complete and the last

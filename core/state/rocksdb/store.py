@@ -344,11 +344,11 @@ class RocksDBStore(KeyedStateStore):
         return RocksSnapshot(self._freeze(checkpoint), self._upload_native(checkpoint))
 
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """As `snapshot`; the upload reads every row."""
+        """Do what `snapshot` does; the upload reads every row."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_canonical())
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """As `snapshot`, with every file written anew: checkpoints share none with it."""
+        """Do what `snapshot` does, with every file written anew: checkpoints share none with it."""
         return RocksSnapshot(self._freeze(checkpoint), self._upload_alone(checkpoint))
 
     def _freeze(self, checkpoint: CheckpointId) -> Frozen:

@@ -59,7 +59,7 @@ class StateOfTable:
     """The type's name in the job's descriptor; None: that of the column."""
     map_key_type: str | None = None
     aggregates: Mapping[str, AggregateOp] | None = None
-    """For `running`: the aggregate in each column."""
+    """The aggregate in each column, for `running`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class UnkeyedStateOfTable:
     mode: Mode
     value: str = "value"
     map_key: str = ""
-    """For a broadcast state."""
+    """The column of the map's keys, for a broadcast state."""
     value_type: str | None = None
     map_key_type: str | None = None
 

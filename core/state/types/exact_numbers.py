@@ -44,7 +44,7 @@ class _Checks:
 
     def __init__(self) -> None:
         self._classes: dict[int, Check | None] = {}
-        """By the id of a class, which outlives this object; None while its check is being made."""
+        """Checks by the id of a class, which outlives this object; None while one is being made."""
 
     def of(self, kind: inspect.Type) -> Check:
         check: Check

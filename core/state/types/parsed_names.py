@@ -66,7 +66,7 @@ class ParsedName:
         self._at = 0
         self._classes = 0
         self.fields: dict[int, NameFields] = {}
-        """By the number of a class. Numbers begin with 1, in the order of the "{" in the name."""
+        """Fields by the number of a class: 1 is that of the first "{" in the name."""
         self.type = self._type()
 
     def _next(self) -> str:

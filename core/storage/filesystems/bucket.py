@@ -48,7 +48,7 @@ from onceflow.core.storage.filesystems.local import CHUNK_BYTES
 T = TypeVar("T")
 
 _DELETE_MAX = 1000
-"""Of one request to S3."""
+"""Objects that one request to S3 may delete."""
 
 _REFUSALS = {
     "NoSuchBucket": "create the bucket first, or correct its name",

@@ -23,7 +23,7 @@ PART_BYTES = 8 * 1024 * 1024
 PART_BYTES_MIN = 5 * 1024 * 1024
 """S3 takes no smaller part but the last."""
 PARTS_AT_ONCE = 4
-"""Of one object: uploads hold that many parts in memory."""
+"""Parts of one object that are uploaded at once, and held in memory."""
 REQUEST_TIMEOUT_S = 60.0
 RETRY_TIMEOUT_S = 60.0
 
@@ -90,7 +90,7 @@ class BucketSettings:
     url: str
     """Holds no secret."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """By obstore's names, or those of fsspec's packages; a text may be a reference to a secret."""
+    """Options by obstore's names, or those of fsspec's packages; a text may refer to a secret."""
     part_bytes: int = PART_BYTES
     parts_at_once: int = PARTS_AT_ONCE
     patience: Patience = field(default_factory=Patience)

@@ -35,7 +35,7 @@ class FileLocation:
 
     protocol: str
     root: str
-    """As the protocol writes it; absolute when local."""
+    """The root as the protocol writes it; absolute when local."""
     publish: Publish = "auto"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

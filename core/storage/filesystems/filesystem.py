@@ -66,7 +66,7 @@ class StorageRefused(StorageError):
 
 
 REQUESTS_AT_ONCE_MAX = 16
-"""Of stores behind a network: each request waits for it, none needs the processor."""
+"""Requests at once to stores behind a network: they wait, and need no processor."""
 
 
 class FileSystem(ABC):

@@ -49,7 +49,7 @@ from onceflow.core.storage.filesystems.webhdfs import (
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 _SPOOLED_BYTES_MAX = 64 << 20
-"""Of a file that is filled piece by piece: what is larger waits on the local disk."""
+"""The size above which a file that is filled piece by piece waits on the local disk."""
 _TRIES_MAX = 4
 """How often a name is moved again: its directory was deleted meanwhile, or a reply was lost."""
 _DIRECTORY_GOES = "somebody keeps deleting the directory"

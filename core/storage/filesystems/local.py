@@ -44,7 +44,7 @@ from onceflow.core.storage.filesystems.filesystem import (
 )
 
 CHUNK_BYTES = 1 << 20
-"""Of one read: large enough that calls cost nothing, small enough for the processor's cache."""
+"""The size of one read: large enough that calls cost nothing, small enough for a core's cache."""
 TRIES_MAX = 16
 """How often a call is made again when somebody keeps deleting what it needs."""
 DIRECTORIES_KNOWN_MAX = 4096
@@ -99,7 +99,7 @@ class Advice:
     subject: str = ""
     """Begins every message."""
     remedies: Mapping[int, str] = field(default_factory=dict[int, str])
-    """By errno, instead of the general one."""
+    """Remedies by errno, instead of the general one."""
 
 
 _ANOTHER_USER = (

@@ -61,7 +61,7 @@ class HdfsSettings:
     url: str
     """`webhdfs://namenode:9870/path`, `swebhdfs://` for TLS; several NameNodes with commas."""
     user: str = ""
-    """Whom HDFS takes the request for, where it does not ask for proof."""
+    """The user of the request, where HDFS asks for no proof."""
     token: str = field(default="", repr=False)
     """A delegation token, by reference."""
     authority: str = ""
@@ -138,7 +138,7 @@ class WebHdfs:
         self._lock = threading.Lock()
         self._opened: Any = None
         self._current = 0
-        """Which NameNode has served last."""
+        """The index of the NameNode that has served last."""
 
     # --- names ---------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ RETAINED = 16
 _UID = "batch"
 _SINCE = ", since "
 _SHARED = "batches"
-"""Of versions that kept one log for all sink ids of a directory."""
+"""The log of older versions, which kept one for all sink ids of a directory."""
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def decision_directory(sink_id: str) -> str:
 
 
 class LoggedBatchDecisions(BatchDecisions):
-    """In one directory, for one sink id. Opens nothing that stays open."""
+    """Decisions in one directory, for one sink id. Keeps nothing open."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _log = logging.getLogger("onceflow.spark")
 
 
 class NotedBatchDecisions(LoggedBatchDecisions):
-    """In one directory and one target, for one sink id, whose batches `source` numbers."""
+    """Decisions in one directory and one target, for one sink id; `source` numbers the batches."""
 
     def __init__(
         self, files: CreatesAtomically, sink_id: str, name: str, *, source: str, notes: BatchNotes

@@ -24,9 +24,9 @@ from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, 
 
 FORMAT = 1
 FORMAT_WITH_ROWS = 2
-"""Of checkpoints with rows in flight, which versions that know only format 1 would lose."""
+"""The format with rows in flight: versions that know only format 1 would lose them."""
 FORMAT_WITH_INPUTS = 3
-"""Of those with rows on their way into a second input, which others would give to the first."""
+"""The format with rows on their way into a second input: others would give them to the first."""
 _FORMATS = (FORMAT, FORMAT_WITH_ROWS, FORMAT_WITH_INPUTS)
 
 _RECORD_REMEDY = (
