@@ -18,6 +18,7 @@ import time
 
 FIRST_S = 0.02
 LONGEST_S = 1.0
+"""The first and the longest pause: short, so that a server is used soon after it is there."""
 
 
 class Retries:

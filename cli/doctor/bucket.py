@@ -23,6 +23,7 @@ SLOW_CREATE_S = 0.5
 """A decision is a creation and two questions: above this checkpoints wait for the store."""
 
 _RIVALS = 8
+"""Writers that try to create one object at once; a store must let one of them win."""
 _LARGE_BYTES = 16 * 1024 * 1024
 
 

@@ -21,6 +21,7 @@ from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 FREE_MIN_BYTES = 1 << 30
 FREE_MIN_SHARE = 0.05
+"""Less free space than either of the two is a problem."""
 SLOW_SYNC_S = 0.1
 """A decision syncs a few times; above this the disk is what checkpoints wait for."""
 

@@ -30,6 +30,7 @@ from onceflow.core.cache import cache_directory, exclusive, publish
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0
+"""Ends a session of Spark that hangs; a usual one is done far sooner."""
 _SAID_LINES = 40
 """The last lines of Spark's output: the JVM's words stand above a traceback of Python."""
 _NOT_FOR_THE_RECORDING = ("SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")

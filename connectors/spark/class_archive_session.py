@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _JVM_TIMEOUT_S = 120.0
+"""The JVM writes the archive at its exit, which may take a while."""
 
 
 def main(file: str) -> int:

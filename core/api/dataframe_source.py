@@ -54,6 +54,7 @@ ROW_GROUP_BYTES = 8 * 1024 * 1024
 SPLIT_BYTES = 32 * 1024 * 1024
 """Small enough that a DataFrame of few partitions keeps several subtasks busy."""
 BATCH_ROWS = 10_000
+"""Rows of one batch that the source emits."""
 
 
 def is_dataframe(value: object) -> TypeIs[DataFrame]:

@@ -24,6 +24,7 @@ from onceflow.core.state.kept_rows import check_rows_can_be_kept
 STEP_MS = 1_000
 """The moments at which records are dropped are this far apart at least."""
 STEPS_AN_INTERVAL = 8
+"""Steps in the reach of a join: a row is kept an eighth of it too long at the most."""
 FOREVER_MS = 1 << 60
 """How long a side of a regular join is kept that has no time to live."""
 

@@ -43,7 +43,9 @@ NUMBER_BITS = 24
 MOMENTS = 1 << (63 - NUMBER_BITS)
 """The number of moments that a namespace can have, half of them before 1970."""
 TIME_MAX = 1 << 60
+"""Milliseconds before and after 1970: the sum of a time and a join's reach stays within 64 bits."""
 ROWS_A_CHUNK = 32_768
+"""Rows that are read and paired at once."""
 FILTER_WORDS_MIN, FILTER_WORDS_MAX = 1 << 12, 1 << 22
 """Words of 8 bytes: 32 KB to 32 MB a stream. Keys of equal last hash bits share a word."""
 _MOMENT_BITS = 64

@@ -140,6 +140,7 @@ def name_of(transaction: TransactionId) -> str:
 
 
 _ATTEMPTS_KEPT = 8
+"""How many attempts' claims stay in the directory."""
 
 
 def create_file(fs: FileSystem, path: str, data: bytes) -> bool:

@@ -27,6 +27,7 @@ NAME_LENGTH_MAX_BYTES = 255
 
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _CACHE_MAX = 10_000
+"""Directories whose escaped names are remembered."""
 
 
 class Partitions:

@@ -29,6 +29,7 @@ from onceflow.core.spi.client_options import OptionValue
 from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 
 _SOCKET_TIMEOUT_MAX_S = 30.0
+"""The longest wait for one answer; less where the transaction's timeout is short."""
 _CALL_S = 5.0
 """One call into a transaction; repeated until the deadline while it may be."""
 _GRACE_S = 5.0

@@ -32,6 +32,7 @@ from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
 """Nobody is asked for so long: half the minimum, which leaves hours for clocks that differ."""
 _MARGIN_S = 3600.0
+"""A proof counts as expired an hour early: clocks of machines and brokers differ."""
 
 
 def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:

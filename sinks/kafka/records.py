@@ -33,7 +33,9 @@ _HEADER_BYTES = 10
 _STAGED_AT = b"onceflow.staged_at"
 _TOPICS = b"onceflow.topics"
 _POLL_EVERY = 2_000
+"""Records between two calls of `poll`, which takes in delivery reports."""
 _FULL_WAIT_S = 0.05
+"""How long to wait for room when the producer's queue is full."""
 
 
 class Produces(Protocol):

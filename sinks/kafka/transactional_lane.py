@@ -61,6 +61,7 @@ from onceflow.sinks.kafka.records import Produces, produce, topics_in
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _RAISED_BY = 9000
+"""What the sequence of a commit record's name is raised by; no writer has so many sequences."""
 _NOTHING = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 

@@ -94,14 +94,17 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
     }
 )
 _PIECE_BYTES = 1 << 20
+"""The size of the packets in which a file's content is sent."""
 # First bytes of a row's packet: the text's length, or how many bytes that takes, or it is no row.
 _NULL, _EOF_PACKET, _ERROR_PACKET = 0xFB, 0xFE, 0xFF
 _LENGTHS = {0xFC: 3, 0xFD: 4, 0xFE: 9}
 _TOO_LONG = 1301
 """ER_WARN_ALLOWED_PACKET_OVERFLOWED."""
 _EOF_LENGTH_END = 9
+"""A longer packet that begins with 0xFE is a row, not the end of the rows."""
 _PACKET_LENGTH_MAX = 0xFFFFFF
 _OUT_OF_SYNC = 2014
+"""The client error "Commands out of sync"."""
 _NO_CHARSET = 63
 """Called binary."""
 _TYPES: dict[int, str] = {

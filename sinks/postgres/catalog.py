@@ -16,6 +16,7 @@ from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _TYPMOD_OFFSET = 4
+"""Postgres stores the limit of a type plus 4, the size of a value's header."""
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 

@@ -40,6 +40,7 @@ from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import WriteMode
 
 _COPY_S_MAX = 1.0
+"""How long one COPY takes rows before it is ended, and the server says what it refuses."""
 
 
 class CopyStream(InsertStream):
@@ -142,6 +143,7 @@ _COPY_HEAD_BYTES = 11 + 4 + 4
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _ELEMENT_TYPE_AT = 8
+"""Where the element's type is in the binary form of an array: behind two numbers of 4 bytes."""
 _ELEMENT_TYPE = struct.Struct(">I")
 # The others have no array form of their own on the wire, or need a version byte: they go as text.
 _OWN_ARRAYS = frozenset(

@@ -104,6 +104,7 @@ DATABASE = Area("database")
 CONNECTIONS_A_SUBTASK = 2
 """The writer's and the committer's."""
 CONNECTIONS_OF_DRIVER = 2
+"""Connections of the driver, besides those of subtasks."""
 
 
 class Dialect(ABC):

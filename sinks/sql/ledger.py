@@ -27,6 +27,7 @@ BATCHES = "onceflow_batches"
 COMMIT_MODE_LENGTH_MAX = 16
 _COLUMNS = "(transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
 _PRUNED_AT_ONCE = 1_000
+"""Rows that one transaction deletes: its locks are held only briefly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from onceflow.sinks.sql.write_mode import ChangeRules, Classified, StagedOperati
 
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 * 1024 * 1024
+"""Rows wait until either of both is reached, and are then sent as one."""
 
 
 class RowLoader(ABC):

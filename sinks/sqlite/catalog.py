@@ -19,6 +19,7 @@ from onceflow.sinks.sql.tables import Table, TableColumn, TableName
 
 _TEMPORAL = re.compile(r"\s*(DATE|DATETIME|TIMESTAMP|TIME)\b", re.IGNORECASE)
 _GENERATED = (2, 3)
+"""The values of `hidden` in `table_xinfo` for virtual and stored generated columns."""
 _ROWID = "rowid"
 _VIEW = Area("table").problem("it is a view", "a table", "name a table")
 

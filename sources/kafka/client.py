@@ -32,6 +32,7 @@ from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 logger = logging.getLogger("onceflow.sources.kafka")
 
 CLOSE_S = 5.0
+"""How long to wait for a client to close; see `close_in_time`."""
 
 
 class LoggedTroubles(ClientTroubles):
@@ -119,6 +120,7 @@ def group_id_of(settings: KafkaSettings, *, job: str, uid: str) -> str:
 
 _INTERVAL_S_MAX = 5.0
 _INTERVAL_WHEN_DOWN_S = 1.0
+"""Between looks whether a broker answers: usually, and once none has."""
 _ANSWER_S = 1.0
 """Also how long `stop` may have to wait."""
 

@@ -33,6 +33,7 @@ from onceflow.sources.kafka.settings import KafkaSettings
 
 _WAIT_S = 0.5
 _READY_S = 0.01
+"""Between looks whether the registry has answered."""
 _KEPT_MAX = 4
 """Idle clients of one process; each holds two connections or more, and what it has fetched."""
 

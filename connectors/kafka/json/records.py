@@ -17,6 +17,7 @@ DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 _PATH = re.compile(r" - at `\$\.(.+)`$", re.DOTALL)
 _VALUE_LENGTH_MAX = 40
+"""How much of a bad value an error shows."""
 
 
 def fault_of(error: Exception, value: bytes | None, columns: pa.Schema) -> str:

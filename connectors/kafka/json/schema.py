@@ -40,6 +40,7 @@ _FORMATS: Mapping[str, pa.DataType] = {
     "date-time": pa.timestamp("us", "UTC"),
 }
 _DEPTH_MAX = 32
+"""The depth of properties above which a schema is taken to contain itself."""
 
 
 def columns_of_json_schema(text: str) -> pa.Schema:

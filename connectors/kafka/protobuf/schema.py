@@ -56,6 +56,7 @@ _MAIN = "onceflow_registered.proto"
 _LOGGED = re.compile(r"WARNING: All log messages|[IWEF]\d{4} ")
 """What the compiler says of itself."""
 _SHOWN_CHARS = 500
+"""How much of the compiler's output an error shows."""
 
 _CONFLUENT = "confluent_kafka.schema_registry.confluent"
 _BUILT_IN: Mapping[str, str] = {

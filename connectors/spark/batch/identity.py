@@ -36,6 +36,7 @@ MakeSink: TypeAlias = Callable[[Mapping[str, str]], Sink]
 
 _DIGEST_LENGTH = 10
 SOURCE_LENGTH_MAX = 128
+"""The length of the column `source` in the table of decisions."""
 APP_LENGTH_MAX = SOURCE_LENGTH_MAX - _DIGEST_LENGTH - 1
 VERSION_MAX = 2**63 - 1
 _BATCH_OWNER = "batch writes"

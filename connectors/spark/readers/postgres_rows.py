@@ -34,11 +34,13 @@ from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.dialect import Dialect
 
 _HELD_S = 600.0
+"""How long a snapshot is held for tasks that are still to begin."""
 _BATCH_BYTES = 4 * 1024 * 1024
 _PRECISION_MAX = 38
 _ANY_NUMERIC = pa.decimal128(38, 18)
 """What Spark's JDBC reader takes numeric without limits for."""
 _TYPMOD_OFFSET = 4
+"""Postgres stores the limit of a type plus 4, the size of a value's header."""
 _DAYS = (-719_162, 2_932_896)
 _MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The microseconds since 1970 of the years 1 to 9999, which Spark has. Infinity lies outside."""

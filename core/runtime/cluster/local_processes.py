@@ -27,6 +27,7 @@ from onceflow.core.runtime.slot.slot import run_slot
 _log = logging.getLogger("onceflow.runtime.cluster")
 
 _LOG_END_BYTES = 2000
+"""How much of the end of a process's output an error shows."""
 _LAST_WORDS_S = 1.0
 """What a slot has sent before it died is heard within it; see `LocalSlots._tell`."""
 

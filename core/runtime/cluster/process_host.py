@@ -49,6 +49,7 @@ _REQUEST = struct.Struct("!BQ")
 """What is asked, and the size of the call or the process id."""
 _ANSWER = struct.Struct("!i")
 _STATUSES_MAX = 1000
+"""How many ends of processes are remembered: nobody may ever ask for some of them."""
 
 
 class ProcessKilled(Exception):

@@ -100,6 +100,7 @@ class Outbox:
 
 _PATH = flight.FlightDescriptor.for_path(b"control")
 _EXIT_TIMEOUT_S = 10.0
+"""How long the interpreter's exit waits for a stream that does not end."""
 
 
 class SlotLink:

@@ -26,6 +26,7 @@ from onceflow.core.state.keys.key_index import enlarge
 
 BYTES_TYPES = (pa.string(), pa.binary())
 SPARE_VALUES = 4096
+"""Spare values that may be kept without an entry, besides as many as there are entries."""
 
 
 def is_of_bytes(column: AccumulatorColumn) -> bool:

@@ -20,6 +20,7 @@ SEGMENT_ROUNDS_MAX = 64
 """Rows of a segment that all segments are accumulated over together, one row a round. Longer
 segments are accumulated one by one: at most rows / 64 calls of some 3 µs in a batch."""
 _LIMIT = 1 << 63
+"""The first sum that 64 bits with sign do not hold."""
 
 
 class SumOverflow(Exception):

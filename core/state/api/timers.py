@@ -133,6 +133,7 @@ class DomainTimers:
 
 
 TIMERS_A_ROUND = 4096
+"""Due timers whose keys are prefetched together."""
 _pack = struct.Struct(">q").pack
 
 

@@ -69,6 +69,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LAYERS_MAX = 4
+"""Frozen layers that a look-up may have to pass; more are merged into one."""
 
 
 class HeapEntries(EntryTable):

@@ -25,6 +25,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 PADDING_BYTES = 8
+"""Zeros behind the last key, so that its last word may be loaded as 8 bytes."""
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _MS_A_DAY = 86_400_000

@@ -288,6 +288,7 @@ def read_rows_of_copy(copy: Path, name: str, key_groups: range) -> Iterator[Stat
 
 
 WRITE_BATCH = 131_072
+"""Rows that one write puts into the database at a restore."""
 _END_OF_GROUPS = b"\xff\xff"
 
 

@@ -79,6 +79,7 @@ from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
 CHECKED_ROWS = 64
+"""Rows of a restored state that are unpacked when it opens, to see that they can be."""
 CHECKED_GROUPS = 1_024
 """A look into a key group without rows costs some microseconds."""
 

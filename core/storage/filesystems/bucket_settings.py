@@ -43,6 +43,7 @@ _CREDENTIALS = re.compile(
 )
 _NO_SECRET = frozenset({"access_key_id", "aws_access_key_id", "token_expiration"})
 _SECRET_LENGTH_MIN = 4
+"""A shorter text is not replaced in errors: it could be a part of any word."""
 _ALIASES: Mapping[str, Mapping[str, str]] = {
     "s3": {
         "key": "access_key_id",

@@ -48,6 +48,7 @@ CHUNK_BYTES = 1 << 20
 TRIES_MAX = 16
 """How often a call is made again when somebody keeps deleting what it needs."""
 DIRECTORIES_KNOWN_MAX = 4096
+"""Directories that are known to exist, and are not created again."""
 
 _OWNER_ONLY = 0o700
 _BUFFER_BYTES = 1 << 20

@@ -38,6 +38,7 @@ _CHUNK_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
 _SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
 _SECRET_LENGTH_MIN = 4
+"""A shorter text is not replaced in errors: it could be a part of any word."""
 
 
 class FsspecFiles(StreamedFiles):

@@ -33,6 +33,7 @@ _NUMBERS = ("request_timeout_s", "retry_timeout_s")
 _CONNECT_TIMEOUT_S = 5.0
 _PAUSE_S = 0.05
 _PAUSE_S_MAX = 3.0
+"""The longest pause between requests while no NameNode serves; each is twice the one before."""
 _LATER = frozenset({"StandbyException", "RetriableException", "SafeModeException"})
 """What passes: this NameNode does not serve now, or none does yet."""
 

@@ -47,6 +47,7 @@ FORMAT = 2
 _FORMATS_READ = (1, FORMAT)
 """The first one holds nothing that is staged."""
 COPIES_AT_ONCE = 4
+"""State files that are copied or read at one time."""
 
 _REMEDY = "restore the savepoint's directory from a copy, or take another savepoint"
 _T = TypeVar("_T")
