@@ -31,7 +31,7 @@ from onceflow.core.protocol.ids import CheckpointId
 class _KeepsNothing(Inputs):
     """The barrier overtakes what waits in channels, and nobody persists it."""
 
-    def recorded(self, checkpoint: CheckpointId) -> dict[int, tuple[Row, ...]]:
+    def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[Row, ...]]:
         super().end_recording(checkpoint)
         return {}
 
