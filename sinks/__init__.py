@@ -8,6 +8,7 @@ from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from onceflow.sinks.files import FileSink, PublishedFiles, list_committed_files
+    from onceflow.sinks.iceberg import IcebergSink
     from onceflow.sinks.kafka import KafkaSink
     from onceflow.sinks.mysql import MySQLSink
     from onceflow.sinks.postgres import PostgresSink
@@ -17,6 +18,7 @@ else:
         __name__,
         {
             "onceflow.sinks.files": "FileSink PublishedFiles list_committed_files",
+            "onceflow.sinks.iceberg": "IcebergSink",
             "onceflow.sinks.kafka": "KafkaSink",
             "onceflow.sinks.mysql": "MySQLSink",
             "onceflow.sinks.postgres": "PostgresSink",
@@ -26,6 +28,7 @@ else:
 
 __all__ = [
     "FileSink",
+    "IcebergSink",
     "KafkaSink",
     "MySQLSink",
     "PostgresSink",

@@ -152,9 +152,9 @@ class _FileWriter(SinkWriter):
         self._open, self._rows = None, 0
         try:
             file.close()
-            _make_durable(self._path_while_written(name))
+            make_durable(self._path_while_written(name))
             self._path_while_written(name).rename(self._files.path(name))
-            _make_durable(self._files.directory)
+            make_durable(self._files.directory)
         except OSError as error:
             raise PreCommitFailed(f"{self._files.path(name)} is not durable: {error}") from error
         return (Committable(name, rows),)
@@ -171,7 +171,8 @@ class _FileWriter(SinkWriter):
         return path.with_name(f".{path.name}.open")
 
 
-def _make_durable(path: Path) -> None:
+def make_durable(path: Path) -> None:
+    """Make a file or directory of a local disk survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

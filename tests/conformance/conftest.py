@@ -34,7 +34,14 @@ from onceflow.integration.conformance.clauses import (
 from onceflow.integration.conformance.harness import Effort
 
 WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
-EXAMPLES = {"TestDeltaSink", "TestHttpSink", "TestOwnSink", "TestRedisSink", "TestSQLiteUpserts"}
+EXAMPLES = {
+    "TestDeltaSink",
+    "TestHttpSink",
+    "TestIcebergSink",
+    "TestOwnSink",
+    "TestRedisSink",
+    "TestSQLiteUpserts",
+}
 
 DEFAULT_RUN_ROUNDS = 2
 """What script/test says; --all says nothing, and has more."""
@@ -55,20 +62,24 @@ LACKING = {
     "TestDeltaSink": {*NO_SERVER, "bad_batch"},
     "TestFileSink": NO_SERVER,
     "TestHttpSink": {"kill", "start", "pause", "unpause", "bad_batch"},
+    "TestIcebergSink": NO_SERVER,
     "TestOwnSink": NO_SERVER,
+    "TestPartitionedIcebergSink": NO_SERVER,
     "TestPartitionedFileSink": NO_SERVER,
     "TestReferenceSink": NO_SERVER,
     "TestSQLiteInserts": NO_SERVER,
     "TestSQLiteUpserts": NO_SERVER,
 }
 """What clauses need and these sinks' targets have none of: a library of the writing process."""
-GLOBAL = {"TestDeltaSink"}
+GLOBAL = {"TestDeltaSink", "TestIcebergSink", "TestPartitionedIcebergSink"}
 """Sinks that commit whole checkpoints, in their order."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
 def is_slow(test: str, clause: Clause) -> bool:
     """Return whether `clause` is a slow test for the sink of class `test`, not among `WHOLE`."""
+    if test == "TestPartitionedIcebergSink":
+        return True
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS
     if test == "TestMySQLTwoPhase":

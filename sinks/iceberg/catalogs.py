@@ -1,0 +1,90 @@
+"""Reaching a table by a catalog: its errors, each by name.
+
+Catalogs raise what their clients raise (HTTP, SQL, Thrift, AWS), and pyiceberg's own errors have no
+root, so this module alone catches every exception, at the calls into pyiceberg.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onceflow.core.errors import ConfigError, OnceflowError, SinkError
+from onceflow.core.secret_references import follow_references
+
+if TYPE_CHECKING:  # a program without the extra gets an error that says so
+    from pyiceberg.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class TableAddress:
+    """One branch of one table of one catalog."""
+
+    table: tuple[str, ...]
+    """Namespaces and name."""
+    branch: str
+    catalog_name: str
+    properties: Mapping[str, str] = field(repr=False)
+    """Of the catalog; values may refer to secrets."""
+
+    def __str__(self) -> str:
+        branch = "" if self.branch == "main" else f" (branch {self.branch})"
+        return f"Iceberg table {'.'.join(self.table)}{branch}"
+
+    def require_library(self) -> None:
+        """Raise ConfigError unless pyiceberg is installed here.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        try:
+            importlib.import_module("pyiceberg.table")
+        except ImportError as error:
+            raise ConfigError(
+                f"{self} needs pyiceberg: pip install '/path/to/onceflow[iceberg]', for driver"
+                f" and executors alike ({error})"
+            ) from error
+
+    def open_catalog(self) -> Catalog:
+        """Return the catalog; the caller closes it.
+
+        Raises:
+            ConfigError: pyiceberg cannot make such a catalog.
+            SinkError: The catalog cannot be reached now.
+        """
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NotInstalledError
+
+        setting = f"the catalog of {self}"
+        properties = {
+            name: follow_references(value, setting=f"{setting}, property {name!r}")
+            for name, value in self.properties.items()
+        }
+        try:
+            return load_catalog(self.catalog_name, **properties)
+        except (NotInstalledError, ValueError) as error:
+            raise ConfigError(f"{setting} ({self.catalog_name!r}): {error}") from error
+        except Exception as error:
+            raise SinkError(
+                f"{setting} ({self.catalog_name!r}) cannot be reached: {describe(error)}"
+            ) from error
+
+
+@contextmanager
+def catalog_errors(what: str) -> Generator[None, None, None]:
+    """Raise SinkError, which begins with `what`, for whatever a catalog or its storage raises."""
+    try:
+        yield
+    except OnceflowError:
+        raise
+    except Exception as error:
+        raise SinkError(f"{what}: {describe(error)}") from error
+
+
+def describe(error: Exception) -> str:
+    """Return the first line of what a library says, after the name of its error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

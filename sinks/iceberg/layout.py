@@ -1,0 +1,154 @@
+"""A table's format, columns and partitions: checked, created and evolved, on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import ResolveError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import (
+    _pyarrow_to_schema_without_ids,  # pyright: ignore[reportPrivateUsage]
+    pyarrow_to_schema,
+)
+from pyiceberg.schema import Schema, assign_fresh_schema_ids, promote
+from pyiceberg.table import Table
+from pyiceberg.types import PrimitiveType
+
+from onceflow.core.arrow.kinds import to_plain_type
+from onceflow.core.errors import ConfigError
+from onceflow.sinks.iceberg.catalogs import TableAddress, catalog_errors, describe
+from onceflow.sinks.iceberg.columns import TableColumns
+from onceflow.sinks.iceberg.partitions import parse_spec
+from onceflow.sinks.iceberg.table import IcebergTable
+
+_FORMAT_VERSION = 2
+
+
+def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: bool) -> None:
+    """Raise ConfigError unless rows of schema `rows` can be appended to `table`.
+
+    Raises:
+        ConfigError: They cannot, for its format, its branches or its columns.
+    """
+    version = table.metadata.format_version
+    if version != _FORMAT_VERSION:
+        raise ConfigError(
+            f"{address} has format version {version}, and the sink writes version"
+            f" {_FORMAT_VERSION} alone: version 1 has no sequence numbers, and pyiceberg does not"
+            " write version 3"
+        )
+    kind = table.properties.get("write.format.default", "parquet")
+    if kind.lower() != "parquet":
+        raise ConfigError(f"{address} wants {kind} files, and the sink writes Parquet")
+    if address.branch != "main" and table.snapshot_by_name(address.branch) is None:
+        raise ConfigError(
+            f"{address}: there is no such branch; create it: ALTER TABLE … CREATE BRANCH"
+            f" `{address.branch}`"
+        )
+    schema = _union(address, table, rows) if evolve else table.schema()
+    TableColumns(str(address), schema, rows)
+
+
+def check_new_table(address: TableAddress, rows: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Raise ConfigError unless a table can be created from schema `rows`.
+
+    Raises:
+        ConfigError: A type has no counterpart, or `partition_by` does not fit.
+    """
+    parse_spec(partition_by, _new_schema(address, rows))
+
+
+def create_table(
+    address: TableAddress,
+    catalog: Catalog,
+    rows: pa.Schema,
+    partition_by: Sequence[str],
+    properties: Mapping[str, str],
+) -> None:
+    """Create the table and its namespace from the schema of the rows, unless they are there.
+
+    Raises:
+        SinkError: The catalog refused, or did not answer.
+    """
+    with catalog_errors(f"{address} cannot be created"):
+        if catalog.table_exists(address.table):
+            return
+        schema = _new_schema(address, rows)
+        catalog.create_namespace_if_not_exists(address.table[:-1])
+        # Another driver may be faster.
+        with suppress(TableAlreadyExistsError):
+            catalog.create_table(
+                address.table,
+                schema=schema,
+                partition_spec=parse_spec(partition_by, schema),
+                properties={"format-version": str(_FORMAT_VERSION), **properties},
+            )
+
+
+def evolve_table(address: TableAddress, table: IcebergTable, rows: pa.Schema) -> None:
+    """Add the columns of `rows` that the table lacks, and widen those that Iceberg can widen.
+
+    Raises:
+        SinkError: The catalog refused, or did not answer.
+    """
+    loaded = table.load().table
+    changes = _changes(address, loaded.schema(), rows)
+    if changes is None:
+        return
+    with catalog_errors(f"{address} cannot be evolved"), loaded.update_schema() as update:
+        update.union_by_name(changes)
+
+
+def _union(address: TableAddress, table: Table, rows: pa.Schema) -> Schema:
+    """Return the schema of `table` once it is evolved; nothing is committed."""
+    changes = _changes(address, table.schema(), rows)
+    if changes is None:
+        return table.schema()
+    transaction = table.transaction()
+    try:
+        with transaction.update_schema() as update:
+            update.union_by_name(changes)
+    except Exception as error:
+        raise ConfigError(f"{address} cannot be evolved: {describe(error)}") from error
+    return transaction.table_metadata.schema()
+
+
+def _changes(address: TableAddress, schema: Schema, rows: pa.Schema) -> pa.Schema | None:
+    """Return the columns of `rows` that are new or wider than the table's; None: there are none."""
+    names = {field.name: field for field in schema.fields}
+    changed: list[pa.Field] = []
+    for column in _plain(rows):
+        known = names.get(column.name)
+        if known is None:
+            changed.append(column.with_nullable(True))
+            continue
+        if not isinstance(known.field_type, PrimitiveType):
+            continue
+        given = pyarrow_to_schema(pa.schema([column]), name_mapping=schema.name_mapping)
+        wider = given.fields[0].field_type
+        try:
+            if wider != known.field_type and promote(known.field_type, wider) == wider:
+                changed.append(column.with_nullable(not known.required))
+        except ResolveError:
+            pass  # `TableColumns` says why it does not fit
+    return pa.schema(changed) if changed else None
+
+
+def _new_schema(address: TableAddress, rows: pa.Schema) -> Schema:
+    """Return the schema of a table for such rows, with field ids.
+
+    Raises:
+        ConfigError: A type has no counterpart in Iceberg.
+    """
+    try:
+        return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(_plain(rows)))
+    except Exception as error:
+        raise ConfigError(
+            f"{address} cannot be made from columns {rows.names}: {describe(error)}"
+        ) from error
+
+
+def _plain(rows: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(to_plain_type(field.type)) for field in rows])

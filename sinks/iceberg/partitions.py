@@ -1,0 +1,99 @@
+"""Splits rows by a table's partition spec: transforms over columns, computed for whole batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.partitioning import (
+    PartitionField,
+    PartitionFieldValue,
+    PartitionKey,
+    PartitionSpec,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
+
+from onceflow.core.errors import ConfigError
+
+_TERM = re.compile(r"(\w+)\((?:(\d+)\s*,\s*)?([^()]+)\)")
+_FIRST_PARTITION_ID = 1000
+
+
+def split_rows(
+    rows: pa.RecordBatch, spec: PartitionSpec, schema: Schema
+) -> Iterator[tuple[PartitionKey | None, pa.RecordBatch]]:
+    """Yield each partition with its rows in their order; None without partitions."""
+    if spec.is_unpartitioned() or not rows.num_rows:
+        yield None, rows
+        return
+    values = [_transform(rows, field, schema) for field in spec.fields]
+    groups = np.zeros(rows.num_rows, np.int64)
+    for column in values:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        # At most rows times values, which fits: the groups are numbered anew for each column.
+        _, groups = np.unique(groups * len(encoded.dictionary) + codes, return_inverse=True)
+        groups = groups.reshape(-1)
+    order = np.argsort(groups, kind="stable")
+    ends = np.cumsum(np.bincount(groups))
+    sorted_rows = rows if len(ends) == 1 else rows.take(pa.array(order))
+    begin = 0
+    for end in ends.tolist():
+        row = int(order[begin])
+        key = PartitionKey(
+            field_values=[
+                PartitionFieldValue(field=field, value=column[row].as_py())
+                for field, column in zip(spec.fields, values, strict=True)
+            ],
+            partition_spec=spec,
+            schema=schema,
+        )
+        yield key, sorted_rows.slice(begin, end - begin)
+        begin = end
+
+
+def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
+    """Return the spec of `terms`, such as `country`, `day(at)`, `bucket(16, id)`.
+
+    Raises:
+        ConfigError: A term cannot be read, or names a column or transform that there is not.
+    """
+    fields: list[PartitionField] = []
+    for number, term in enumerate(terms):
+        match = _TERM.fullmatch(term.strip())
+        name, width, column = match.groups() if match else ("identity", None, term)
+        try:
+            source = schema.find_field(column.strip())
+            transform = parse_transform(f"{name}[{width}]" if width else name)
+            accepted = transform.can_transform(source.field_type)
+        except ValueError as error:
+            raise ConfigError(f"partition_by names {term!r}: {error}") from error
+        if not accepted:
+            raise ConfigError(f"partition_by names {term!r}, and the column is {source.field_type}")
+        suffix = "" if name == "identity" else f"_{name}"
+        fields.append(
+            PartitionField(
+                source_id=source.field_id,
+                field_id=_FIRST_PARTITION_ID + number,
+                transform=transform,
+                name=f"{source.name}{suffix}",
+            )
+        )
+    return PartitionSpec(*fields)
+
+
+def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> pa.Array:
+    source = schema.find_field(field.source_id)
+    name, *inner = (schema.find_column_name(field.source_id) or "").split(".")
+    if source.name in rows.schema.names:
+        name, inner = source.name, []
+    column = rows.column(name)
+    if inner:
+        column = pc.struct_field(column, inner)
+    transformed = cast("Any", field).transform.pyarrow_transform(source.field_type)(column)
+    return transformed.combine_chunks() if isinstance(transformed, pa.ChunkedArray) else transformed

@@ -1,0 +1,194 @@
+"""What a user writes to have rows in an Iceberg table."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import (
+    CommittedBy,
+    CommitterContext,
+    GlobalCommitter,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.connector import SinkConnector
+from onceflow.core.spi.options import document_options, option
+from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.iceberg.catalogs import TableAddress
+from onceflow.sinks.lake.claim import claim_table, read_target_record
+from onceflow.sinks.lake.committer import LakeCommitter
+from onceflow.sinks.lake.writer import LakeWriter
+
+if TYPE_CHECKING:  # a program without the extra gets an error that says so
+    from onceflow.sinks.iceberg.table import IcebergTable
+
+
+@document_options
+@dataclass(frozen=True, kw_only=True, repr=False)
+class IcebergSink(Sink):
+    """Appends rows to an Iceberg table, each exactly once: one snapshot a checkpoint.
+
+    Subtasks write Parquet files in the table's layout; the driver commits those of a checkpoint as
+    one snapshot. Pickles with the catalog's properties, prints without them.
+
+    Raises:
+        ConfigError: A setting is wrong by itself; what needs the catalog is found by `validate`.
+    """
+
+    instead_of_replacing: ClassVar[str] = "Append to a new table, and let readers go there"
+
+    table: str | tuple[str, ...] = field(
+        kw_only=False,
+        metadata=option(
+            "Namespaces and name: `shop.orders`, or a tuple of names where one has a dot in it"
+        ),
+    )
+    catalog: Mapping[str, str] = field(
+        default_factory=dict[str, str],
+        metadata=option(
+            "The catalog's properties, as pyiceberg calls them: `uri`, `warehouse`, `type` (`sql`,"
+            " `rest`, `glue`, `hive`), `s3.endpoint` and so on. A value may refer to a secret:"
+            " `${env:NAME}` or `${file:/path}`. Without any, pyiceberg's own configuration of"
+            " `catalog_name` counts",
+            secret=True,
+        ),
+    )
+    catalog_name: str = field(
+        default="default", metadata=option("The catalog's name; a SQL catalog keeps it with tables")
+    )
+    branch: str = field(
+        default="main", metadata=option("The branch that snapshots go to; it must exist")
+    )
+    create: bool = field(
+        default=False,
+        metadata=option("Create the table, and its namespace, from the rows' columns"),
+    )
+    partition_by: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Of a table that is created: `country`, `day(at)`, `bucket(16, id)`,"
+            " `truncate(4, name)` and so on. An existing table keeps its own"
+        ),
+    )
+    properties: Mapping[str, str] = field(
+        default_factory=dict[str, str],
+        metadata=option("Table properties of a table that is created"),
+    )
+    evolve: bool = field(
+        default=False,
+        metadata=option(
+            "Add columns that the table lacks, and widen types as Iceberg allows, at each start"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        names = tuple(self.table.split(".")) if isinstance(self.table, str) else tuple(self.table)
+        if len(names) < 2 or not all(names):
+            raise ConfigError(
+                f"table={self.table!r} must be a namespace and a name, such as 'shop.orders'; a"
+                " name that has a dot in it goes into a tuple: ('shop', 'a.b')"
+            )
+        if isinstance(self.partition_by, str):
+            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of terms")
+        for setting in ("partition_by", "properties"):
+            if getattr(self, setting) and not self.create:
+                raise ConfigError(f"{setting} is for a table that is created; say create=True")
+        object.__setattr__(self, "table", names)
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+
+    @override
+    def __repr__(self) -> str:
+        return f"IcebergSink({'.'.join(self.table)!r}, catalog_name={self.catalog_name!r})"
+
+    @property
+    @override
+    def committed_by(self) -> CommittedBy:
+        """Have the driver commit one snapshot for each checkpoint."""
+        return CommittedBy.DRIVER
+
+    @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        check_sink_id(context.sink_id)
+        with self._open_table(context.sink_id) as table:
+            from onceflow.sinks.iceberg import layout
+
+            loaded = table.find_table()
+            if loaded is not None:
+                layout.check_rows(self._address, loaded, schema, evolve=self.evolve)
+            elif self.create:
+                layout.check_new_table(self._address, schema, self.partition_by)
+            else:
+                raise ConfigError(
+                    f"{self._address} is not in catalog {self.catalog_name!r}; create it, or say"
+                    " create=True"
+                )
+
+    @override
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
+        self.validate(context, schema)
+        with self._open_table(context.sink_id) as table:
+            from onceflow.sinks.iceberg import layout
+
+            if self.create:
+                layout.create_table(
+                    self._address, table.catalog, schema, self.partition_by, self.properties
+                )
+            if self.evolve:
+                layout.evolve_table(self._address, table, schema)
+            claim_table(table, context, take_over=_take_over(context.sink_id))
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord:
+        with self._open_table(context.sink_id) as table:
+            if table.find_table() is None:
+                return TargetRecord(context.sink_id)
+            return read_target_record(table.load(), context, take_over=_take_over(context.sink_id))
+
+    @override
+    def writer(self, context: WriterContext) -> SinkWriter:
+        from onceflow.sinks.iceberg.data_files import IcebergDataFiles
+
+        bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
+        with self._open_table(context.sink_id) as table:
+            files = IcebergDataFiles(self._address, table.load().table, context, bad_rows)
+        return LakeWriter(context, files, bad_rows)
+
+    @override
+    def committer(self, context: CommitterContext) -> GlobalCommitter:
+        from onceflow.sinks.iceberg.table import IcebergTable
+
+        return LakeCommitter(IcebergTable(self._address, context.sink_id), context)
+
+    @property
+    def _address(self) -> TableAddress:
+        return TableAddress(tuple(self.table), self.branch, self.catalog_name, self.catalog)
+
+    @contextmanager
+    def _open_table(self, sink_id: str) -> Generator[IcebergTable, None, None]:
+        self._address.require_library()
+        from onceflow.sinks.iceberg.table import IcebergTable
+
+        table = IcebergTable(self._address, sink_id)
+        try:
+            yield table
+        finally:
+            table.close()
+
+
+def _take_over(sink_id: str) -> str:
+    return f"removing the table property 'onceflow.sink.{sink_id}'"
+
+
+CONNECTOR = SinkConnector(sink=IcebergSink)
+"""What the catalogue finds."""

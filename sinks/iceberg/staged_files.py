@@ -1,0 +1,149 @@
+"""Data files that a writer has ended, as one row of staged rows, and back.
+
+    table_uuid      string   the table that they were written for
+    spec_id         int32    its partition spec
+    sequence_last   int64    the table's last sequence number when the writer began
+    manifest        binary   a manifest of Iceberg's own (Avro): paths, partitions, metrics
+
+No version of the table up to `sequence_last` can have the files.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import pyarrow as pa
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+)
+from pyiceberg.table import Table
+from typing_extensions import override
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("table_uuid", pa.string()),
+        pa.field("spec_id", pa.int32()),
+        pa.field("sequence_last", pa.int64()),
+        pa.field("manifest", pa.binary()),
+    ]
+)
+_NO_SNAPSHOT = 0
+_FORMAT_VERSION: Literal[2] = 2
+_PATH = "memory:manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """What one writer has written for one checkpoint."""
+
+    table_uuid: str
+    spec_id: int
+    sequence_last: int
+    files: Sequence[DataFile]
+
+
+def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
+    """Return the row that describes `files`, which were written for `table`."""
+    output = _MemoryFile(b"")
+    with write_manifest(
+        format_version=_FORMAT_VERSION,
+        spec=table.spec(),
+        schema=table.schema(),
+        output_file=output,
+        snapshot_id=_NO_SNAPSHOT,
+        avro_compression="null",
+    ) as writer:
+        for file in files:
+            entry = ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED, snapshot_id=_NO_SNAPSHOT, data_file=file
+            )
+            writer.add(entry)
+    row: dict[str, object] = {
+        "table_uuid": str(table.metadata.table_uuid),
+        "spec_id": table.metadata.default_spec_id,
+        "sequence_last": table.last_sequence_number,
+        "manifest": output.content,
+    }
+    return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+
+
+def decode_files(staged: pa.RecordBatch) -> StagedFiles:
+    """Return what `staged` describes."""
+    (row,) = staged.to_pylist()
+    manifest = ManifestFile.from_args(
+        manifest_path=_PATH,
+        manifest_length=len(row["manifest"]),
+        partition_spec_id=row["spec_id"],
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=_NO_SNAPSHOT,
+    )
+    entries = manifest.fetch_manifest_entry(_MemoryIO(row["manifest"]))
+    files = [entry.data_file for entry in entries]
+    return StagedFiles(row["table_uuid"], row["spec_id"], row["sequence_last"], files)
+
+
+class _MemoryFile(InputFile, OutputFile):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(_PATH)
+        self.content = content
+
+    @override
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @override
+    def exists(self) -> bool:
+        return True
+
+    @override
+    def open(self, seekable: bool = True) -> InputStream:
+        return cast("InputStream", io.BytesIO(self.content))
+
+    @override
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return cast("OutputStream", _MemoryStream(self))
+
+    @override
+    def to_input_file(self) -> InputFile:
+        return self
+
+
+class _MemoryStream(io.BytesIO):
+    def __init__(self, file: _MemoryFile) -> None:
+        super().__init__()
+        self._file = file
+
+    @override
+    def close(self) -> None:
+        if not self.closed:
+            self._file.content = self.getvalue()
+        super().close()
+
+
+class _MemoryIO(FileIO):
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self._content = content
+
+    @override
+    def new_input(self, location: str) -> InputFile:
+        return _MemoryFile(self._content)
+
+    @override
+    def new_output(self, location: str) -> OutputFile:
+        raise NotImplementedError
+
+    @override
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotImplementedError

@@ -1,0 +1,307 @@
+"""One Iceberg table as the common committer uses it: a commit is one snapshot with its record.
+
+    properties   onceflow.sink.<sink id>            the sink's record
+                 onceflow.sink.<sink id>.snapshot   its last snapshot: id and sequence number
+    summary      onceflow.log-id, .sink-id, .attempt, .checkpoint of each snapshot, and
+                 .checkpoint-before, .attempts: whose transactions it has
+
+Record and snapshot change in one commit, which the catalog takes only while the branch is where the
+commit has read it. So an attempt claims the sink id by a snapshot without rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    ValidationException,
+)
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.update import AssertTableUUID
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.iceberg.catalogs import TableAddress, catalog_errors, describe
+from onceflow.sinks.iceberg.data_files import delete_files
+from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
+from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
+from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
+
+_PREFIX = "onceflow."
+_FILES_ASKED_AT_ONCE = 16
+
+
+class IcebergTable(LakeTable):
+    """The table at `address`, for one sink id."""
+
+    def __init__(self, address: TableAddress, sink_id: str) -> None:
+        """Connect to nothing yet."""
+        self._address, self._sink_id = address, sink_id
+        self._catalog: Catalog | None = None
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog, connected.
+
+        Raises:
+            ConfigError: There is no such catalog.
+            SinkError: It cannot be reached now.
+        """
+        if self._catalog is None:
+            self._catalog = self._address.open_catalog()
+        return self._catalog
+
+    def find_table(self) -> Table | None:
+        """Return the table as pyiceberg has it; None where there is none.
+
+        Raises:
+            SinkError: The catalog cannot be asked now.
+        """
+        with catalog_errors(f"{self._address} cannot be loaded"):
+            try:
+                return self.catalog.load_table(self._address.table)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+
+    @override
+    def load(self) -> IcebergVersion:
+        table = self.find_table()
+        if table is None:
+            raise SinkError(f"{self._address} is not in catalog {self._address.catalog_name!r}")
+        return IcebergVersion(self._address, self._sink_id, table)
+
+    @override
+    def delete_files(self, staged: pa.RecordBatch) -> None:
+        table = self.find_table()
+        if table is not None:
+            delete_files(table.io, [file.file_path for file in decode_files(staged).files])
+
+    @override
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+
+@dataclass(frozen=True)
+class IcebergVersion(TableVersion):
+    """The table as one load of it has it."""
+
+    address: TableAddress
+    sink_id: str
+    table: Table
+
+    @property
+    def record_name(self) -> str:
+        """The table property that has the record."""
+        return f"{_PREFIX}sink.{self.sink_id}"
+
+    @property
+    @override
+    def record(self) -> SinkRecord | None:
+        text = self.table.properties.get(self.record_name)
+        return parse_record(text, f"{self.address}: property {self.record_name!r}")
+
+    @property
+    @override
+    def damage(self) -> str:
+        last = self.table.properties.get(self._snapshot_name)
+        if not last:
+            return ""
+        snapshot_id, sequence_number = map(int, last.split())
+        ancestors = list(ancestors_of(self._head, self.table.metadata))
+        if any(one.snapshot_id == snapshot_id for one in ancestors):
+            return ""
+        if ancestors and self._has_expired(snapshot_id, sequence_number, ancestors):
+            return ""
+        head = f"is at snapshot {ancestors[0].snapshot_id}" if ancestors else "has no snapshot"
+        return (
+            f"{self.address}: snapshot {snapshot_id}, the last one of sink id {self.sink_id!r}, is"
+            f" not in the history of branch {self.address.branch!r}, which {head}: the table was"
+            " rolled back or replaced, and rows that the job has committed are gone. Set the branch"
+            f" back to snapshot {snapshot_id}. If the loss is meant, remove the table property"
+            f" {self._snapshot_name!r}: the job then goes on without these rows"
+        )
+
+    @override
+    def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
+        decoded = [decode_files(one) for one in staged]
+        mine = str(self.table.metadata.table_uuid)
+        other = next((one.table_uuid for one in decoded if one.table_uuid != mine), "")
+        if other:
+            return (
+                f"{self.address} has UUID {mine}, and the rows were written for the table with"
+                f" UUID {other}, which stood here before: it was dropped and created anew"
+            )
+        missing = self._first_missing([file.file_path for one in decoded for file in one.files])
+        return f"{self.address}: data file {missing} is gone" if missing else ""
+
+    @override
+    def append(
+        self,
+        staged: Sequence[pa.RecordBatch],
+        record: SinkRecord,
+        transactions: Sequence[TransactionId],
+    ) -> None:
+        before = self.record
+        summary = {
+            f"{_PREFIX}log-id": record.log_id,
+            f"{_PREFIX}sink-id": self.sink_id,
+            f"{_PREFIX}attempt": str(record.attempt),
+            f"{_PREFIX}checkpoint": str(record.through),
+            f"{_PREFIX}checkpoint-before": str(before.through if before else 0),
+            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+        }
+        commit = _Commit(self.table)
+        with catalog_errors(f"{self.address}: no snapshot was made"):
+            last = commit.append_files(
+                [decode_files(one) for one in staged], summary, self.address.branch
+            )
+            commit.set_properties(
+                {
+                    self.record_name: record.to_json(),
+                    self._snapshot_name: f"{last.snapshot_id} {last.sequence_number}",
+                }
+            )
+        commit.send(str(self.address))
+
+    @override
+    def is_committed(self, transaction: TransactionId) -> bool:
+        return any(_has_transaction(one, self.sink_id, transaction) for one in self._snapshots())
+
+    @override
+    def refers_to(self, staged: pa.RecordBatch) -> bool:
+        decoded = decode_files(staged)
+        paths = {file.file_path for file in decoded.files}
+        if decoded.table_uuid != str(self.table.metadata.table_uuid):
+            return False
+        with catalog_errors(f"{self.address}: its manifests cannot be read"):
+            later = [one for one in self._snapshots() if _number_of(one) > decoded.sequence_last]
+            manifests = {
+                manifest.manifest_path: manifest
+                for snapshot in later
+                for manifest in snapshot.manifests(self.table.io)
+                if manifest.sequence_number > decoded.sequence_last
+            }
+            return any(
+                entry.data_file.file_path in paths
+                for manifest in manifests.values()
+                for entry in manifest.fetch_manifest_entry(self.table.io)
+            )
+
+    @property
+    def _snapshot_name(self) -> str:
+        return f"{self.record_name}.snapshot"
+
+    def _has_expired(
+        self, snapshot_id: int, sequence_number: int, ancestors: Sequence[Snapshot]
+    ) -> bool:
+        """Return whether the branch no longer leads to a snapshot because its history was cut.
+
+        Expired snapshots are gone, unless a tag or another branch keeps them.
+        """
+        metadata = self.table.metadata
+        if metadata.snapshot_by_id(snapshot_id) is None:
+            return _number_of(ancestors[0]) > sequence_number
+        is_kept = any(ref.snapshot_id == snapshot_id for ref in metadata.refs.values())
+        return is_kept and _number_of(ancestors[-1]) > sequence_number
+
+    @property
+    def _head(self) -> Snapshot | None:
+        return self.table.snapshot_by_name(self.address.branch)
+
+    def _snapshots(self) -> Sequence[Snapshot]:
+        return self.table.metadata.snapshots
+
+    def _first_missing(self, paths: Sequence[str]) -> str:
+        def exists(path: str) -> bool:
+            return self.table.io.new_input(path).exists()
+
+        with (
+            catalog_errors(f"{self.address}: data files cannot be looked for"),
+            ThreadPoolExecutor(_FILES_ASKED_AT_ONCE) as threads,
+        ):
+            answers = zip(paths, threads.map(exists, paths), strict=True)
+            return next((path for path, there in answers if not there), "")
+
+
+class _Commit(Transaction):
+    """A transaction that is sent once: pyiceberg's own would append again after a conflict.
+
+    It would also delete the manifests of a commit that the catalog calls failed; where a proxy
+    repeats requests, that answer comes for a commit that was made.
+    """
+
+    def append_files(
+        self, staged: Sequence[StagedFiles], summary: Mapping[str, str], branch: str
+    ) -> Snapshot:
+        """Add a snapshot with all files; of several partition specs, one for each."""
+        files = sorted(
+            ((one.spec_id, file) for one in staged for file in one.files), key=lambda one: one[0]
+        )
+        groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _spec_of)]
+        metadata = self._table.metadata
+        for spec_id, group in groups or [(metadata.default_spec_id, [])]:
+            # Which spec a manifest is written with: the files', though the table has another now.
+            self._table.metadata = metadata.model_copy(update={"default_spec_id": spec_id})
+            update = self.update_snapshot(snapshot_properties=dict(summary), branch=branch)
+            with update.merge_append() as append:
+                for file in group:
+                    append.append_data_file(file)
+        self._table.metadata = metadata
+        last = self.table_metadata.snapshot_by_name(branch)
+        if last is None:
+            raise SinkError(f"branch {branch!r} has no snapshot after an append")
+        return last
+
+    def send(self, table: str) -> None:
+        """Send the commit, once.
+
+        Raises:
+            CommitConflict: The table has changed since it was read.
+            CommitUnknown: There was no answer, or one that may come after the commit was made.
+        """
+        uuid = AssertTableUUID(uuid=self._table.metadata.table_uuid)
+        try:
+            with warnings.catch_warnings():
+                # Old metadata files that cannot be deleted after the commit: they do no harm.
+                warnings.filterwarnings("ignore", message="Failed to delete old metadata")
+                self._table._do_commit(  # pyright: ignore[reportPrivateUsage]
+                    self._updates, (*self._requirements, uuid)
+                )
+        except (CommitFailedException, ValidationException) as error:
+            raise CommitConflict(f"{table}: {describe(error)}") from error
+        except Exception as error:
+            raise CommitUnknown(
+                f"{table}: whether the snapshot was made is not known: {describe(error)}"
+            ) from error
+
+
+def _spec_of(one: tuple[int, DataFile]) -> int:
+    return one[0]
+
+
+def _number_of(snapshot: Snapshot) -> int:
+    return snapshot.sequence_number or 0
+
+
+def _has_transaction(snapshot: Snapshot, sink_id: str, transaction: TransactionId) -> bool:
+    summary = snapshot.summary
+    if summary is None or summary.get(f"{_PREFIX}sink-id") != sink_id:
+        return False
+    attempts = (summary.get(f"{_PREFIX}attempts") or "").split(",")
+    first = int(summary.get(f"{_PREFIX}checkpoint-before") or 0) + 1
+    last = int(summary.get(f"{_PREFIX}checkpoint") or 0)
+    return first <= transaction.checkpoint <= last and str(transaction.attempt) in attempts

@@ -1,0 +1,1 @@
+"""What sinks of lake tables share: data files come first, and a version that names them last."""

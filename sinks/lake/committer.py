@@ -1,0 +1,178 @@
+"""Commits data files that writers have staged: one version of the table a checkpoint.
+
+    1. read the newest version, and what it records of the sink id
+    2. what is recorded as committed is left out; nothing is left: it was committed before
+    3. make the next version on top of that one, with the files and the new record; someone else was
+       faster: 1.
+    4. forget the staged descriptions
+
+A crash between 3 and 4 leaves descriptions of committed files, which the next commit or abort
+forgets. A lost reply is no failure: the table is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError, StorageError
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AbortOutcome,
+    AlreadyCommitted,
+    CommitOutcome,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.spi import CommitterContext, GlobalCommitter
+from onceflow.core.spi.staging import make_staged_committable, require_staging
+from onceflow.sinks.lake.sink_record import SinkRecord
+from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
+
+_logger = logging.getLogger("onceflow.sinks.lake")
+
+CONFLICTS_MAX = 20
+"""Versions of others that may come between, before the engine's own retries go on."""
+
+
+class LakeCommitter(GlobalCommitter):
+    """Commits whole checkpoints to one table."""
+
+    def __init__(self, table: LakeTable, context: CommitterContext) -> None:
+        """Connect to nothing yet."""
+        self._table = table
+        self._log_id = context.log_id
+        self._sink_id = context.sink_id
+        self._staging = require_staging(
+            context.staging, context.sink_id, "the description of data files waits"
+        )
+
+    @override
+    def commit_checkpoint(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        try:
+            for _ in range(CONFLICTS_MAX):
+                try:
+                    return self._commit_once(checkpoint, committables)
+                except CommitConflict as conflict:
+                    _logger.info("sink %s: committing again: %s", self._sink_id, conflict)
+        except CommitUnknown as error:
+            return self._look_for(checkpoint, committables, error)
+        except (SinkError, StorageError) as error:
+            return RetryLater(str(error))
+        return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
+
+    @override
+    def read_committed_through(self) -> CheckpointId:
+        record = self._table.load().record
+        return CheckpointId(record.through if record else 0)
+
+    @override
+    def in_doubt(self) -> Sequence[Committable]:
+        return [make_staged_committable(one) for one in self._staging.transactions()]
+
+    @override
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Delete its data files, unless a version of the table has them."""
+        transaction = committable.transaction
+        try:
+            version = self._table.load()
+            staged = self._read_staged(transaction)
+            if staged is None:
+                return AlreadyCommitted() if version.is_committed(transaction) else Aborted()
+            committed = version.refers_to(staged)
+            if not committed:
+                self._table.delete_files(staged)
+            self._staging.discard(transaction)
+        except (SinkError, StorageError) as error:
+            return RetryLater(str(error))
+        return AlreadyCommitted() if committed else Aborted()
+
+    @override
+    def close(self) -> None:
+        self._table.close()
+
+    def _commit_once(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> CommitOutcome:
+        # 1.
+        version = self._table.load()
+        record = version.record
+        refusal = self._find_refusal(version, record)
+        if record is None or refusal:
+            return RetryLater(refusal, until_mended=True)
+        # 2.
+        if record.through >= checkpoint:
+            self._forget(committables)
+            return AlreadyCommitted()
+        transactions = [c.transaction for c in committables if c.checkpoint > record.through]
+        staged: list[pa.RecordBatch] = []
+        for transaction in transactions:
+            description = self._read_staged(transaction)
+            if description is None:
+                return self._explain_missing(checkpoint, transaction)
+            staged.append(description)
+        loss = version.find_loss(staged)
+        if loss:
+            return Lost(loss)
+        # 3.
+        version.append(staged, record.advance(checkpoint), transactions)
+        # 4.
+        self._forget(committables)
+        return Committed()
+
+    def _find_refusal(self, version: TableVersion, record: SinkRecord | None) -> str:
+        if record is None:
+            return (
+                f"the table has no record of sink id {self._sink_id!r} any more: it was replaced,"
+                " or somebody removed the record"
+            )
+        if record.log_id != self._log_id:
+            return f"decision log {record.log_id!r} has claimed sink id {self._sink_id!r}"
+        return version.damage
+
+    def _explain_missing(
+        self, checkpoint: CheckpointId, transaction: TransactionId
+    ) -> CommitOutcome:
+        """Tell what another committer has just committed from what is lost."""
+        if self.read_committed_through() >= checkpoint:
+            return AlreadyCommitted()
+        return Lost(
+            f"the description of the data files of {transaction} is not in checkpoint storage"
+            " any more, and the table has not committed them: somebody deleted it"
+        )
+
+    def _look_for(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable], error: SinkError
+    ) -> CommitOutcome:
+        try:
+            if self.read_committed_through() < checkpoint:
+                # The request may still be under way; made on an older version, it is then refused.
+                return Unknown(str(error))
+        except SinkError as unanswered:
+            return Unknown(f"{error}; asked again: {unanswered}")
+        self._forget(committables)
+        return AlreadyCommitted()
+
+    def _read_staged(self, transaction: TransactionId) -> pa.RecordBatch | None:
+        parts = self._staging.read(transaction)
+        if parts is None:
+            return None
+        (description,) = [batch for _, batch in parts]
+        return description
+
+    def _forget(self, committables: Sequence[Committable]) -> None:
+        for committable in committables:
+            try:
+                self._staging.discard(committable.transaction)
+            except StorageError as error:
+                # A later abort finds the files in the table, and forgets it then.
+                _logger.warning("%s is committed and still staged: %s", committable, error)

@@ -1,0 +1,103 @@
+"""What a table records of one sink id: who claimed it, and the last checkpoint that is committed.
+
+The record is changed in the same atomic step in which rows become visible, so it is their proof.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from onceflow.core.decoders import json_decoder
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import CommitterContext
+from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
+
+
+class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One sink id of one table, as JSON."""
+
+    log_id: str
+    job: str
+    attempt: int
+    """The newest attempt that has claimed the sink id."""
+    through: int = 0
+    """The last checkpoint that is committed; 0 before the first."""
+    claims: tuple[tuple[int, int], ...] = ()
+    """By attempt, rising: the last checkpoint that was committed when it claimed."""
+
+    @property
+    def owner(self) -> FenceOwner:
+        """The decision log that may write, and its newest attempt."""
+        return FenceOwner(self.log_id, self.attempt, self.job)
+
+    def advance(self, checkpoint: CheckpointId) -> SinkRecord:
+        """Return the record once `checkpoint` is committed."""
+        return msgspec.structs.replace(self, through=int(checkpoint))
+
+    def to_json(self) -> str:
+        """Return the text that the table keeps."""
+        return msgspec.json.encode(self).decode()
+
+
+def parse_record(text: str | None, location: str) -> SinkRecord | None:
+    """Return what the table keeps at `location`; None where it keeps nothing.
+
+    Raises:
+        ConfigError: It is no record of ours.
+    """
+    if text is None:
+        return None
+    try:
+        return json_decoder(SinkRecord).decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{location} is no record of onceflow: {error}") from error
+
+
+def claim_record(
+    record: SinkRecord | None, context: CommitterContext, *, take_over: str
+) -> SinkRecord:
+    """Return the record once the attempt of `context` has claimed the sink id.
+
+    `take_over` is what an operator does so that the table forgets who claimed it.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+        Fenced: This attempt or a newer one has claimed it.
+    """
+    if record is not None:
+        check_fence(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+    through = record.through if record else 0
+    claims = (*(record.claims if record else ()), (int(context.attempt), through))
+    return SinkRecord(
+        log_id=context.log_id,
+        job=context.job,
+        attempt=context.attempt,
+        through=through,
+        claims=claims[-ATTEMPTS_MAX:],
+    )
+
+
+def to_target_record(
+    record: SinkRecord | None, context: CommitterContext, *, take_over: str
+) -> TargetRecord:
+    """Return what `record` says to the decision log; an empty one where there is none.
+
+    Raises:
+        ConfigError: Another decision log owns the sink id.
+    """
+    if record is None:
+        return TargetRecord(context.sink_id)
+    check_owner(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
+    return TargetRecord(
+        context.sink_id,
+        AttemptId(record.attempt),
+        through=CheckpointId(record.through),
+        claims=tuple(Decided(AttemptId(a), CheckpointId(c)) for a, c in record.claims),
+    )
+
+
+def _owner_of(context: CommitterContext) -> FenceOwner:
+    return FenceOwner(context.log_id, context.attempt, context.job)

@@ -1,0 +1,115 @@
+"""What a table format gives to the common committer and writer.
+
+A version of a table is read, and a change is made on top of exactly that version or not at all:
+whoever is overtaken reads the next version and looks again. So of two drivers that commit the same
+checkpoint one finds the other's record.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks.lake.sink_record import SinkRecord
+
+
+class CommitConflict(Exception):
+    """Raised when another commit came first: nothing of this one is in the table."""
+
+
+class CommitUnknown(SinkError):
+    """Raised when the reply to a commit is lost: it is in the table, or will be, or never is."""
+
+
+class TableVersion(ABC):
+    """One version of the table. Used by one thread."""
+
+    @property
+    @abstractmethod
+    def record(self) -> SinkRecord | None:
+        """What it records of the sink id; None: nothing was written, or the table is another."""
+
+    @property
+    @abstractmethod
+    def damage(self) -> str:
+        """Why the last commit of the sink id is not part of it any more; empty when it is."""
+
+    @abstractmethod
+    def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
+        """Return why data files of `staged` cannot become part of it; empty when they can."""
+
+    @abstractmethod
+    def append(
+        self,
+        staged: Sequence[pa.RecordBatch],
+        record: SinkRecord,
+        transactions: Sequence[TransactionId],
+    ) -> None:
+        """Make the next version, with all data files of `staged` and `record`, in one step.
+
+        Raises:
+            CommitConflict: Another version came first.
+            CommitUnknown: Nobody knows whether it was made.
+            SinkError: It was not made.
+        """
+
+    @abstractmethod
+    def is_committed(self, transaction: TransactionId) -> bool:
+        """Return whether the table's history says that `transaction` was committed."""
+
+    @abstractmethod
+    def refers_to(self, staged: pa.RecordBatch) -> bool:
+        """Return whether any version that is kept has a data file of `staged`."""
+
+
+class LakeTable(ABC):
+    """One table, for one sink id. Connects when it is first asked; used by one thread."""
+
+    @abstractmethod
+    def load(self) -> TableVersion:
+        """Return the newest version.
+
+        Raises:
+            SinkError: The table cannot be asked now, or is not there.
+        """
+
+    @abstractmethod
+    def delete_files(self, staged: pa.RecordBatch) -> None:
+        """Delete the data files of `staged`; those that are gone are no error.
+
+        Raises:
+            SinkError: One is still there.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release every connection. Safe to call twice."""
+
+
+class DataFiles(ABC):
+    """Writes the data files of one subtask; one thread."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> int:
+        """Add `rows`, which have the sink's schema; return how many of them were not rejected.
+
+        Raises:
+            BadRow: The table can never take one, and bad rows fail the job.
+            SinkError: They cannot be written.
+        """
+
+    @abstractmethod
+    def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
+        """Make all files durable and begin anew; return what describes them, for `TableVersion`.
+
+        Raises:
+            SinkError: They are not durable.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Delete what was not ended. Safe to call twice."""

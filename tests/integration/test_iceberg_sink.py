@@ -1,0 +1,434 @@
+"""The Iceberg sink over a SQLite catalog: one snapshot a checkpoint, whatever a commit meets."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import ManifestContent
+from tests.integration.iceberg_sink_kit import SINK_ID, IcebergJob
+from tests.support.faulty_catalog import FaultyCatalog
+
+from onceflow.core.errors import BadRow, ConfigError, Fenced, PreparedTransactionLost
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
+from onceflow.sinks import IcebergSink
+
+_UTC = timezone.utc
+
+
+def one(number: int) -> list[dict[str, Any]]:
+    return [{"id": number, "v": f"v{number}"}]
+
+
+def test_a_checkpoint_of_all_subtasks_is_one_snapshot_that_names_log_sink_and_checkpoint(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    first = [job.prepare(3, one(subtask), subtask=subtask) for subtask in range(3)]
+    assert job.ids() == []
+    assert job.commit(3, *first) == Committed()
+    assert job.ids() == [0, 1, 2]
+    with job.table() as table:
+        claim, snapshot = table.snapshots()
+        assert claim.summary is not None
+        assert claim.summary["total-records"] == "0"
+        assert snapshot.summary is not None
+        own = {k: v for k, v in snapshot.summary.additional_properties.items() if "onceflow" in k}
+    assert own == {
+        "onceflow.log-id": "log-1",
+        "onceflow.sink-id": SINK_ID,
+        "onceflow.attempt": "1",
+        "onceflow.checkpoint": "3",
+        "onceflow.checkpoint-before": "0",
+        "onceflow.attempts": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer"),
+    [
+        ("refused", Committed()),
+        ("unanswered", Unknown),
+        ("made, not answered", AlreadyCommitted()),
+        ("made, called failed", AlreadyCommitted()),
+    ],
+)
+def test_commit_whose_reply_is_lost_or_wrong_is_made_once(
+    fault: str, answer: object, tmp_path: Path
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    FaultyCatalog.fault = fault
+    outcome = job.commit(1, prepared)
+    assert outcome == answer or type(outcome) is answer, outcome
+    assert job.commit(1, prepared) == (
+        Committed() if isinstance(outcome, Unknown) else AlreadyCommitted()
+    )
+    assert job.ids() == [1]
+    with job.committer() as committer:
+        assert committer.in_doubt() == []
+
+
+def test_commit_that_another_writer_overtakes_is_made_on_top_of_that_one(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+
+    def append() -> None:
+        with job.table() as table:
+            table.append(pa.Table.from_batches([job.batch(one(7))]))
+
+    FaultyCatalog.between.append(append)
+    assert job.commit(1, prepared) == Committed()
+    assert job.ids() == [1, 7]
+
+
+@pytest.mark.parametrize("older_first", [False, True])
+def test_two_drivers_that_commit_one_checkpoint_make_one_snapshot(
+    older_first: bool, tmp_path: Path
+) -> None:
+    """The one that comes second finds the other's record, also between its look and its commit."""
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    job.open(attempt=2)
+    inner, outer = (1, 2) if older_first else (2, 1)
+    outcomes: list[object] = []
+    FaultyCatalog.between.append(lambda: outcomes.append(job.commit(1, prepared, attempt=inner)))
+    outcomes.append(job.commit(1, prepared, attempt=outer))
+    assert outcomes == [Committed(), AlreadyCommitted()]
+    assert job.ids() == [1]
+
+
+def test_commits_that_a_driver_gathered_leave_out_what_another_one_has_committed(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    first, second = job.prepare(1, one(1)), job.prepare(2, one(2))
+    assert job.commit(1, first) == Committed()
+    assert job.commit(2, first, second) == Committed()
+    assert job.ids() == [1, 2]
+
+
+def test_an_older_attempt_and_another_job_are_refused_by_name(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open(attempt=2)
+    with pytest.raises(Fenced, match="attempt 2 of the same job has claimed it"):
+        job.open(attempt=2)
+    with pytest.raises(ConfigError, match="belongs to decision log 'log-1'"):
+        job.open(attempt=3, log_id="log-2")
+
+
+def test_claims_tell_what_was_committed_before_each_attempt(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert job.commit(4, job.prepare(4, one(1))) == Committed()
+    job.open(attempt=2)
+    record = job.sink.target_record(job.context(2))
+    assert (record.attempt, record.through) == (2, 4)
+    assert [(one.attempt, one.checkpoint) for one in record.claims] == [(1, 0), (2, 4)]
+
+
+def test_a_table_that_was_rolled_back_is_noticed_at_start_and_at_a_commit(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    prepared = job.prepare(2, one(2), first_checkpoint=2)
+    with job.table() as table:
+        table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    outcome = job.commit(2, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert outcome.until_mended
+    assert "was rolled back or replaced" in outcome.reason
+    with pytest.raises(PreparedTransactionLost, match="the last one of sink id 'job.rows'"):
+        job.sink.target_record(job.context(2))
+    with job.table() as table, table.transaction() as transaction:
+        transaction.remove_properties(f"onceflow.sink.{SINK_ID}.snapshot")
+    assert job.open(attempt=2).commit(2, prepared, attempt=2) == Committed()
+    assert job.ids() == [2]
+
+
+def test_snapshots_of_the_job_that_others_expire_are_no_loss(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    with job.table() as table:
+        table.append(pa.Table.from_batches([job.batch(one(7))]))
+        table.maintenance.expire_snapshots().older_than(datetime.now(_UTC)).commit()
+        assert len(table.refresh().snapshots()) == 1
+    job.open(attempt=2)
+    prepared = job.prepare(2, one(2), attempt=2, first_checkpoint=2)
+    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.ids() == [1, 2, 7]
+
+
+def test_a_table_that_was_dropped_and_created_anew_gets_no_rows_of_the_old_one(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    with job.catalog() as catalog:
+        catalog.drop_table(("shop", "orders"))
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "shop.orders is not in catalog 'default'" in outcome.reason
+    job.open(attempt=2)
+    outcome = job.commit(1, prepared, attempt=2)
+    assert isinstance(outcome, Lost), outcome
+    assert "was dropped and created anew" in outcome.reason
+    assert job.ids() == []
+
+
+def test_data_files_that_somebody_deleted_are_lost_by_name(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    (file,) = (tmp_path / "warehouse").rglob("*.parquet")
+    file.unlink()
+    outcome = job.commit(1, prepared)
+    assert outcome == Lost(f"Iceberg table shop.orders: data file file://{file} is gone")
+
+
+def test_partition_spec_that_changes_under_a_running_job_is_kept_to_by_its_files(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path, partition_by=("v",)).open()
+    old = job.prepare(1, one(1))
+    with job.table() as table, table.update_spec() as update:
+        update.remove_field("v").add_field("id", "bucket[4]", "id_bucket")
+    new = job.prepare(2, one(2))
+    assert job.commit(2, old, new) == Committed()
+    assert job.ids() == [1, 2]
+    with job.table() as table:
+        specs = {task.file.spec_id for task in table.scan().plan_files()}
+        pruned = table.scan("id > 1").to_arrow().to_pylist()
+    assert specs == {0, 1}
+    assert pruned == one(2)
+
+
+def test_aborted_files_are_deleted_and_committed_ones_never(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    aborted, committed = job.prepare(1, one(1)), job.prepare(1, one(2), subtask=1)
+    assert job.commit(1, committed) == Committed()
+    # As after a crash between the commit and its last step.
+    again = job.prepare(1, one(2), subtask=1)
+    with job.committer() as committer:
+        assert committer.abort(aborted) == Aborted()
+        assert committer.abort(again) == Aborted()
+        assert committer.abort(committed) == AlreadyCommitted()
+        assert committer.in_doubt() == []
+    assert job.ids() == [2]
+    assert len(list((tmp_path / "warehouse").rglob("*.parquet"))) == 1
+
+
+def test_files_have_the_tables_partitions_column_ids_bounds_and_size(tmp_path: Path) -> None:
+    job = IcebergJob(
+        tmp_path,
+        partition_by=("bucket(4, id)",),
+        properties={"write.target-file-size-bytes": "2000"},
+    ).open()
+    writer = job.writer()
+    for start in range(0, 30_000, 10_000):
+        writer.write(job.batch([{"id": start + n, "v": f"{n:040}"} for n in range(10_000)]))
+    assert job.commit(1, *writer.pre_commit(CheckpointId(1))) == Committed()
+    writer.close()
+    with job.table() as table:
+        files = [task.file for task in table.scan().plan_files()]
+        manifests = table.inspect.manifests().to_pylist()
+        found = table.scan(row_filter="id = 77").to_arrow().to_pylist()
+    assert {file.partition[0] for file in files} == {0, 1, 2, 3}
+    assert all(set(file.lower_bounds) == {1, 2} for file in files)
+    assert sum(file.record_count for file in files) == 30_000
+    assert all(manifest["content"] == ManifestContent.DATA for manifest in manifests)
+    assert found == [{"id": 77, "v": f"{77:040}"}]
+
+
+SCHEMA_OF_TYPES = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("small", pa.int32()),
+        pa.field("flag", pa.bool_()),
+        pa.field("price", pa.decimal128(12, 2)),
+        pa.field("ratio", pa.float64()),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("raw", pa.binary()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("who", pa.struct([("name", pa.string()), ("age", pa.int32())])),
+        pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
+
+
+def test_values_of_all_types_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path, schema=SCHEMA_OF_TYPES, partition_by=("day(at)", "kind")).open()
+    at = datetime(2026, 2, 28, 23, 59, 59, 999_999)
+    rows: list[dict[str, Any]] = [
+        {
+            "id": 1, "small": -5, "flag": True, "price": Decimal("-12.50"), "ratio": 0.1,
+            "day": at.date(), "at": at.replace(tzinfo=_UTC), "local": at, "raw": b"\x00\xff",
+            "tags": ["a", None], "who": {"name": "Ada", "age": 36}, "kind": "x/y",
+        },
+        {"id": 2, **dict.fromkeys(SCHEMA_OF_TYPES.names[1:])},
+    ]  # fmt: skip
+    assert job.commit(1, job.prepare(1, rows)) == Committed()
+    assert job.rows() == rows
+
+
+def test_rows_that_the_table_can_never_take_fail_or_are_set_aside_by_name(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("price", pa.decimal128(20, 3))])
+    table = pa.schema([pa.field("id", pa.int64(), nullable=False), ("price", pa.decimal128(6, 2))])
+    IcebergJob(tmp_path, schema=table).open()
+    job = IcebergJob(tmp_path, schema=schema).open(attempt=2)
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "price": Decimal("1.500")},
+        {"id": None, "price": Decimal(1)},
+        {"id": 3, "price": Decimal("99999.000")},
+        {"id": 4, "price": Decimal("0.001")},
+    ]
+    with pytest.raises(
+        BadRow, match="column 'id' is required in the table, and the row has a null"
+    ):
+        job.prepare(1, rows)
+    with pytest.raises(BadRow, match=r"column 'price' is decimal128\(6, 2\).*99999.000'\) is not"):
+        job.prepare(1, rows[2:])
+    writer = job.writer(on_bad_row=OnBadRow.DROP)
+    writer.write(job.batch(rows))
+    (committable,) = writer.pre_commit(CheckpointId(1))
+    rejected = writer.take_rejected()
+    writer.close()
+    assert committable.rows == 1
+    assert sum(len(some.reasons) for some in rejected) == 3
+    assert job.commit(1, committable) == Committed()
+    assert job.rows() == [{"id": 1, "price": Decimal("1.50")}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([("id", pa.int64()), ("v", pa.string()), ("w", pa.int32())], "has no column 'w'.*evolve"),
+        ([("v", pa.string())], "requires column 'id'"),
+        (
+            [("id", pa.string()), ("v", pa.string())],
+            "column 'id': the table has long, and",
+        ),
+        ([("id", pa.int64()), ("v", pa.timestamp("ns"))], "cannot take the rows' columns"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_at_start(
+    columns: list[Any], message: str, tmp_path: Path
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    with pytest.raises(ConfigError, match=message):
+        job.sink.validate(job.context(), pa.schema(columns))
+
+
+def test_a_table_evolves_by_new_columns_and_wider_types(tmp_path: Path) -> None:
+    old = pa.schema([pa.field("id", pa.int32(), nullable=False), ("v", pa.string())])
+    job = IcebergJob(tmp_path, schema=old).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    new = pa.schema([("id", pa.int64()), ("v", pa.string()), ("w", pa.float64())])
+    job = IcebergJob(tmp_path, schema=new, evolve=True).open(attempt=2)
+    prepared = job.prepare(2, [{"id": 1 << 40, "v": None, "w": 0.5}], attempt=2, first_checkpoint=2)
+    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.rows() == [
+        {"id": 1, "v": "v1", "w": None},
+        {"id": 1 << 40, "v": None, "w": 0.5},
+    ]
+
+
+def test_a_table_or_branch_that_is_not_there_is_named(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path, create=False)
+    with pytest.raises(ConfigError, match=r"shop\.orders is not in catalog 'default'; create it"):
+        job.open()
+    job = IcebergJob(tmp_path).open()
+    with pytest.raises(ConfigError, match="there is no such branch; create it: ALTER TABLE"):
+        job.with_settings(branch="audit").open(attempt=2)
+
+
+def test_a_branch_gets_the_rows_and_main_does_not(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    with job.table() as table:
+        head = table.current_snapshot()
+        assert head is not None
+        table.manage_snapshots().create_branch(head.snapshot_id, "audit").commit()
+    job = job.with_settings(branch="audit").open(attempt=2)
+    prepared = job.prepare(2, one(2), attempt=2, first_checkpoint=2)
+    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.ids() == [1]
+    with job.table() as table:
+        assert table.scan().use_ref("audit").to_arrow().num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"table": "orders"}, "must be a namespace and a name"),
+        ({"table": "shop..orders"}, "must be a namespace and a name"),
+        ({"partition_by": ("id",)}, "partition_by is for a table that is created"),
+        ({"partition_by": "id", "create": True}, "give a tuple of terms"),
+    ],
+)
+def test_settings_that_are_wrong_by_themselves_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(IcebergSink("shop.orders"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [("nothing", "partition_by names 'nothing'"), ("day(v)", "and the column is string")],
+)
+def test_partitions_that_cannot_be_are_refused(term: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        IcebergJob(tmp_path, partition_by=(term,)).open()
+
+
+def test_names_with_quotes_and_dots_are_names(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path, table=("shop", "a.b \"c\" 'd'")).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    with job.catalog() as catalog:
+        table = catalog.load_table(("shop", "a.b \"c\" 'd'"))
+        assert table.scan().to_arrow().to_pylist() == one(1)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = IcebergJob(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
+    with pytest.raises(ConfigError, match=r"pip install '/path/to/onceflow\[iceberg\]'"):
+        job.open()
+
+
+def test_a_catalog_that_is_away_or_unknown_is_named(tmp_path: Path) -> None:
+    sink = IcebergSink("shop.orders", catalog={"type": "sql"})
+    with pytest.raises(ConfigError, match=r"the catalog of Iceberg table shop\.orders"):
+        sink.validate(IcebergJob(tmp_path).context(), pa.schema([("id", pa.int64())]))
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    catalog = tmp_path / "catalog.db"
+    catalog.rename(tmp_path / "away.db")
+    catalog.mkdir()
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "cannot be reached: OperationalError" in outcome.reason
+    catalog.rmdir()
+    (tmp_path / "away.db").rename(catalog)
+    assert job.commit(1, prepared) == Committed()
+
+
+def test_the_description_prints_no_property_of_the_catalog() -> None:
+    sink = IcebergSink("shop.orders", catalog={"uri": "postgresql://u:geheim@db/x"})
+    assert "geheim" not in repr(sink)
+    assert pickle.loads(pickle.dumps(sink)) == sink
