@@ -21,6 +21,7 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
         "doctor": "onceflow.cli.doctor.command:doctor",
         "list": "onceflow.cli.jobs.command:list_jobs",
         "status": "onceflow.cli.jobs.command:status",
+        "top": "onceflow.cli.top.command:top",
         "ui": "onceflow.cli.ui.command:ui",
         "checkpoint": "onceflow.cli.jobs.command:checkpoint",
         "savepoint": "onceflow.cli.jobs.command:savepoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -57,6 +58,10 @@ MoveFlag: TypeAlias = Annotated[
         " backend, in other storage.",
     ),
 ]
+UiFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option("--ui", help="Serve the page of `onceflow ui`, and watch the kills in a browser."),
+]
 
 
 @app.command()
@@ -85,6 +90,7 @@ def demo(
     storage: StorageFlag = StorageKind.DIRECTORY,
     unaligned: UnalignedFlag = False,
     move: MoveFlag = False,
+    ui: UiFlag = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the servers running until Enter is pressed.")
@@ -115,7 +121,7 @@ def demo(
             move=move,
             timeout_s=timeout,
         )
-        result = _run(settings, json_=json_, keep=keep, quiet=quiet)
+        result = _run(settings, ui=ui, json_=json_, keep=keep, quiet=quiet)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OnceflowError as error:
@@ -127,16 +133,17 @@ def demo(
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _run(settings: DemoSettings, *, json_: bool, keep: bool, quiet: bool) -> DemoResult:
+def _run(settings: DemoSettings, *, ui: bool, json_: bool, keep: bool, quiet: bool) -> DemoResult:
     narrator = Narrator(quiet=quiet)
-    with _orderly_at_sigterm(), DemoRun(settings, narrator) as run:
+    with _orderly_at_sigterm(), DemoRun(settings, narrator, serves_page=ui) as run:
         with narrator:
             result = run.execute()
         if json_:
             print(json.dumps(as_json(result)), flush=True)
         else:
             _print(result)
-        if keep and run.addresses:
+        # Somebody who watches the page wants to look at the end, too.
+        if (keep or (ui and sys.stdin.isatty())) and run.addresses:
             for name, address in run.addresses.items():
                 narrator.say(f"{name + ':':<9} {address}")
             typer.prompt("Enter stops the servers", default="", show_default=False, err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -36,6 +37,8 @@ from demo.targets import (
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import Self
 
+from onceflow.cli.jobs.observed_jobs import ObservedJobs
+from onceflow.cli.ui.server import UiServer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import checkpoint_storage
 from onceflow.integration.oracle import Verdict
@@ -46,6 +49,8 @@ TOPIC = "payments"
 _LOOK_INTERVAL_S = 0.02
 _PRODUCER_LOOK_INTERVAL_S = 0.01
 _STOPPED = "stopped"
+_VISITOR_TIMEOUT_S = 120.0
+"""How long the job waits for somebody to open its page."""
 
 
 class _Abandoned(Exception):
@@ -132,9 +137,12 @@ class DemoError(OnceflowError):
 class DemoRun:
     """Owns the servers, the driver and the files of one run; a context manager."""
 
-    def __init__(self, settings: DemoSettings, narrator: Narrator) -> None:
+    def __init__(
+        self, settings: DemoSettings, narrator: Narrator, *, serves_page: bool = False
+    ) -> None:
         """Describe it; nothing is started."""
         self._settings = settings
+        self._serves_page = serves_page
         self._narrator = narrator
         self._directory = Path(tempfile.mkdtemp(prefix="onceflow-demo-"))
         self._stack = ExitStack()
@@ -159,6 +167,8 @@ class DemoRun:
         """
         target, kafka = self._start_servers()
         spec = self._job_spec(target, kafka)
+        if self._serves_page:
+            self._serve_page(spec.storage)
         driver = DemoDriver(spec, self._directory)
         self._stack.callback(driver.end)
         killer = self._killer(self._victims(driver, target, kafka))
@@ -184,6 +194,21 @@ class DemoRun:
             seconds=seconds,
             move=mover.done,
         )
+
+    def _serve_page(self, storage: str) -> None:
+        """Serve one page for all drivers of the run; wait for a visitor who sits at a terminal."""
+        if self._settings.storage is StorageKind.DIRECTORY:
+            Path(storage).mkdir(exist_ok=True)
+        server = UiServer(ObservedJobs(storage, None, None))
+        self._stack.callback(server.close)
+        server.start()
+        self.addresses["Page"] = server.url
+        say = self._narrator.say
+        say(f"page:  {server.url}\ntoken: {server.token}")
+        server.open_browser()
+        if sys.stdin.isatty():
+            say(f"sign in there: the job starts then, or after {_VISITOR_TIMEOUT_S:g} s")
+            server.wait_for_visitor(_VISITOR_TIMEOUT_S)
 
     def _killer(self, victims: Victims) -> Killer:
         settings = self._settings

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
 import signal
-import socket
-import ssl
-import sys
 import threading
-import webbrowser
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +16,8 @@ from onceflow.cli.jobs.client import within
 from onceflow.cli.jobs.command import EXIT_REFUSED, EXIT_USAGE, Authority, Storage, TokenFile
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
-from onceflow.cli.ui.jobs_api import JobsApi
+from onceflow.cli.ui.server import UiServer
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.settings.pipeline_settings import Endpoint, TlsFiles, is_loopback
 
 PORT = 8090
@@ -59,19 +51,17 @@ def ui(
         endpoint = _check_address(host, port, certificate, key, names)
         jobs = ObservedJobs(storage, token_file, authority)
         within(timeout, f"checkpoint storage {storage}", jobs.names)
-        token = secrets.token_urlsafe(32)
-        server = _listen(endpoint, JobsApi(jobs, token, _names_of(endpoint)))
+        server = UiServer(jobs, endpoint)
     except (OnceflowError, TimeoutError) as error:
         say(f"onceflow: {error}", style="red")
         status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
         raise typer.Exit(status) from error
     with _until_signalled() as ended:
-        server.start("onceflow ui")
-        url = _url_of(endpoint, server.port)
-        print(f"page:  {url}\ntoken: {token}", flush=True)
+        server.start()
+        print(f"page:  {server.url}\ntoken: {server.token}", flush=True)
         say(f"Jobs in {storage}. Paste the token into the page. Ctrl-C ends it.")
-        if not no_open and _has_screen():
-            webbrowser.open(url)
+        if not no_open:
+            server.open_browser()
         ended.wait()
     server.close()
 
@@ -92,55 +82,15 @@ def _check_address(
     return Endpoint(host=host, port=port, tls=tls, names=names)
 
 
-def _listen(endpoint: Endpoint, api: JobsApi) -> HttpServer:
-    host, port = endpoint.host, endpoint.port
-    try:
-        context = None
-        if endpoint.tls is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(endpoint.tls.certificate, endpoint.tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--certificate and --key cannot be used: {error}") from error
-    try:
-        return HttpServer(host, port, api, context)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} of {host} is in use: name another by --port; 0 takes a free one"
-        else:
-            reason = f"--host {host} --port {port}: {error.strerror or error}"
-        raise ConfigError(reason) from error
-
-
-def _names_of(endpoint: Endpoint) -> set[str]:
-    names = {endpoint.host, socket.gethostname()}
-    if not endpoint.is_loopback:
-        names.add(socket.getfqdn())
-    return names | {name.strip() for name in (endpoint.names or "").split(",") if name.strip()}
-
-
-def _url_of(endpoint: Endpoint, port: int) -> str:
-    scheme = "http" if endpoint.tls is None else "https"
-    host = endpoint.host
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
-        host = socket.getfqdn()
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _has_screen() -> bool:
-    """Return whether a browser would get a window; one in the terminal would hide the token."""
-    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return sys.stdout.isatty() and (sys.platform == "darwin" or bool(shown))
-
-
 @contextmanager
 def _until_signalled() -> Generator[threading.Event, None, None]:
     """Make SIGINT and SIGTERM set an event, instead of what they did before."""
     ended = threading.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
 
     def end(_number: int, _frame: FrameType | None) -> None:
         ended.set()
 
+    signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, end) for number in signals}
     try:
         yield ended

@@ -14,6 +14,7 @@ than the page has shown) and 504 (the driver is silent).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection
 from http import HTTPStatus
@@ -43,6 +44,8 @@ class JobsApi:
         self._token = token
         self._names = frozenset(name.lower() for name in names)
         self._page = WebPage()
+        self.visited = threading.Event()
+        """Set once somebody has shown the token."""
 
     def refuse(self, head: Request) -> Response | None:
         """Return the answer to whoever may not ask."""
@@ -58,6 +61,7 @@ class JobsApi:
         path = urlsplit(request.target).path
         if self._page.has(path):
             return self._page.answer(request)
+        self.visited.set()
         try:
             return self._answer(request, path)
         except ConfigError as error:

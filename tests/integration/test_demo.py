@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +128,49 @@ def test_a_job_that_crashes_and_is_moved_by_a_savepoint_has_every_payment_once(
     assert (found["wrong_balances"], found["altered"], found["in_doubt"]) == (0, False, 0)
     assert found["ok"] is True
     assert code == 0
+
+
+@pytest.mark.slow
+def test_a_newcomer_sees_on_the_page_what_is_killed(tmp_path: Path) -> None:
+    said = tmp_path / "stderr"
+    command = [sys.executable, "-m", "demo", "--json", "--ui", "--records", "300000", "--seed", "1"]
+    with said.open("wb") as stderr:
+        demo = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT / "src")},
+        )
+    try:
+        seen = _watch_page(demo, said)
+        printed, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 0, said.read_text()
+    found = json.loads(printed)
+    assert found["ok"] is True
+    assert found["drivers"] == 2
+    states = [state for state, _ in seen]
+    assert "running" in states
+    assert "its driver is gone" in states, seen
+    assert max(attempt or 0 for _, attempt in seen) > found["restores"], seen
+
+
+def _watch_page(demo: subprocess.Popen[bytes], said: Path) -> list[tuple[str, int | None]]:
+    """Return the states and attempts that the page's line of the job has had, in their order."""
+    seen: list[tuple[str, int | None]] = []
+    while demo.poll() is None:
+        words = said.read_text().split()
+        if "token:" in words:
+            url, token = words[words.index("page:") + 1], words[words.index("token:") + 1]
+            request = urllib.request.Request(f"{url}/v1/jobs")
+            request.add_header("Authorization", f"Bearer {token}")
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                with urllib.request.urlopen(request, timeout=20) as response:
+                    jobs = json.load(response)["jobs"]
+                seen += [(job["state"], job.get("attempt")) for job in jobs]
+        time.sleep(0.2)
+    return seen

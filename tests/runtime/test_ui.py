@@ -1,9 +1,11 @@
-"""`onceflow ui`: all jobs of a storage on one page, one of them running, ended or killed."""
+"""`onceflow ui` and `onceflow top`: jobs of a storage that run, have ended or were killed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -105,6 +107,28 @@ def test_jobs_are_there_whether_they_run_have_ended_or_were_killed(tmp_path: Pat
             job.end()
 
 
+def run_top(job: str, storage: str, *more: str) -> tuple[int, str]:
+    """Return exit status and output of `onceflow top --once`."""
+    result = CliRunner().invoke(app, ["top", job, "--storage", storage, "--once", *more])
+    return result.exit_code, result.output
+
+
+def look_from_terminal(storage: str) -> None:
+    status, text = run_top("payments", storage)
+    assert (status, text.split()[:2]) == (0, ["payments", "running"])
+    lines = [line.split() for line in text.splitlines()]
+    assert {"CHAIN", "SINK", "PARTITION", "SLOT"} <= {line[0] for line in lines if line}, text
+    sinks = [line for line in lines if line[:1] in (["archive"], ["ledger"])]
+    assert len(sinks) == 2, text
+    status, text = run_top("payments", storage, "--json")
+    now = json.loads(text)
+    assert (status, now["state"], len(now["slots"])) == (0, "running", 2)
+    status, text = run_top("refunds", storage)
+    assert (status, text.split()[:2]) == (3, ["refunds", "finished"])
+    status, text = run_top("nothing", storage)
+    assert (status, "has no job 'nothing'" in " ".join(text.split())) == (2, True), text
+
+
 def follow_jobs(browser: Browser, ui: Ui, job: PageJobProcess) -> None:
     assert ui.ask("jobs", token="a guess")[0] == 401
     assert ui.ask("jobs", token=job.token)[0] == 401, "a driver's token is not the page's"
@@ -141,6 +165,37 @@ def follow_jobs(browser: Browser, ui: Ui, job: PageJobProcess) -> None:
     assert "is not there any more" in answer["error"]
     assert ui.ask("jobs/nothing/overview")[0] == 404
     assert ui.ask("nothing")[0] == 404
+
+
+@pytest.mark.servers
+def test_top_follows_a_job_in_a_terminal_until_it_has_ended(tmp_path: Path) -> None:
+    job = PageJobProcess(tmp_path)
+    terminal, inner = pty.openpty()
+    command = [sys.executable, "-m", "onceflow.cli.main", "top", "payments"]
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}", "TERM": "xterm"}
+    try:
+        job.start()
+        process = subprocess.Popen(
+            [*command, "--storage", job.storage, "--interval", "0.2"],
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            cwd=REPOSITORY,
+            env=environment,
+        )
+        os.close(inner)
+        screen = b""
+        while screen.count(b"CHAIN") < 5:
+            screen += os.read(terminal, 65_536)
+        job.post("stop")
+        with contextlib.suppress(OSError):  # The other end is closed when the command has ended.
+            while more := os.read(terminal, 65_536):
+                screen += more
+        assert process.wait(30) == 0
+        assert b"stopped" in screen
+    finally:
+        os.close(terminal)
+        job.end()
 
 
 def fail(*arguments: str) -> str:

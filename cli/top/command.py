@@ -1,0 +1,133 @@
+"""`onceflow top`: a running job in the terminal, as its page shows it in the browser.
+
+0  done; without --once: the job has ended well
+1  the job has failed, or its storage cannot be read
+2  usage: what the options name is not there
+3  with --once: no driver of the job can be asked
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from onceflow.cli.jobs.client import Answer, DriverNotThere, DriverSilent, within
+from onceflow.cli.jobs.command import (
+    EXIT_GONE,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Authority,
+    Name,
+    Storage,
+    TokenFile,
+)
+from onceflow.cli.jobs.observed_jobs import ObservedJobs
+from onceflow.cli.terminal import say
+from onceflow.cli.top.screen import View, print_view, render_view
+from onceflow.core.errors import ConfigError, OnceflowError
+
+_ENDED_WELL = frozenset({"finished", "stopped", "cancelled"})
+
+
+def top(
+    name: Name,
+    storage: Storage,
+    once: Annotated[bool, typer.Option("--once", help="Print one view, and end.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line, instead of a view.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two views.", min=0.1)] = 1.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
+    ] = 60.0,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+) -> None:
+    """Watch a running job: rates, lag, checkpoints, transactions, slots. Ctrl-C ends it.
+
+    What is piped is printed once, unless --json is given.
+    """
+    console = Console(highlight=False)
+    jobs = ObservedJobs(storage, token_file, authority)
+    what = f"the driver of job {name!r}, or its storage,"
+
+    def look() -> View:
+        return within(timeout, what, lambda: read_view(jobs, name))
+
+    try:
+        view = look()
+        if once or (not json_ and not console.is_terminal):
+            _print(view, console, json_=json_)
+            raise typer.Exit(_status_once(view.now))
+        last = _follow(look, view, interval, console, json_=json_)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except (OnceflowError, TimeoutError) as error:
+        say(f"onceflow: {error}", style="red")
+        status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
+        raise typer.Exit(status) from error
+    raise typer.Exit(EXIT_REFUSED if last["state"] == "failed" else 0)
+
+
+def read_view(jobs: ObservedJobs, name: str) -> View:
+    """Return how a job is now: by its driver, or by its storage where it has none.
+
+    Raises:
+        ConfigError: The storage has no such job.
+        StorageError: It cannot be read now.
+    """
+    try:
+        reply = jobs.relay(name, "GET", "overview", None, 0)
+        answer: Answer = msgspec.json.decode(reply.content)
+        if reply.status != 200:
+            return View(jobs.read_overview(name), str(answer.get("error", reply.status)))
+        return View(answer, "")
+    except DriverNotThere:
+        return View(jobs.read_overview(name), "no driver answers for the job")
+    except DriverSilent as error:
+        return View(jobs.read_overview(name), str(error))
+
+
+def _follow(
+    look: Callable[[], View], view: View, interval_s: float, console: Console, *, json_: bool
+) -> Answer:
+    """Show the job again and again until it has ended; return how it was last."""
+    if json_:
+        while True:
+            _print(view, console, json_=True)
+            if has_ended(view.now):
+                return view.now
+            time.sleep(interval_s)
+            view = look()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(render_view(view), refresh=True)
+            if has_ended(view.now):
+                break
+            time.sleep(interval_s)
+            view = look()
+    console.print(render_view(view))
+    return view.now
+
+
+def has_ended(now: Answer) -> bool:
+    """Return whether a job has ended; one whose driver was killed may be started again."""
+    return now["state"] in _ENDED_WELL or now["state"] == "failed"
+
+
+def _status_once(now: Answer) -> int:
+    return 0 if now["running"] else EXIT_GONE
+
+
+def _print(view: View, console: Console, *, json_: bool) -> None:
+    if json_:
+        known = view.now | ({"problem": view.problem} if view.problem else {})
+        print(msgspec.json.encode(known, enc_hook=str).decode(), flush=True)
+    else:
+        print_view(view, console)

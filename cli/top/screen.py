@@ -1,0 +1,196 @@
+"""What `onceflow top` shows: sections of a job's overview, as tables or as plain columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from onceflow.cli.jobs.client import Answer
+from onceflow.cli.terminal import print_listing
+
+ROWS_SHOWN_MAX = 12
+"""Of one section: those that matter most come first."""
+_UNKNOWN = "-"
+_STYLES = {"running": "green", "starting": "yellow", "restarting": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A job at one moment."""
+
+    now: Answer
+    """The driver's overview, or what the storage tells."""
+    problem: str
+    """Why the driver does not tell it; empty: it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table; the first column is text, the others are numbers."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left_out: int = 0
+
+
+def render_view(view: View) -> RenderableType:
+    """Return a job as a terminal shows it."""
+    state = str(view.now["state"])
+    title = Text.assemble((str(view.now["job"]), "bold"), "  ", (state, _STYLES.get(state, "")))
+    title.append(f"  {describe_job(view.now)}", "dim")
+    parts: list[RenderableType] = [title]
+    if view.problem:
+        parts.append(Text(view.problem, "red"))
+    if error := last_error(view.now):
+        parts.append(Text(error, "yellow", no_wrap=True, overflow="ellipsis"))
+    for section in list_sections(view.now):
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+        for index, heading in enumerate(section.headings):
+            table.add_column(heading, justify="right" if index else "left", no_wrap=bool(index))
+        for row in section.rows:
+            table.add_row(*row)
+        parts += [Text(), table]
+        if section.left_out:
+            parts.append(Text(f"and {section.left_out} more", "dim"))
+    return Group(*parts)
+
+
+def print_view(view: View, console: Console) -> None:
+    """Print a job once. What is piped is never cut or coloured."""
+    if console.is_terminal:
+        console.print(render_view(view))
+        return
+    print(f"{view.now['job']}  {view.now['state']}  {describe_job(view.now)}".rstrip())
+    for line in (view.problem, last_error(view.now)):
+        if line:
+            print(line)
+    for section in list_sections(view.now):
+        print()
+        print_listing(
+            console, section.headings, [[(cell, "") for cell in row] for row in section.rows]
+        )
+        if section.left_out:
+            print(f"and {section.left_out} more")
+
+
+def describe_job(now: Answer) -> str:
+    """Return attempt, restarts and checkpoints of a job on one line."""
+    if not now["running"]:
+        decision = now.get("decision") or now.get("last_checkpoint")
+        last = f"last decision: checkpoint {decision['checkpoint']}" if decision else "no decision"
+        return f"attempt {now['attempt']}, {last}"
+    last = now["last_checkpoint"]
+    progress = "none yet"
+    if last:
+        age_s = (now["now_ms"] - last["triggered_at_ms"] - last["duration_ms"]) / 1000
+        progress = f"{last['checkpoint']} in {to_seconds(last['duration_ms'] / 1000)}"
+        progress += f", {to_seconds(max(0.0, age_s))} ago"
+    failed = f", {now['checkpoints_failed']} failed" if now["checkpoints_failed"] else ""
+    restarts = now["attempt_count"] - 1
+    progress += f"{failed}; {restarts} restart{'' if restarts == 1 else 's'}"
+    return f"attempt {now['attempt']}; checkpoint {progress}"
+
+
+def last_error(now: Answer) -> str:
+    """Return the first line of what went wrong last; empty: nothing did."""
+    run = now.get("last_run")
+    text = now.get("last_error") or (run.error if run else "")
+    return str(text).partition("\n")[0]
+
+
+def list_sections(now: Answer) -> Iterator[Section]:
+    """Yield what a driver tells of its job; nothing where there is none."""
+    if "chains" not in now:
+        return
+    lags = {source["uid"]: source for source in now["sources"]}
+    yield _section(
+        ("CHAIN", "SUBTASKS", "BUSY", "BACKPRESSURED", "IN/S", "OUT/S", "LAG", "REJECTED"),
+        [
+            (
+                chain["chain"],
+                to_count(chain["subtasks"]),
+                to_share(chain["busy"]),
+                to_share(chain["backpressured"]),
+                to_count(chain["records_in_per_s"]),
+                to_count(chain["records_out_per_s"]),
+                to_count(lags.get(chain["chain"], {}).get("lag")),
+                to_count(chain["rejected"]),
+            )
+            for chain in now["chains"]
+        ],
+    )
+    yield _section(
+        ("SINK", "OPEN", "IN DOUBT", "OLDEST", "COMMITTED", "ROWS", "REJECTED", "LAST COMMIT"),
+        [
+            (
+                sink["uid"],
+                to_count(sink["open"]),
+                to_count(sink["prepared"]),
+                to_seconds(sink["oldest_prepared_s"]) if sink["prepared"] else _UNKNOWN,
+                to_count(sink["committed"]),
+                to_count(sink["rows_committed"]),
+                to_count(sink["rows_rejected"]),
+                to_seconds(sink["last_commit_ms"] / 1000) if sink["last_commit_ms"] else _UNKNOWN,
+            )
+            for sink in now["sinks"]
+        ],
+    )
+    splits = [(source["uid"], split) for source in now["sources"] for split in source["splits"]]
+    splits.sort(key=lambda one: -one[1]["lag"])
+    if splits:
+        yield _section(
+            ("PARTITION", "POSITION", "LAG"),
+            [
+                (f"{uid} {split['split']}", to_count(split["next"]), to_count(split["lag"]))
+                for uid, split in splits
+            ],
+        )
+    yield _section(
+        ("SLOT", "PROCESS", "MEMORY", "HEARD"),
+        [
+            (
+                f"{slot['slot']} on {slot['host']}",
+                str(slot["pid"]),
+                to_megabytes(slot["rss_bytes"]),
+                f"{to_seconds(max(0.0, now['now_ms'] / 1000 - slot['heard_at_s']))} ago",
+            )
+            for slot in now["slots"]
+        ],
+    )
+
+
+def _section(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:
+    return Section(headings, rows[:ROWS_SHOWN_MAX], max(0, len(rows) - ROWS_SHOWN_MAX))
+
+
+def to_count(value: float | None) -> str:
+    """Return a whole number with separators."""
+    return _UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def to_share(value: float | None) -> str:
+    """Return a share of 1 in per cent."""
+    return _UNKNOWN if value is None else f"{value * 100:.0f} %"
+
+
+def to_seconds(value: float) -> str:
+    """Return a duration in milliseconds, seconds, minutes or hours, whichever is short."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes = int(value // 60)
+    return (
+        f"{minutes} min {value % 60:.0f} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60} min"
+    )
+
+
+def to_megabytes(value: int) -> str:
+    """Return a size of a process."""
+    return f"{value / 1e6:,.0f} MB" if value else _UNKNOWN
