@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.support.chromium import Tab, open_tab, start_chromium
+from tests.support.chromium import MISSING, Tab, find_chromium, open_tab, start_chromium
+from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
+from tests.support.page_pictures import PICTURES, make_pictures
 
 PATIENCE_MS = 60_000
 """A restart on a loaded machine; a page that is right is there within seconds."""
@@ -328,3 +330,14 @@ def test_a_users_traceback_is_on_the_page(browser: Browser, tmp_path: Path) -> N
             expect(state_of(tab.page)).to_have_text("running", timeout=PATIENCE_MS)
     finally:
         job.end()
+
+
+@pytest.mark.servers
+def test_the_pictures_of_the_documentation_can_be_made_anew(tmp_path: Path) -> None:
+    if find_chromium() is None:
+        pytest.skip(MISSING)
+    make_pictures(tmp_path, runs_s=6)
+    kept = REPOSITORY / "docs" / "images"
+    for name in PICTURES:
+        assert (tmp_path / name).read_bytes()[:8] == (kept / name).read_bytes()[:8]
+        assert 10_000 < (tmp_path / name).stat().st_size < 250_000
