@@ -122,7 +122,7 @@ def look_from_terminal(storage: str) -> None:
     assert len(sinks) == 2, text
     status, text = run_top("payments", storage, "--json")
     now = json.loads(text)
-    assert (status, now["state"], len(now["slots"])) == (0, "running", 2)
+    assert (status, now["state"], len(now["slots"])) == (0, "running", 1)
     status, text = run_top("refunds", storage)
     assert (status, text.split()[:2]) == (3, ["refunds", "finished"])
     status, text = run_top("nothing", storage)

@@ -1,6 +1,6 @@
 """A job to look at in a browser, in a process of its own: it runs until it is stopped.
 
-    python -m tests.support.page_job DIRECTORY [--port P] [--rows-per-second R]
+    python -m tests.support.page_job DIRECTORY [--port P] [--rows-per-second R] [--parallelism N]
 
 While DIRECTORY/mistake is there, the user's function raises, so the job restarts again and again.
 """
@@ -37,12 +37,12 @@ def check_currency(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def build(directory: Path, port: int, rows_per_s: int) -> Pipeline:
+def build(directory: Path, port: int, rows_per_s: int, parallelism: int) -> Pipeline:
     """Return payments, checked, with the balance after each, and a raw copy in files."""
     pipeline = Pipeline(
         LocalProcesses(),
         name="payments",
-        parallelism=2,
+        parallelism=parallelism,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval="500 ms"),
         restart=FixedDelay(attempts=1_000, delay_s=1.0),
         settings=RuntimeSettings(heartbeat_interval_s=0.5, heartbeat_timeout_s=10),
@@ -70,9 +70,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rows-per-second", type=int, default=ROWS_PER_S)
+    parser.add_argument("--parallelism", type=int, default=2)
     arguments = parser.parse_args()
     os.environ["PAGE_JOB_MISTAKE"] = str(arguments.directory / "mistake")
-    build(arguments.directory, arguments.port, arguments.rows_per_second).run()
+    pipeline = build(
+        arguments.directory, arguments.port, arguments.rows_per_second, arguments.parallelism
+    )
+    pipeline.run()
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ START_TIMEOUT_S = 90.0
 class PageJobProcess(DriverProcess):
     """Runs the job at one port; started again, it listens there again, with another token."""
 
-    def __init__(self, directory: Path, rows_per_s: int = 200) -> None:
-        """Describe it; `start` runs it."""
+    def __init__(self, directory: Path, rows_per_s: int = 100, parallelism: int = 1) -> None:
+        """Describe it; `start` runs it. By default it takes little of the processor."""
         super().__init__(directory)
         self._rows_per_s = rows_per_s
+        self._parallelism = parallelism
         self._directory = directory
         self.storage = str(directory / "checkpoints")
         self._port = free_port()
@@ -34,6 +35,7 @@ class PageJobProcess(DriverProcess):
         if self.starts == 0 or self.exit_status is not None:
             arguments = [str(self._directory), "--port", str(self._port)]
             arguments += ["--rows-per-second", str(self._rows_per_s)]
+            arguments += ["--parallelism", str(self._parallelism)]
             self.launch("tests.support.page_job", arguments, {})
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._has_completed_a_checkpoint():

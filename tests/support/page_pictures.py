@@ -29,7 +29,7 @@ PICTURES = ("page-light.png", "page-dark.png", "page-proof.png")
 def make_pictures(directory: Path, runs_s: float = RUNS_S) -> None:
     """Write the pictures; takes `runs_s` and the time that a job needs to start and restart."""
     with tempfile.TemporaryDirectory() as scratch, start_chromium() as browser:
-        job = PageJobProcess(Path(scratch), rows_per_s=2_000)
+        job = PageJobProcess(Path(scratch), rows_per_s=2_000, parallelism=2)
         try:
             job.start()
             time.sleep(runs_s / 3)
