@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -24,7 +23,7 @@ from onceflow.core.runtime.cluster.process_host import (
 Main = Callable[[Sequence[str]], None]
 
 _host = ProcessHost()
-atexit.register(_host.close)
+_host.close_at_exit()
 
 
 class Attempt:

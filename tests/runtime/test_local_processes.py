@@ -162,3 +162,12 @@ def test_slots_are_where_their_driver_is_without_spark_and_end_when_it_is_killed
         driver.wait()
         driver.stdout.close()
     assert eventually(lambda: not any(map(is_alive, [*pids, *hosts])), 90)
+
+
+def test_a_program_that_ends_leaves_nothing_unclosed() -> None:
+    """Not the process that would have forked its slots, which is importing everything yet."""
+    program = "from onceflow import LocalProcesses; LocalProcesses().check(1)"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -186,14 +186,18 @@ _HOSTS_LOCK = threading.Lock()
 
 def fork_own_host() -> None:
     """Let this process's slots be forks of it as it is now; it must have a single thread."""
-    _HOSTS[:] = [ProcessHost.fork()]
+    host = ProcessHost.fork()
+    host.close_at_exit()
+    _HOSTS[:] = [host]
 
 
 def _host() -> ProcessHost:
     """Return what starts this process's slots: one for all jobs, as long as the process lives."""
     with _HOSTS_LOCK:
         if not _HOSTS:
-            _HOSTS.append(ProcessHost())
+            host = ProcessHost()
+            host.close_at_exit()
+            _HOSTS.append(host)
         return _HOSTS[0]
 
 
