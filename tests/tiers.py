@@ -78,6 +78,12 @@ SIBLINGS = (
     "tests/runtime/test_settings_change.py::test_a_key_of_another_type_is_refused_at_the_start_and_begins_anew_where_allowed[heap",
     "tests/runtime/test_state_changes.py::test_renamed_state_is_refused_by_name_and_dropped_alone_where_allowed[heap",
     "tests/runtime/test_windows.py::test_windows_come_out_once_through_kills_and_rescaling[tumbling",
+    # MariaDB's twins of what is shown on MySQL.
+    "tests/integration/test_mysql_durability.py::test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it[EmbeddedMariaDB",
+    "tests/integration/test_mysql_durability.py::test_doctor_says_which_crash_is_not_covered[EmbeddedMariaDB",
+    "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through_is_known[EmbeddedMariaDB",
+    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",
+    "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target[EmbeddedMariaDB",
     # The same mistake in another function of the program.
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
@@ -88,6 +94,7 @@ SIBLINGS = (
     "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[copy_object",
     "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[/staged/",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[producing@3",
+    "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMySQL-ledger",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[offset@2",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[record@2",
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[flushed-postgres",

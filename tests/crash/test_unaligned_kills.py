@@ -28,14 +28,16 @@ SLOT_POINTS = (*(point for point in CRASH_POINTS if point != "logged"), *OVERTAK
 @pytest.mark.parametrize(
     ("backend", "commit_mode", "points", "parallelisms", "kills", "trickle_s"),
     [
-        pytest.param("heap", "two_phase", ("overtaken", "prepared", "replayed"), (2, 3), 0, 0.1),
+        pytest.param(
+            *("heap", "two_phase", ("overtaken", "prepared", "replayed"), (2, 3), 0, 0.1),
+            marks=pytest.mark.servers,
+        ),
         *(
             pytest.param(backend, mode, SLOT_POINTS, (2, 3, 1), 3, 0.8, marks=pytest.mark.slow)
             for backend, mode in (("heap", "two_phase"), ("rocksdb", "ledger"))
         ),
     ],
 )
-@pytest.mark.only_proof
 def test_slots_killed_while_barriers_overtake_leave_every_row_once_through_rescaling(
     ledger_driver: LedgerDriver,
     ledger_spec: LedgerSpec,

@@ -45,7 +45,7 @@ def _forgets_when_killed(server: EmbeddedMariaDB) -> bool:
     url = server.database_url("bank")
     query(url, "CREATE TABLE IF NOT EXISTS kept (id bigint PRIMARY KEY)", "DELETE FROM kept")
     query(url, "DO SLEEP(2)")
-    for number in range(5):
+    for number in range(3):
         connection = connect(url)
         with connection.cursor() as cursor:
             cursor.execute(f"INSERT INTO kept VALUES ({number})")

@@ -31,7 +31,7 @@ from onceflow.core.api.pipeline import Job
 from onceflow.core.runtime.dataflow.channels import decode_batches
 from onceflow.core.state import StateBackend
 
-SOURCE = CountingSource(12_000, splits_count=3, batch_rows=20)
+SOURCE = CountingSource(6_000, splits_count=3, batch_rows=20)
 CHANNEL_BATCHES = 4
 
 
@@ -46,7 +46,7 @@ def held_up(
     ignore_in_flight_of: int | None = None,
     uid: str = "seen",
     source: CountingSource = SOURCE,
-    pause_s: float = 0.02,
+    pause_s: float = 0.04,
     retained: int = 1,
 ) -> tuple[Pipeline, ThrottledSink]:
     """Build source -> running balance -> count by another key -> a slow sink."""
