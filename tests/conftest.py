@@ -10,7 +10,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.budget import DearFirst, Recorder
@@ -22,6 +22,7 @@ from onceflow.core.crash_points import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.sharing import KeepServersTogether
     from tests.support.clusters import AnyCluster
     from tests.support.servers.s3 import EmbeddedS3, S3Factory
 
@@ -52,6 +53,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(DearFirst())
     elif config.getoption("record_durations"):
         config.pluginmanager.register(Recorder())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeepServersTogether | None:
+    """Keep tests that need a server where it runs, in a run of several processes."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from tests.sharing import KeepServersTogether
+
+    return KeepServersTogether(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
