@@ -33,7 +33,12 @@ from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.setting_values import choice_of
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.effective_settings import EffectiveSetting, list_effective
-from onceflow.core.settings.pipeline_settings import Checkpointing, Endpoint, RuntimeSettings
+from onceflow.core.settings.pipeline_settings import (
+    Checkpointing,
+    Endpoint,
+    Metrics,
+    RuntimeSettings,
+)
 from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.connector import Finding
 from onceflow.core.state import StateBackend
@@ -279,7 +284,8 @@ class Pipeline:
     `listeners` are told of every event of the job from its start on; see `Job.add_listener`.
 
     `endpoint` says where the driver answers `onceflow status`, `savepoint`, `stop` and the like,
-    for as long as it owns the job; None: nowhere.
+    for as long as it owns the job; None: nowhere. `metrics` says where Prometheus finds the job's
+    metrics besides.
 
     What is left open is as `config` says, a file of settings or a loaded `Configuration`; default:
     the file that ONCEFLOW_CONFIG names, and the environment. `state_backend` may be a name.
@@ -300,6 +306,7 @@ class Pipeline:
         allow_non_restored_state: bool | None = None,
         listeners: Sequence[JobListener] = (),
         endpoint: Endpoint | Literal["loopback"] | None = "loopback",
+        metrics: Metrics | None = None,
         config: Configuration | str | PathLike[str] | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
@@ -329,6 +336,7 @@ class Pipeline:
                 "state_backend": state_backend,
                 "restart": restart,
                 "endpoint": "none" if endpoint is None else asked_endpoint,
+                "metrics": metrics,
             },
         )
         self.name = name
@@ -352,6 +360,7 @@ class Pipeline:
             if endpoint == "loopback"
             else configured.endpoint_unless(endpoint)
         )
+        self._metrics = configured.metrics(metrics)
         self._graph = GraphBuilder(name)
 
     def read(
@@ -495,6 +504,7 @@ class Pipeline:
             ),
             listeners=self._listeners,
             endpoint=self._endpoint,
+            metrics=self._metrics,
             shown_settings=self._shown_settings,
             restore=restore,
         )

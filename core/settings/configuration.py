@@ -30,6 +30,7 @@ from onceflow.core.settings.options import OPTIONS, RESTART, Kind, Option, Value
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
+    Metrics,
     RuntimeSettings,
     TlsFiles,
 )
@@ -67,6 +68,7 @@ _SECTIONS = tuple(variable_of(f"{one.name.partition('.')[0]}.") for one in OPTIO
 _OWN_SECTIONS = (
     "checkpointing.",
     "endpoint.",
+    "metrics.prometheus.",
     "restore.",
     "runtime.",
     "state_backend.",
@@ -212,6 +214,7 @@ class Configuration:
         self.state_backend(None)
         self.restart(None)
         self.endpoint()
+        self.metrics(None)
 
     # --- what they make ---------------------------------------------------------------------------
 
@@ -335,6 +338,19 @@ class Configuration:
             return Endpoint(tls=TlsFiles(*tls) if all(tls) else None, **values)
         except ConfigError as error:
             raise ConfigError(f"{error}: {self._describe_set('endpoint.')}") from None
+
+    def metrics(self, given: Metrics | None) -> Metrics:
+        """Return `given`, or what is configured; the command line is stronger than both.
+
+        Raises:
+            ConfigError: A value is bad.
+        """
+        if given is not None and not self.is_forced("metrics"):
+            return given
+        try:
+            return Metrics(**self._fields("metrics."))
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._describe_set('metrics.')}") from None
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from onceflow.core.setting_values import seconds_of
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
+    Metrics,
     RuntimeSettings,
     TlsFiles,
 )
@@ -547,4 +548,7 @@ OPTIONS: tuple[Option, ...] = (
     _option("endpoint.certificate", _T, TlsFiles),
     _option("endpoint.key", _T, TlsFiles),
     _option("endpoint.authority", _T, TlsFiles),
+    _option("metrics.prometheus.bind", _T, Metrics, target="prometheus_bind"),
+    _option("metrics.subtasks_max", _C, Metrics),
+    _option("metrics.splits_max", _C, Metrics),
 )

@@ -210,6 +210,46 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where Prometheus finds a job's metrics, besides `/metrics` of the driver's endpoint.
+
+    Metrics need the extra `onceflow[metrics]` on the driver. They hold no secret: names of jobs,
+    operators and splits, and numbers.
+    """
+
+    prometheus_bind: str | None = None
+    """`host:port` at which the driver shows `/metrics` to everyone, without a token; None: nowhere.
+    Jobs of one process may name the same."""
+    subtasks_max: int = 200
+    """Up to how many subtasks have series of their own; more of them are summed up by chain."""
+    splits_max: int = 200
+    """Up to how many splits of a source have a lag of their own; more of them are summed up."""
+
+    def __post_init__(self) -> None:
+        self.parse_bind()
+        for name in ("subtasks_max", "splits_max"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"Metrics: {name}={getattr(self, name)} must be 0 or more")
+
+    def parse_bind(self) -> tuple[str, int] | None:
+        """Return host and port of `prometheus_bind`.
+
+        Raises:
+            ConfigError: It is no address with a port.
+        """
+        if self.prometheus_bind is None:
+            return None
+        host, colon, port = self.prometheus_bind.rpartition(":")
+        is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535
+        if not colon or not host or not is_port:
+            raise ConfigError(
+                f"Metrics: prometheus_bind={self.prometheus_bind!r} is not host:port, with a port"
+                " in 1-65535: write 127.0.0.1:9249, or 0.0.0.0:9249 for every address"
+            )
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 @_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         Checkpointing,
         Delivery,
         Endpoint,
+        Metrics,
         RuntimeSettings,
         TlsFiles,
     )
@@ -145,7 +146,7 @@ else:
         {
             "onceflow.core.api.broadcast_stream": "BroadcastStream",
             "onceflow.core.settings.pipeline_settings": (
-                "Checkpointing Delivery Endpoint RuntimeSettings TlsFiles"
+                "Checkpointing Delivery Endpoint Metrics RuntimeSettings TlsFiles"
             ),
             "onceflow.core.settings.configuration": "Configuration",
             "onceflow.core.api.connected_streams": "KeyedConnectedStreams WindowedConnectedStreams",
@@ -261,6 +262,7 @@ __all__ = [
     "MapState",
     "MapStateDescriptor",
     "MemoryStorage",
+    "Metrics",
     "Moment",
     "Namespace",
     "NoRestart",

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ from onceflow.core.runtime.driver.job_views import (
     describe_stored,
     prove_sinks,
 )
+from onceflow.core.runtime.driver.metrics_server import ShownMetrics
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
@@ -83,6 +84,8 @@ from onceflow.core.runtime.events.job_events import (
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.messages import fingerprint_of
+from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
+from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickle_program
 from onceflow.core.runtime.transport.control_plane import ControlServer
@@ -97,6 +100,7 @@ from onceflow.core.settings.effective_settings import EffectiveSetting
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
+    Metrics,
     RuntimeSettings,
     TlsFiles,
 )
@@ -129,6 +133,8 @@ class JobPlan:
     """Whether restored state that no operator takes is dropped; it is refused otherwise."""
     endpoint: Endpoint | None = None
     """Where the job can be asked; None: nowhere."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Where Prometheus finds what the job measures, besides the endpoint."""
     restore: RestoreFrom | None = None
     """The savepoint that the job is to begin from."""
     shown_settings: tuple[EffectiveSetting, ...] = ()
@@ -163,7 +169,14 @@ class JobDriver:
             )
         )
         self._recorder = RunRecorder(self._storage)
-        self._tracker = StatusTracker(plan.name, plan.listeners)
+        if plan.metrics.prometheus_bind is not None:
+            require_prometheus()
+        self._metrics = JobMetrics(
+            plan.checkpointing.settings().interval_s,
+            SeriesLimits(plan.metrics.subtasks_max, plan.metrics.splits_max),
+        )
+        self._tracker = StatusTracker(plan.name, plan.listeners, self._metrics.on_event)
+        self._shown_metrics = ShownMetrics(plan.metrics, plan.name, self.measure)
         self._endpoint = (
             None
             if plan.endpoint is None
@@ -209,6 +222,10 @@ class JobDriver:
     def status(self) -> JobStatus:
         """Return the job as of now. Any thread."""
         return self._tracker.status
+
+    def measure(self) -> Measured:
+        """Return what the job has measured up to now. Any thread."""
+        return Measured.of_job(self._plan.name, self._metrics.collect())
 
     def add_listener(self, listener: JobListener) -> None:
         """Tell `listener` of every event from now on. Any thread."""
@@ -319,6 +336,7 @@ class JobDriver:
             self._recorder.end(ended.state, ended.attempt, ended.last_error)
             if self._endpoint is not None:
                 self._endpoint.close()
+            self._shown_metrics.hide()
             self._ended.set()
 
     def _finish_cancelled(self) -> JobEnded:
@@ -395,6 +413,7 @@ class JobDriver:
         self._recorder.begin()
         if self._endpoint is not None:
             self._endpoint.serve()
+        self._shown_metrics.show()
         for _, source in plan.graph.sources():
             source.validate()
         log = self._log = self._agree_with_targets(log)

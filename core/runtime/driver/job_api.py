@@ -1,6 +1,7 @@
 """What the driver answers over HTTP: JSON in, JSON out.
 
     GET  /  /page/*                      the page; the one thing that needs no token
+    GET  /metrics                        for Prometheus; see core/runtime/metrics
     GET  /v1/about                       what answers here
     GET  /v1/overview  /v1/timeline  /v1/history?before=N&limit=M  /v1/graph  /v1/settings
     GET  /v1/stored                      checkpoints and savepoints in storage, read now
@@ -46,6 +47,7 @@ from onceflow.core.runtime.driver.job_views import (
     describe_now,
     describe_timeline,
 )
+from onceflow.core.runtime.driver.metrics_server import METRICS_PATH, answer_scrape
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, parse_keys
 from onceflow.core.runtime.driver.web_page import (
@@ -57,6 +59,7 @@ from onceflow.core.runtime.driver.web_page import (
 from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 INSTANCE_HEADER = "Onceflow-Instance"
@@ -74,6 +77,10 @@ class ControlledJob(Protocol):
 
     def status(self) -> JobStatus:
         """Return the job as of now."""
+        ...
+
+    def measure(self) -> Measured:
+        """Return what the job has measured up to now."""
         ...
 
     def request(self, kind: CheckpointKind) -> None:
@@ -217,6 +224,8 @@ class JobApi:
         target = urlsplit(request.target)
         if self._page.has(target.path):
             return self._page.answer(request)
+        if target.path == METRICS_PATH:
+            return self._scrape(request)
         path, query = unquote(target.path).rstrip("/"), target.query
         name = path.removeprefix("/v1/")
         if name.startswith("operations/"):
@@ -254,6 +263,14 @@ class JobApi:
         if (state := self._job.status().state).ended:
             raise _Refused(HTTPStatus.CONFLICT, f"the job has {state.value}")
         return self._respond(HTTPStatus.ACCEPTED, asks[name](request.body or b"{}"))
+
+    def _scrape(self, request: Request) -> Response:
+        if request.method != "GET":
+            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{METRICS_PATH} takes GET")
+        try:
+            return answer_scrape([self._job.measure()], request)
+        except ConfigError as error:
+            raise _Refused(HTTPStatus.NOT_IMPLEMENTED, str(error)) from error
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -32,8 +32,18 @@ END_TIMEOUT_S = 5.0
 class StatusTracker:
     """The only one who knows a job's status; any thread may publish, read and listen."""
 
-    def __init__(self, job: str, listeners: Iterable[JobListener] = ()) -> None:
+    def __init__(
+        self,
+        job: str,
+        listeners: Iterable[JobListener] = (),
+        count: JobListener = lambda _event, _status: None,
+    ) -> None:
+        """Take listeners, and `count`, which sees every event before the job goes on.
+
+        `count` misses nothing, so it must be quick, wait for nothing and raise nothing.
+        """
         self._lock = threading.Lock()
+        self._count = count
         self._status = JobStatus(job)
         self._feeds: list[_Feed] = []
         for listener in listeners:
@@ -49,6 +59,7 @@ class StatusTracker:
         with self._lock:
             before = self._status
             self._status = apply(before, event)
+            self._count(event, self._status)
             for feed in self._feeds:
                 feed.offer(event, self._status)
         for one in self._status.dropped_state[len(before.dropped_state) :]:

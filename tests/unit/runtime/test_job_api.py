@@ -21,6 +21,8 @@ from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.driver.state_lookup import StateAnswer
 from onceflow.core.runtime.events.job_events import CheckpointTriggered, JobEnded, JobStarted
 from onceflow.core.runtime.events.status import JobStatus, apply
+from onceflow.core.runtime.metrics.exposition import Measured
+from onceflow.core.runtime.metrics.job_metrics import JobMetrics
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 TOKEN, INSTANCE = "the token", "this one"
@@ -34,9 +36,13 @@ class Job:
     now: JobStatus = field(default_factory=lambda: apply(JobStatus("ledger"), JobStarted()))
     asked: list[object] = field(default_factory=list[object])
     done: Future[str] = field(default_factory=Future[str])
+    metrics: JobMetrics = field(default_factory=JobMetrics)
 
     def status(self) -> JobStatus:
         return self.now
+
+    def measure(self) -> Measured:
+        return Measured.of_job("ledger", self.metrics.collect())
 
     def request(self, kind: CheckpointKind) -> None:
         self.asked.append(kind)

@@ -1,0 +1,146 @@
+"""An address of its own for Prometheus: `/metrics` without a token, for every job of the process.
+
+Jobs that are set to one address share its server: a program with several pipelines has one port to
+scrape, and each sample names its job. What is shown holds no secret: names of jobs, operators and
+splits, and numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import msgspec
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.driver.http_server import HttpServer, Request, Response
+from onceflow.core.runtime.metrics.exposition import Measured, expose
+from onceflow.core.settings.pipeline_settings import Metrics
+
+_log = logging.getLogger("onceflow.metrics")
+
+METRICS_PATH = "/metrics"
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def answer_scrape(measured: Iterable[Measured], request: Request) -> Response:
+    """Return the answer to `GET /metrics`.
+
+    Raises:
+        ConfigError: `prometheus-client` is not installed.
+    """
+    shown = expose(measured, request.headers.get("accept", ""))
+    headers = {**_HEADERS, "Content-Type": shown.content_type}
+    return Response(HTTPStatus.OK, shown.body, headers)
+
+
+class MetricsApi:
+    """What is answered at the address of its own. Any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: dict[object, Callable[[], Measured]] = {}
+
+    def add(self, key: object, measure: Callable[[], Measured]) -> None:
+        """Show what `measure` returns, at every scrape."""
+        with self._lock:
+            self._shown[key] = measure
+
+    def remove(self, key: object) -> bool:
+        """Show it no more; return whether nothing else is shown."""
+        with self._lock:
+            self._shown.pop(key, None)
+            return not self._shown
+
+    def refuse(self, head: Request) -> Response | None:
+        """Refuse what is no reading of a known path."""
+        path = urlsplit(head.target).path
+        if path != METRICS_PATH:
+            known = f"there is no {path[:100]} here; see {METRICS_PATH}"
+            return self.explain(HTTPStatus.NOT_FOUND, known)
+        if head.method != "GET":
+            refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is taken here")
+            return Response(refused.status, refused.body, {**refused.headers, "Allow": "GET"})
+        return None
+
+    def answer(self, request: Request) -> Response:
+        """Answer one scrape."""
+        with self._lock:
+            shown = tuple(self._shown.values())
+        try:
+            return answer_scrape([measure() for measure in shown], request)
+        except ConfigError as error:
+            return self.explain(HTTPStatus.NOT_IMPLEMENTED, str(error))
+
+    def explain(self, status: HTTPStatus, reason: str) -> Response:
+        """Return an answer that says what is wrong with a request."""
+        headers = {**_HEADERS, "Content-Type": "application/json"}
+        return Response(status, msgspec.json.encode({"error": reason}), headers)
+
+
+class _SharedServer:
+    """The server of one address; `_LOCK` guards it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.api = MetricsApi()
+        self._server = HttpServer(host, port, self.api)
+        self._server.start(f"metrics at {host}:{port}")
+
+    def close(self) -> None:
+        """Stop to answer."""
+        self._server.close()
+
+
+_LOCK = threading.Lock()
+_SERVERS: dict[tuple[str, int], _SharedServer] = {}
+
+
+class ShownMetrics:
+    """One job at its address of its own. `show` and `hide` on the job's thread."""
+
+    def __init__(self, settings: Metrics, job: str, measure: Callable[[], Measured]) -> None:
+        self._address = settings.parse_bind()
+        self._job = job
+        self._measure = measure
+        self._thread: threading.Thread | None = None
+        self._hidden = False
+
+    def show(self) -> None:
+        """Begin to answer, on other threads; does nothing when it has begun, or has no address."""
+        if self._thread is None and self._address is not None:
+            name = f"metrics of job {self._job}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def hide(self) -> None:
+        """Show the job no more; the address is free once no job is shown there. Safe to repeat."""
+        with _LOCK:
+            self._hidden = True
+            server = _SERVERS.get(self._address) if self._address else None
+            if server is None or not server.api.remove(self) or self._address is None:
+                return
+            del _SERVERS[self._address]
+        server.close()
+
+    def _run(self) -> None:
+        assert self._address is not None
+        try:
+            with _LOCK:
+                if self._hidden:
+                    return
+                if (server := _SERVERS.get(self._address)) is None:
+                    server = _SERVERS[self._address] = _SharedServer(*self._address)
+                server.api.add(self, self._measure)
+        except OSError as error:
+            host, port = self._address
+            _log.warning(
+                "metrics.prometheus.bind: nothing can be shown at %s:%d: %s; job %s runs all the"
+                " same, and its endpoint has /metrics, too",
+                host,
+                port,
+                error,
+                self._job,
+            )

@@ -1,0 +1,1 @@
+"""What a job measures, under the names that Prometheus scrapes."""

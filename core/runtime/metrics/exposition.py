@@ -1,0 +1,120 @@
+"""Metrics as Prometheus reads them: its text format, or OpenMetrics for who asks for that.
+
+`prometheus-client` writes both, and is imported only here: an extra brings it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.metrics.catalogue import CATALOGUE, JOB_LABEL, Metric, MetricType
+from onceflow.core.runtime.metrics.histogram import HistogramValue
+from onceflow.core.runtime.metrics.job_metrics import Family, Value
+
+NEEDED = (
+    "metrics are written for Prometheus by an extra: pip install '/path/to/onceflow[metrics]' on"
+    " the driver"
+)
+_POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumerate(CATALOGUE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one job, or one query, has measured, and the labels of all its samples."""
+
+    families: Sequence[Family]
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of_job(cls, job: str, families: Sequence[Family]) -> Measured:
+        """Return what job `job` has measured."""
+        return cls(families, {JOB_LABEL: job})
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """The answer to a scrape."""
+
+    body: bytes
+    content_type: str
+
+
+def require_prometheus() -> None:
+    """Raise ConfigError unless `prometheus-client` is installed."""
+    try:
+        importlib.import_module("prometheus_client")
+    except ImportError as error:
+        raise ConfigError(NEEDED) from error
+
+
+def expose(measured: Iterable[Measured], accept: str) -> Exposition:
+    """Return `measured` in the format that the header `accept` prefers.
+
+    Raises:
+        ConfigError: `prometheus-client` is not installed; names the extra.
+    """
+    require_prometheus()
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(tuple(measured)))
+    encode: Callable[[Any], bytes]
+    content_type: str
+    encode, content_type = choose_encoder(accept)
+    return Exposition(encode(registry), content_type)
+
+
+class _Collector:
+    """What prometheus-client calls for the samples of one scrape."""
+
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        self._measured = measured
+
+    def collect(self) -> Iterator[Any]:
+        """Yield each metric once, with the samples of every job, in the catalogue's order."""
+        by_metric: dict[str, list[tuple[Measured, Family]]] = {}
+        for one in self._measured:
+            for family in one.families:
+                by_metric.setdefault(family.metric.name, []).append((one, family))
+        last = len(_POSITIONS)
+        for name in sorted(by_metric, key=lambda name: (_POSITIONS.get(name, last), name)):
+            parts = by_metric[name]
+            if any(family.samples for _, family in parts):
+                yield _to_library(parts[0][1].metric, parts)
+
+
+def _to_library(metric: Metric, parts: Sequence[tuple[Measured, Family]]) -> Any:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    library = {
+        MetricType.COUNTER: CounterMetricFamily,
+        MetricType.GAUGE: GaugeMetricFamily,
+        MetricType.HISTOGRAM: HistogramMetricFamily,
+    }[metric.type]
+    common = tuple(dict.fromkeys(name for measured, _ in parts for name in measured.labels))
+    written: Any = library(metric.name, metric.help, labels=(*common, *metric.labels))
+    for measured, family in parts:
+        values = tuple(measured.labels.get(name, "") for name in common)
+        for labels, value in family.samples:
+            _add(written, (*values, *labels), value)
+    return written
+
+
+def _add(written: Any, labels: tuple[str, ...], value: Value) -> None:
+    if isinstance(value, HistogramValue):
+        cumulated, count = list[tuple[str, int]](), 0
+        for bound, inside in zip((*value.bounds, "+Inf"), value.counts, strict=True):
+            count += inside
+            cumulated.append((str(bound), count))
+        written.add_metric(labels, cumulated, value.total)
+    else:
+        written.add_metric(labels, value)

@@ -1,0 +1,48 @@
+"""Values sorted into buckets, as Prometheus and OpenTelemetry want them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramValue:
+    """A histogram as of now. `counts[i]` values are <= `bounds[i]`; the last is of the rest."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    """One a bucket, not summed up: len(counts) == len(bounds) + 1."""
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Counts values. Its owner serializes the calls."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count `value`."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count what another histogram of the same bounds has counted."""
+        for index, count in enumerate(counts):
+            self._counts[index] += count
+        self._total += total
+
+    def value(self) -> HistogramValue:
+        """Return what was counted up to now."""
+        return HistogramValue(self._bounds, tuple(self._counts), self._total)

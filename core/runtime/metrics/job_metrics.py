@@ -1,0 +1,368 @@
+"""What one job measures: its events, counted over all attempts of one driver.
+
+Slots count from zero in each attempt and report by heartbeats. Here the differences add up, so a
+counter goes on over restarts. What a slot did between its last heartbeat and its loss is missing.
+
+Bounds: series of subtasks and slots <= subtasks_max, of splits <= splits_max a source. Above that
+there is one series a chain, or a source, and none a slot. Reasons of restarts <= REASONS_MAX.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.runtime.events.job_events import (
+    AttemptBegan,
+    AttemptEnded,
+    CheckpointCompleted,
+    JobEvent,
+    JobRestarting,
+    JobState,
+    LeftoversAborted,
+    RecoveredSink,
+    SavepointCompleted,
+    SinksRecovered,
+    SlotReported,
+    SubtaskCommitted,
+)
+from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
+from onceflow.core.runtime.metrics import catalogue
+from onceflow.core.runtime.metrics.catalogue import Metric
+from onceflow.core.runtime.metrics.histogram import Histogram, HistogramValue
+from onceflow.core.spi import SplitOffsets
+
+REASONS_MAX = 20
+"""Different classes of errors that have a series of their own; others are `other`."""
+
+_log = logging.getLogger("onceflow.metrics")
+
+Value: TypeAlias = float | HistogramValue
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its samples: values of its labels, and the value.
+
+    An empty value stands for a label that the sample does not have.
+    """
+
+    metric: Metric
+    samples: tuple[tuple[tuple[str, ...], Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesLimits:
+    """Up to how many subtasks, and splits of a source, have series of their own."""
+
+    subtasks_max: int = 200
+    splits_max: int = 200
+
+
+@dataclass(slots=True)
+class _SubtaskTotal:
+    records_in: int = 0
+    records_out: int = 0
+    busy_s: float = 0.0
+    backpressured_s: float = 0.0
+    cpu_s: float = 0.0
+    rejected: int = 0
+
+    def add(self, before: SubtaskMetrics | None, now: SubtaskMetrics) -> None:
+        """Add what was done since `before`; None: since the subtask began."""
+        for name in _SUBTASK_FIELDS:
+            earlier = getattr(before, name) if before else 0
+            setattr(self, name, getattr(self, name) + max(0, getattr(now, name) - earlier))
+
+
+@dataclass(slots=True)
+class _SinkTotal:
+    rows_committed: int = 0
+    committed: int = 0
+    aborted: int = 0
+    retried: int = 0
+    rows_rejected: int = 0
+
+    def add(self, before: SinkMetrics | None, now: SinkMetrics) -> None:
+        """Add what was done since `before`; None: since the subtask began."""
+        for name in ("rows_committed", "committed", "retried", "rows_rejected"):
+            earlier = getattr(before, name) if before else 0
+            setattr(self, name, getattr(self, name) + max(0, getattr(now, name) - earlier))
+
+    def add_recovered(self, sink: RecoveredSink) -> None:
+        """Add what recovery did."""
+        self.rows_committed += sink.rows_committed
+        self.committed += sink.committed
+        self.aborted += sink.aborted
+
+
+_SUBTASK_FIELDS = tuple(field.name for field in fields(_SubtaskTotal))
+_SUBTASK_COUNTERS: Mapping[str, Metric] = {
+    "records_in": catalogue.SUBTASK_RECORDS_IN,
+    "records_out": catalogue.SUBTASK_RECORDS_OUT,
+    "busy_s": catalogue.SUBTASK_BUSY,
+    "backpressured_s": catalogue.SUBTASK_BACKPRESSURED,
+    "cpu_s": catalogue.SUBTASK_CPU,
+}
+_SINK_COUNTERS: Mapping[str, Metric] = {
+    "rows_committed": catalogue.SINK_ROWS,
+    "committed": catalogue.SINK_COMMITS,
+    "aborted": catalogue.SINK_ABORTS,
+    "retried": catalogue.SINK_RETRIES,
+    "rows_rejected": catalogue.SINK_REJECTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _InDoubt:
+    """What a failed attempt has left prepared."""
+
+    transactions: int
+    since_s: float
+    """Since when, of `time.monotonic`, the oldest has been prepared."""
+
+
+class JobMetrics:
+    """Takes every event of a job, in order, from any thread; any thread collects."""
+
+    def __init__(self, interval_s: float | None = None, limits: SeriesLimits | None = None) -> None:
+        """Take the interval of checkpoints; None: there is none."""
+        self._interval_s = interval_s
+        self._limits = limits or SeriesLimits()
+        self._lock = threading.Lock()
+        self._status: JobStatus | None = None
+        self._attempts = 0
+        self._restarts: Counter[str] = Counter()
+        self._savepoints = 0
+        self._uploaded_bytes = 0
+        self._last_decided_s: float | None = None
+        self._durations: dict[tuple[str, str], Histogram] = {}
+        self._uncommitted: set[int] = set()
+        """Completed checkpoints whose commits are not known to have ended."""
+        self._subtasks: dict[SubtaskRef, _SubtaskTotal] = {}
+        self._sinks: dict[str, _SinkTotal] = {}
+        self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
+        self._last_sinks: dict[tuple[str, int], SinkMetrics] = {}
+        self._in_doubt: dict[str, _InDoubt] = {}
+        self._fails = False
+
+    def on_event(self, event: JobEvent, status: JobStatus) -> None:
+        """Count one event. Called before the job goes on, so it raises nothing and never waits."""
+        try:
+            with self._lock:
+                self._status = status
+                self._take(event, status)
+        except Exception:
+            if not self._fails:
+                _log.exception("metrics of job %s miss %s", status.job, type(event).__name__)
+            self._fails = True
+
+    def collect(self) -> tuple[Family, ...]:
+        """Return every metric as of now."""
+        with self._lock:
+            status = self._status
+            if status is None:
+                return ()
+            counted = (*self._collect_job(), *self._collect_subtasks(), *self._collect_sinks())
+        return (*counted, *self._collect_gauges(status))
+
+    # --- events: under the lock -----------------------------------------------------------------
+
+    def _take(self, event: JobEvent, status: JobStatus) -> None:
+        if isinstance(event, SlotReported):
+            self._add_report(event)
+        elif isinstance(event, SubtaskCommitted):
+            self._observe_commits(status)
+        elif isinstance(event, CheckpointCompleted):
+            self._observe_checkpoint(event, status)
+        elif isinstance(event, SavepointCompleted):
+            self._savepoints += 1
+        elif isinstance(event, AttemptBegan):
+            self._attempts += 1
+            self._last_subtasks.clear()
+            self._last_sinks.clear()
+            self._uncommitted.clear()
+        elif isinstance(event, AttemptEnded) and event.error:
+            self._note_in_doubt(status, event.at.monotonic_s)
+        elif isinstance(event, JobRestarting):
+            self._restarts[self._to_reason(event.error)] += 1
+        elif isinstance(event, SinksRecovered):
+            self._in_doubt.clear()
+            self._add_recovered(event.sinks)
+        elif isinstance(event, LeftoversAborted):
+            self._add_recovered(event.sinks)
+
+    def _to_reason(self, error: str) -> str:
+        name = error.partition(":")[0].strip()
+        known = name in self._restarts or len(self._restarts) < REASONS_MAX
+        return name if known and name.isidentifier() else "other"
+
+    def _add_report(self, report: SlotReported) -> None:
+        for metrics in report.subtasks:
+            total = self._subtasks.setdefault(metrics.subtask, _SubtaskTotal())
+            total.add(self._last_subtasks.get(metrics.subtask), metrics)
+            self._last_subtasks[metrics.subtask] = metrics
+        for sink in report.sinks:
+            writer = (sink.uid, sink.subtask)
+            sum_of_sink = self._sinks.setdefault(sink.uid, _SinkTotal())
+            sum_of_sink.add(self._last_sinks.get(writer), sink)
+            self._last_sinks[writer] = sink
+
+    def _add_recovered(self, sinks: Iterable[RecoveredSink]) -> None:
+        for sink in sinks:
+            self._sinks.setdefault(sink.uid, _SinkTotal()).add_recovered(sink)
+
+    def _note_in_doubt(self, status: JobStatus, now_s: float) -> None:
+        for sink in status.sinks:
+            if sink.prepared:
+                since_s = now_s - sink.oldest_prepared_s
+                self._in_doubt[sink.uid] = _InDoubt(sink.prepared, since_s)
+
+    def _observe_checkpoint(self, event: CheckpointCompleted, status: JobStatus) -> None:
+        stats = status.last_checkpoint
+        if stats is None or stats.checkpoint != event.checkpoint:
+            return
+        self._last_decided_s = event.at.wall_s
+        self._uploaded_bytes += stats.uploaded_bytes
+        self._uncommitted.add(stats.checkpoint)
+        for part, duration_ms in _list_parts(stats):
+            self._observe(stats.kind, part, duration_ms)
+
+    def _observe_commits(self, status: JobStatus) -> None:
+        ended = self._uncommitted - status.tally.decided_at_s.keys()
+        if not ended:
+            return
+        self._uncommitted -= ended
+        for stats in status.history:
+            if stats.checkpoint in ended and stats.committed_ms is not None:
+                self._observe(stats.kind, "commit", stats.committed_ms)
+
+    def _observe(self, kind: str, part: str, duration_ms: float) -> None:
+        histogram = self._durations.get((kind, part))
+        if histogram is None:
+            histogram = Histogram(catalogue.CHECKPOINT_DURATION.buckets)
+            self._durations[kind, part] = histogram
+        histogram.observe(duration_ms / 1000)
+
+    # --- samples: under the lock ----------------------------------------------------------------
+
+    def _collect_job(self) -> Iterator[Family]:
+        yield _single(catalogue.ATTEMPTS, self._attempts)
+        reasons = sorted(self._restarts.items())
+        yield Family(catalogue.RESTARTS, tuple(((reason,), count) for reason, count in reasons))
+        yield Family(
+            catalogue.CHECKPOINT_DURATION,
+            tuple((labels, one.value()) for labels, one in sorted(self._durations.items())),
+        )
+        yield _single(catalogue.CHECKPOINT_UPLOADED, self._uploaded_bytes)
+        yield _single(catalogue.SAVEPOINTS, self._savepoints)
+        if self._last_decided_s is not None:
+            yield _single(catalogue.CHECKPOINT_LAST, self._last_decided_s)
+        if self._interval_s is not None:
+            yield _single(catalogue.CHECKPOINT_INTERVAL, self._interval_s)
+
+    def _collect_subtasks(self) -> Iterator[Family]:
+        assert self._status is not None
+        rejected: Counter[str] = Counter()
+        read: Counter[str] = Counter(dict.fromkeys(self._status.sources, 0))
+        for subtask, total in self._subtasks.items():
+            rejected[subtask.chain] += total.rejected
+            if subtask.chain in self._status.sources:
+                read[subtask.chain] += total.records_in
+        yield _by_label(catalogue.REJECTED, rejected)
+        yield _by_label(catalogue.SOURCE_RECORDS, read)
+        labels = self._label_subtasks()
+        for name, metric in _SUBTASK_COUNTERS.items():
+            sums: dict[tuple[str, ...], float] = {}
+            for subtask, total in self._subtasks.items():
+                key = labels[subtask]
+                sums[key] = sums.get(key, 0) + getattr(total, name)
+            yield Family(metric, tuple(sums.items()))
+        waiting: dict[tuple[str, ...], float] = {}
+        for metrics in self._status.subtasks:
+            key = labels.get(metrics.subtask, (metrics.subtask.chain, ""))
+            waiting[key] = waiting.get(key, 0) + metrics.input_batches
+        yield Family(catalogue.SUBTASK_INPUT, tuple(waiting.items()))
+
+    def _label_subtasks(self) -> dict[SubtaskRef, tuple[str, str]]:
+        if len(self._subtasks) > self._limits.subtasks_max:
+            return {subtask: (subtask.chain, "") for subtask in self._subtasks}
+        return {subtask: (subtask.chain, str(subtask.index)) for subtask in self._subtasks}
+
+    def _collect_sinks(self) -> Iterator[Family]:
+        assert self._status is not None
+        sinks = sorted(self._sinks.items())
+        for name, metric in _SINK_COUNTERS.items():
+            yield Family(metric, tuple(((uid,), getattr(total, name)) for uid, total in sinks))
+        transactions: list[tuple[tuple[str, ...], Value]] = []
+        ages: list[tuple[tuple[str, ...], Value]] = []
+        # Slots of an attempt that has failed have prepared nothing that they could still commit.
+        runs = self._status.state is not JobState.RESTARTING and not self._in_doubt
+        current = {sink.uid: sink for sink in self._status.sinks} if runs else {}
+        for uid in sorted({*self._sinks, *current, *self._in_doubt}):
+            sink, left = current.get(uid), self._in_doubt.get(uid)
+            transactions.append(((uid, "open"), sink.open if sink else 0))
+            transactions.append(((uid, "prepared"), sink.prepared if sink else 0))
+            transactions.append(((uid, "in_doubt"), left.transactions if left else 0))
+            age_s = time.monotonic() - left.since_s if left else 0.0
+            ages.append(((uid,), max(age_s, sink.oldest_prepared_s if sink else 0.0)))
+        yield Family(catalogue.SINK_TRANSACTIONS, tuple(transactions))
+        yield Family(catalogue.SINK_OLDEST_PREPARED, tuple(ages))
+
+    # --- samples of the status alone ------------------------------------------------------------
+
+    def _collect_gauges(self, status: JobStatus) -> Iterator[Family]:
+        states = tuple(((state.value,), int(state is status.state)) for state in JobState)
+        yield Family(catalogue.JOB_STATE, states)
+        yield Family(
+            catalogue.CHECKPOINTS,
+            (
+                (("completed",), status.checkpoints_completed),
+                (("failed",), status.checkpoints_failed),
+            ),
+        )
+        yield _single(catalogue.CHECKPOINTS_PENDING, len(status.pending))
+        if (last := status.last_checkpoint) is not None:
+            yield _single(catalogue.CHECKPOINT_LAST_NUMBER, last.checkpoint)
+            yield _single(catalogue.STATE_BYTES, last.size_bytes)
+        yield _single(catalogue.SLOTS, len(status.slots))
+        if len(status.slots) <= self._limits.subtasks_max:
+            memory = tuple(((str(slot.slot),), slot.rss_bytes) for slot in status.slots)
+            yield Family(catalogue.SLOT_MEMORY, memory)
+        yield Family(catalogue.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
+        blockers = tuple(((uid,), len(names)) for uid, names in sorted(status.blockers.items()))
+        yield Family(catalogue.SINK_BLOCKERS, blockers)
+
+    def _collect_lag(
+        self, offsets: Mapping[str, tuple[SplitOffsets, ...]]
+    ) -> Iterator[tuple[tuple[str, ...], Value]]:
+        for uid, splits in sorted(offsets.items()):
+            if len(splits) > self._limits.splits_max:
+                yield (uid, ""), sum(split.lag for split in splits)
+            else:
+                yield from (((uid, split.split_id), split.lag) for split in splits)
+
+
+def _list_parts(stats: CheckpointStats) -> Iterator[tuple[str, float]]:
+    yield "whole", stats.duration_ms
+    delays = (subtask.start_delay_ms for subtask in stats.subtasks)
+    yield "start_delay", max(delays, default=0.0)
+    yield "alignment", stats.alignment_ms
+    yield "synchronous", stats.sync_ms
+    yield "upload", stats.async_ms
+    yield "append", stats.append_ms
+
+
+def _single(metric: Metric, value: float) -> Family:
+    return Family(metric, (((), value),))
+
+
+def _by_label(metric: Metric, values: Mapping[str, int]) -> Family:
+    return Family(metric, tuple(((name,), value) for name, value in sorted(values.items())))
