@@ -223,7 +223,11 @@ def _nearest(word: str, words: Mapping[str, object]) -> str:
 # --- the table -----------------------------------------------------------------------------------
 
 _NONE_BESIDES_A_DEFAULT = frozenset(
-    {"checkpointing.interval", "restart.exponential_delay.same_mistakes"}
+    {
+        "checkpointing.interval",
+        "metrics.unhealthy_after_intervals",
+        "restart.exponential_delay.same_mistakes",
+    }
 )
 
 
@@ -551,4 +555,5 @@ OPTIONS: tuple[Option, ...] = (
     _option("metrics.prometheus.bind", _T, Metrics, target="prometheus_bind"),
     _option("metrics.subtasks_max", _C, Metrics),
     _option("metrics.splits_max", _C, Metrics),
+    _option("metrics.unhealthy_after_intervals", _C, Metrics),
 )

@@ -225,9 +225,17 @@ class Metrics:
     """Up to how many subtasks have series of their own; more of them are summed up by chain."""
     splits_max: int = 200
     """Up to how many splits of a source have a lag of their own; more of them are summed up."""
+    unhealthy_after_intervals: int | None = 30
+    """After how many intervals of checkpoints, and one timeout, without a completed checkpoint
+    `/healthz` says 503; None: never."""
 
     def __post_init__(self) -> None:
         self.parse_bind()
+        if self.unhealthy_after_intervals is not None and self.unhealthy_after_intervals < 1:
+            raise ConfigError(
+                f"Metrics: unhealthy_after_intervals={self.unhealthy_after_intervals} must be 1 or"
+                " more, or none"
+            )
         for name in ("subtasks_max", "splits_max"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"Metrics: {name}={getattr(self, name)} must be 0 or more")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from onceflow import RuntimeSettings
+from onceflow import Metrics, RuntimeSettings
+from onceflow.core.runtime.driver.metrics_server import KNOWN_PATHS
 from onceflow.core.settings.options import OPTIONS
 
 yaml: Any = importlib.import_module("yaml")  # it has no types
@@ -46,3 +47,20 @@ def test_a_manifest_keeps_all_slots_and_leaves_time_for_the_last_checkpoint(mani
     ours = {name for name in variables if name.startswith("ONCEFLOW_")}
     assert ours
     assert ours <= known
+
+
+def test_probes_ask_what_the_driver_answers_at_the_port_that_it_is_told() -> None:
+    _, pod, _ = client_mode()
+    (container,) = pod["containers"]
+    (bind,) = (
+        variable["value"]
+        for variable in container["env"]
+        if variable["name"] == "ONCEFLOW_METRICS_PROMETHEUS_BIND"
+    )
+    address = Metrics(prometheus_bind=bind).parse_bind()
+    assert address is not None
+    assert container["ports"] == [{"name": "metrics", "containerPort": address[1]}]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["port"] == "metrics"
+        assert asked["path"] in KNOWN_PATHS

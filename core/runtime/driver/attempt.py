@@ -139,8 +139,10 @@ class Attempt:
             if self._is_finished is not None:
                 self._background.finish(self._plan.settings.cancel_timeout_s)
                 return self._is_finished
+            wait_s = self._loop.wait_s(time.monotonic())
+            self._context.promise(wait_s)
             with contextlib.suppress(queue.Empty):
-                self._take(self._events.get(timeout=self._loop.wait_s(time.monotonic())))
+                self._take(self._events.get(timeout=wait_s))
 
     def cancel(self, reason: str) -> None:
         """Tell every slot to leave at once."""

@@ -40,6 +40,8 @@ class AttemptContext:
     savepoints: Savepoints
     running: Callable[[], None]
     """Called once, when every slot runs."""
+    promise: Callable[[float], None] = lambda _within_s: None
+    """Says that the attempt's thread turns again within so many seconds."""
 
 
 AttemptEvent: TypeAlias = SlotConnected | AttemptFact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import queue
 import random
@@ -47,13 +48,14 @@ from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
+from onceflow.core.runtime.driver.health import Health, JobHealth
 from onceflow.core.runtime.driver.job_views import (
     GraphView,
     describe_graph,
     describe_stored,
     prove_sinks,
 )
-from onceflow.core.runtime.driver.metrics_server import ShownMetrics
+from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
@@ -76,6 +78,7 @@ from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
     JobEnded,
+    JobEvent,
     JobRestarting,
     JobStarted,
     JobState,
@@ -175,8 +178,13 @@ class JobDriver:
             plan.checkpointing.settings().interval_s,
             SeriesLimits(plan.metrics.subtasks_max, plan.metrics.splits_max),
         )
-        self._tracker = StatusTracker(plan.name, plan.listeners, self._metrics.on_event)
-        self._shown_metrics = ShownMetrics(plan.metrics, plan.name, self.measure)
+        self._health = JobHealth(
+            plan.checkpointing.settings(), plan.settings, plan.metrics.unhealthy_after_intervals
+        )
+        self._tracker = StatusTracker(plan.name, plan.listeners, self._count)
+        self._shown_metrics = ShownMetrics(
+            plan.metrics, plan.name, ShownJob(self.measure, self.judge_health)
+        )
         self._endpoint = (
             None
             if plan.endpoint is None
@@ -226,6 +234,14 @@ class JobDriver:
     def measure(self) -> Measured:
         """Return what the job has measured up to now. Any thread."""
         return Measured.of_job(self._plan.name, self._metrics.collect())
+
+    def judge_health(self) -> Health:
+        """Return whether the job gets on, and whether it runs. Any thread."""
+        return self._health.judge(self.status())
+
+    def _count(self, event: JobEvent, status: JobStatus) -> None:
+        self._metrics.on_event(event, status)
+        self._health.on_event(event)
 
     def add_listener(self, listener: JobListener) -> None:
         """Tell `listener` of every event from now on. Any thread."""
@@ -349,6 +365,7 @@ class JobDriver:
         )
         if not deletes_checkpoints or self._log is None or not self._log.view.completed:
             return JobEnded(JobState.CANCELLED)
+        self._health.promise(math.inf)  # There may be many files to delete.
         try:
             self._log = self._log.claim_again()
             delete_checkpoints(self._log, self._sink_recovery(self._log), self._storage)
@@ -399,6 +416,7 @@ class JobDriver:
                         # The rest is a traceback, and the same one as often as it fails.
                         _log.warning("restart in %.2f s: %s", left_s, text.partition("\n")[0])
                         self._tracker.publish(JobRestarting(left_s, text))
+                        self._health.promise(left_s)
                         if self._asked_to_leave.wait(left_s):
                             raise JobCancelled("cancelled while restarting") from error
             except Exception:
@@ -407,6 +425,7 @@ class JobDriver:
 
     def _attempt(self) -> bool:
         self._failed_at = None
+        self._health.promise(self._plan.settings.start_timeout_s)
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
@@ -463,6 +482,7 @@ class JobDriver:
             publish=self._tracker.publish,
             running=lambda: self._restarts.on_running(time.monotonic()),
             savepoints=self._savepoints,
+            promise=self._health.promise,
         )
         return self._run_on_cluster(context, server)
 
@@ -554,6 +574,8 @@ class JobDriver:
             attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
+            # Each of eight parts may take `cancel_timeout_s` to end.
+            self._health.promise(8 * self._plan.settings.cancel_timeout_s)
             if slots is not None:
                 self._end_slots(slots)
             attempt.close()

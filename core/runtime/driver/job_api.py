@@ -1,6 +1,7 @@
 """What the driver answers over HTTP: JSON in, JSON out.
 
-    GET  /  /page/*                      the page; the one thing that needs no token
+    GET  /  /page/*                      the page, which needs no token
+    GET  /healthz  /readyz               for probes, which have none; see `health`
     GET  /metrics                        for Prometheus; see core/runtime/metrics
     GET  /v1/about                       what answers here
     GET  /v1/overview  /v1/timeline  /v1/history?before=N&limit=M  /v1/graph  /v1/settings
@@ -40,6 +41,7 @@ import msgspec
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
+from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe
 from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.job_views import (
     GraphView,
@@ -68,6 +70,7 @@ DEADLINE_HEADER = "Onceflow-Deadline"
 that was frozen does not carry out what its client has given up."""
 EVENTS_KEPT = 1_000
 OPERATIONS_KEPT = 1_000
+_PROBES = frozenset({HEALTH_PATH, READY_PATH})
 
 _Body = TypeVar("_Body")
 
@@ -81,6 +84,10 @@ class ControlledJob(Protocol):
 
     def measure(self) -> Measured:
         """Return what the job has measured up to now."""
+        ...
+
+    def judge_health(self) -> Health:
+        """Return whether the job gets on, and whether it runs."""
         ...
 
     def request(self, kind: CheckpointKind) -> None:
@@ -189,7 +196,8 @@ class JobApi:
         """Return the answer to whoever does not mean this driver, or may not ask it."""
         if stranger := find_stranger(head, self._names):
             return self.explain(*stranger)
-        if self._page.has(urlsplit(head.target).path):
+        path = urlsplit(head.target).path
+        if self._page.has(path) or (path in _PROBES and head.method == "GET"):
             return None
         meant = head.headers.get(INSTANCE_HEADER.lower(), self._instance)
         if meant != self._instance:
@@ -224,6 +232,8 @@ class JobApi:
         target = urlsplit(request.target)
         if self._page.has(target.path):
             return self._page.answer(request)
+        if target.path in _PROBES:
+            return self._probe(request.method, target.path)
         if target.path == METRICS_PATH:
             return self._scrape(request)
         path, query = unquote(target.path).rstrip("/"), target.query
@@ -263,6 +273,11 @@ class JobApi:
         if (state := self._job.status().state).ended:
             raise _Refused(HTTPStatus.CONFLICT, f"the job has {state.value}")
         return self._respond(HTTPStatus.ACCEPTED, asks[name](request.body or b"{}"))
+
+    def _probe(self, method: str, path: str) -> Response:
+        if method != "GET":
+            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes GET")
+        return answer_probe(path, [self._job.judge_health()])
 
     def _scrape(self, request: Request) -> Response:
         if request.method != "GET":

@@ -1,4 +1,7 @@
-"""An address of its own for Prometheus: `/metrics` without a token, for every job of the process.
+"""An address of its own for Prometheus and probes, without a token, for every job of the process.
+
+    GET /metrics             what the jobs measure
+    GET /healthz  /readyz    whether they get on, and whether they run; see `health`
 
 Jobs that are set to one address share its server: a program with several pipelines has one port to
 scrape, and each sample names its job. What is shown holds no secret: names of jobs, operators and
@@ -10,12 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import msgspec
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe
 from onceflow.core.runtime.driver.http_server import HttpServer, Request, Response
 from onceflow.core.runtime.metrics.exposition import Measured, expose
 from onceflow.core.settings.pipeline_settings import Metrics
@@ -23,6 +28,7 @@ from onceflow.core.settings.pipeline_settings import Metrics
 _log = logging.getLogger("onceflow.metrics")
 
 METRICS_PATH = "/metrics"
+KNOWN_PATHS = (METRICS_PATH, HEALTH_PATH, READY_PATH)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -37,17 +43,25 @@ def answer_scrape(measured: Iterable[Measured], request: Request) -> Response:
     return Response(HTTPStatus.OK, shown.body, headers)
 
 
+@dataclass(frozen=True, slots=True)
+class ShownJob:
+    """What is asked of a job. Any thread calls it."""
+
+    measure: Callable[[], Measured]
+    judge: Callable[[], Health]
+
+
 class MetricsApi:
     """What is answered at the address of its own. Any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: dict[object, Callable[[], Measured]] = {}
+        self._shown: dict[object, ShownJob] = {}
 
-    def add(self, key: object, measure: Callable[[], Measured]) -> None:
-        """Show what `measure` returns, at every scrape."""
+    def add(self, key: object, job: ShownJob) -> None:
+        """Show `job` from now on."""
         with self._lock:
-            self._shown[key] = measure
+            self._shown[key] = job
 
     def remove(self, key: object) -> bool:
         """Show it no more; return whether nothing else is shown."""
@@ -58,8 +72,8 @@ class MetricsApi:
     def refuse(self, head: Request) -> Response | None:
         """Refuse what is no reading of a known path."""
         path = urlsplit(head.target).path
-        if path != METRICS_PATH:
-            known = f"there is no {path[:100]} here; see {METRICS_PATH}"
+        if path not in KNOWN_PATHS:
+            known = f"there is no {path[:100]} here; see {', '.join(KNOWN_PATHS)}"
             return self.explain(HTTPStatus.NOT_FOUND, known)
         if head.method != "GET":
             refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is taken here")
@@ -67,11 +81,14 @@ class MetricsApi:
         return None
 
     def answer(self, request: Request) -> Response:
-        """Answer one scrape."""
+        """Answer one scrape, or one probe."""
         with self._lock:
             shown = tuple(self._shown.values())
+        path = urlsplit(request.target).path
+        if path != METRICS_PATH:
+            return answer_probe(path, [job.judge() for job in shown])
         try:
-            return answer_scrape([measure() for measure in shown], request)
+            return answer_scrape([job.measure() for job in shown], request)
         except ConfigError as error:
             return self.explain(HTTPStatus.NOT_IMPLEMENTED, str(error))
 
@@ -101,17 +118,17 @@ _SERVERS: dict[tuple[str, int], _SharedServer] = {}
 class ShownMetrics:
     """One job at its address of its own. `show` and `hide` on the job's thread."""
 
-    def __init__(self, settings: Metrics, job: str, measure: Callable[[], Measured]) -> None:
+    def __init__(self, settings: Metrics, name: str, job: ShownJob) -> None:
         self._address = settings.parse_bind()
+        self._name = name
         self._job = job
-        self._measure = measure
         self._thread: threading.Thread | None = None
         self._hidden = False
 
     def show(self) -> None:
         """Begin to answer, on other threads; does nothing when it has begun, or has no address."""
         if self._thread is None and self._address is not None:
-            name = f"metrics of job {self._job}"
+            name = f"metrics of job {self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
@@ -133,7 +150,7 @@ class ShownMetrics:
                     return
                 if (server := _SERVERS.get(self._address)) is None:
                     server = _SERVERS[self._address] = _SharedServer(*self._address)
-                server.api.add(self, self._measure)
+                server.api.add(self, self._job)
         except OSError as error:
             host, port = self._address
             _log.warning(
@@ -142,5 +159,5 @@ class ShownMetrics:
                 host,
                 port,
                 error,
-                self._job,
+                self._name,
             )

@@ -14,6 +14,7 @@ import pytest
 from onceflow import FileSystemStorage, JobState
 from onceflow.core.errors import SavepointFailed, StorageError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, SavepointRequest, StateForm
+from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.http_server import Request
 from onceflow.core.runtime.driver.job_api import JobApi
 from onceflow.core.runtime.driver.job_views import GraphView
@@ -43,6 +44,9 @@ class Job:
 
     def measure(self) -> Measured:
         return Measured.of_job("ledger", self.metrics.collect())
+
+    def judge_health(self) -> Health:
+        return Health("ledger", "", "no checkpoint is decided yet")
 
     def request(self, kind: CheckpointKind) -> None:
         self.asked.append(kind)
@@ -217,3 +221,17 @@ def test_a_job_that_has_ended_waits_until_who_asked_has_been_sent_how() -> None:
     began = time.monotonic()
     client.api.await_answers(timeout_s=30.0)
     assert time.monotonic() - began < 15.0
+
+
+@pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 503)])
+def test_probes_need_no_token_and_only_read(path: str, status: int) -> None:
+    api = JobApi(Job(), INSTANCE, TOKEN)
+    head = Request("GET", path, {"host": "10.0.0.7:9249"})
+    assert api.refuse(head) is None
+    assert api.answer(head).status == status
+    refused = api.refuse(Request("POST", path, {}))
+    assert refused is not None
+    assert refused.status == 401
+    stranger = api.refuse(Request("GET", path, {"host": "evil.example"}))
+    assert stranger is not None
+    assert stranger.status == 421

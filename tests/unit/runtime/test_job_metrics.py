@@ -18,8 +18,9 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.http_server import Request, Response
-from onceflow.core.runtime.driver.metrics_server import MetricsApi, ShownMetrics
+from onceflow.core.runtime.driver.metrics_server import MetricsApi, ShownJob, ShownMetrics
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
@@ -69,6 +70,9 @@ class Measuring:
 
     def measure(self) -> Measured:
         return Measured.of_job(self.job, self.metrics.collect())
+
+    def shown(self) -> ShownJob:
+        return ShownJob(self.measure, lambda: Health(self.job, "", ""))
 
     def value(self, name: str, **labels: str) -> float | None:
         return find(read(expose([self.measure()], "").body), name, job_name=self.job, **labels)
@@ -298,7 +302,7 @@ def test_jobs_at_one_address_share_each_metric_and_keep_their_names() -> None:
     api, jobs = MetricsApi(), [Measuring("one"), Measuring("two")]
     for job in jobs:
         job.take(JobStarted(), *begin(1))
-        api.add(job, job.measure)
+        api.add(job, job.shown())
     body = ask(api, "/metrics").body
     assert body.count(b"# TYPE onceflow_attempts_total") == 1
     found = read(body)
@@ -323,7 +327,7 @@ def test_an_address_in_use_is_named_and_nothing_is_raised(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        shown = ShownMetrics(Metrics(prometheus_bind=bind), "in-vain", Measuring().measure)
+        shown = ShownMetrics(Metrics(prometheus_bind=bind), "in-vain", Measuring().shown())
         shown.show()
         for thread in threading.enumerate():
             if thread.name == "metrics of job in-vain":
@@ -350,7 +354,7 @@ def test_addresses_are_taken_with_names_and_in_brackets() -> None:
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     api, job = MetricsApi(), Measuring()
-    api.add(job, job.measure)
+    api.add(job, job.shown())
     refused = ask(api, "/metrics")
     assert refused.status == 501
     assert b"onceflow[metrics]" in refused.body
