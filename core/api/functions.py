@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from onceflow.core.api.function_metrics import MetricsAccess
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.state import (
@@ -105,6 +106,11 @@ class OperatorAccess(Protocol):
     """Hands a function the state of its subtask, which belongs to no key."""
 
     @property
+    def metrics(self) -> MetricsAccess:
+        """Metrics of the function's own, by name; asked for in `open`."""
+        ...
+
+    @property
     def is_restored(self) -> bool:
         """Whether the job goes on from a checkpoint that holds state of this operator."""
         ...
@@ -134,6 +140,11 @@ class OperatorAccess(Protocol):
 
 class StateAccess(Protocol):
     """Hands a keyed function its state: that of the record's key, unless it says otherwise."""
+
+    @property
+    def metrics(self) -> MetricsAccess:
+        """Metrics of the function's own, by name; asked for in `open`."""
+        ...
 
     @property
     def operator(self) -> OperatorAccess:
@@ -181,6 +192,11 @@ class StateAccess(Protocol):
 
 class BatchStates(Protocol):
     """Hands a `KeyedBatchFunction` its states: those of a batch's keys and others."""
+
+    @property
+    def metrics(self) -> MetricsAccess:
+        """Metrics of the function's own, by name; asked for in `open`."""
+        ...
 
     @property
     def operator(self) -> OperatorAccess:

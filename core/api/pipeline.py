@@ -319,12 +319,7 @@ class Pipeline:
         asked_endpoint = endpoint if isinstance(endpoint, Endpoint) else None
         parallelism = configured.parallelism(parallelism)
         max_parallelism = configured.max_parallelism(max_parallelism)
-        groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
-        if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
-            raise ConfigError(
-                f"parallelism={parallelism} must be at least 1 and at most max_parallelism="
-                f"{groups}, and that at most {PARALLELISM_MAX}"
-            )
+        _check_parallelism(parallelism, max_parallelism)
         self._shown_settings = list_effective(
             configured,
             checkpointing,
@@ -512,6 +507,16 @@ class Pipeline:
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
         return self.start().wait(timeout_s)
+
+
+def _check_parallelism(parallelism: int, max_parallelism: int | None) -> None:
+    """Raise ConfigError unless each slot can have a key group."""
+    groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
+    if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
+        raise ConfigError(
+            f"parallelism={parallelism} must be at least 1 and at most max_parallelism={groups},"
+            f" and that at most {PARALLELISM_MAX}"
+        )
 
 
 def _result(asked: Future[str], timeout_s: float | None) -> str:

@@ -94,6 +94,22 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionMetric:
+    """A metric of a user's function in one subtask, since that began."""
+
+    operator: str
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    value: float = 0.0
+    """Of a histogram: the sum of all values."""
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: the upper bounds of its buckets, rising, without infinity."""
+    counts: tuple[int, ...] = ()
+    """Of a histogram: how many values are in each bucket; one more than there are bounds."""
+
+
+@dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
     """What one subtask has done since it began; times in seconds."""
 
@@ -107,6 +123,8 @@ class SubtaskMetrics:
     """Waiting in the input channels now."""
     rejected: int = 0
     """Bad records left out: dropped, or sent to the dead letters."""
+    functions: tuple[FunctionMetric, ...] = ()
+    """What functions of the user count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from onceflow.core.api.broadcast_stream import BroadcastStream
     from onceflow.core.api.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
     from onceflow.core.api.event_time import WatermarkStrategy
+    from onceflow.core.api.function_metrics import (
+        FunctionCounter,
+        FunctionGauge,
+        FunctionHistogram,
+        MetricsAccess,
+    )
     from onceflow.core.api.functions import (
         Aggregate,
         BatchStates,
@@ -153,6 +159,9 @@ else:
             "onceflow.core.spi.dead_letters": "DEAD_LETTERS",
             "onceflow.core.errors": "OnceflowError",
             "onceflow.core.api.event_time": "WatermarkStrategy",
+            "onceflow.core.api.function_metrics": (
+                "FunctionCounter FunctionGauge FunctionHistogram MetricsAccess"
+            ),
             "onceflow.core.api.functions": (
                 "Aggregate BatchStates KeyedBatchFunction KeyedFunction OperatorAccess OutputTag"
                 " Record SideOutput StateAccess avg count max_ min_ sum_"
@@ -237,6 +246,9 @@ __all__ = [
     "FailureRate",
     "FileSystemStorage",
     "FixedDelay",
+    "FunctionCounter",
+    "FunctionGauge",
+    "FunctionHistogram",
     "HdfsStorage",
     "HeapBackend",
     "IntervalJoin",
@@ -263,6 +275,7 @@ __all__ = [
     "MapStateDescriptor",
     "MemoryStorage",
     "Metrics",
+    "MetricsAccess",
     "Moment",
     "Namespace",
     "NoRestart",

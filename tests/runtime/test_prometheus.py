@@ -12,17 +12,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from tests.support.counting_source import CountingSource
+from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
-from tests.support.ledger import SETTINGS
 
-from onceflow import Checkpointing, FixedDelay, Job, LocalProcesses, Metrics, Pipeline
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    Job,
+    KeyedFunction,
+    LocalProcesses,
+    Metrics,
+    Pipeline,
+    Record,
+    RuntimeSettings,
+    StateAccess,
+)
 from onceflow.integration.servers.process import free_port
 
 parser: Any = pytest.importorskip("prometheus_client.parser")
 
-RECORDS = 4_000
+RECORDS = 6_000
+SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_interval_s=0.2, heartbeat_timeout_s=10)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -56,8 +68,62 @@ def await_scrape(job: Job, url: str, condition: Callable[[Samples], bool]) -> Sa
         time.sleep(0.05)
 
 
+def probe(url: str, path: str) -> tuple[int, dict[str, str]]:
+    try:
+        with urllib.request.urlopen(f"{url}{path}", timeout=30) as answer:
+            return answer.status, json.load(answer)["jobs"]
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.load(refused)["jobs"]
+
+
+class Checking(KeyedFunction):
+    """Counts what it is given, as a user's function does."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def open(self, state: StateAccess) -> None:
+        self._debits = state.metrics.counter("debits")
+        self._subtask = state.operator.metrics.gauge("subtask")
+        self._amounts = state.metrics.histogram("amount", buckets=(0, 500))
+
+    def process(self, record: Record) -> Record:
+        self._amounts.observe(record["amount"])
+        self._subtask.set(7)
+        if record["amount"] < 0:
+            self._debits.add()
+        return record
+
+
 def counters(samples: Samples) -> Samples:
     return {key: value for key, value in samples.items() if key[0].endswith("_total")}
+
+
+def start(directory: Path, bind: str, sink: DirectorySink, end: Path) -> Job:
+    pipeline = Pipeline(
+        LocalProcesses(directory / "logs"),
+        name="scraped",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+        metrics=Metrics(prometheus_bind=bind),
+    )
+    source = CountingSource(RECORDS, pause_s=0.02, ends_with=str(end))
+    records = pipeline.read(source, uid="records").key_by("account")
+    records.process(Checking(), uid="check").write(sink, uid="out")
+    return pipeline.start()
+
+
+def check_functions(last: Samples, job: Job) -> None:
+    """Assert that functions have counted what they were given in both attempts."""
+    for subtask in ("0", "1"):
+        assert find(last, "user_subtask", operator="check", subtask=subtask) == 7
+    seen = sum(value for (name, _), value in last.items() if name == "user_amount_count")
+    debits = sum(value for (name, _), value in last.items() if name == "user_debits_total")
+    assert seen >= job.status().records_in, "of the first attempt, too"
+    share = sum(amount_of(number) < 0 for number in range(RECORDS)) / RECORDS
+    assert debits / seen == pytest.approx(share, abs=0.1)
 
 
 def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_target_holds(
@@ -66,21 +132,11 @@ def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_targe
     bind = f"127.0.0.1:{free_port()}"
     url, end = f"http://{bind}", tmp_path / "end"
     sink = DirectorySink(str(tmp_path / "out"))
-    pipeline = Pipeline(
-        LocalProcesses(tmp_path / "logs"),
-        name="scraped",
-        parallelism=2,
-        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
-        restart=FixedDelay(attempts=20, delay_s=0.01),
-        settings=SETTINGS,
-        metrics=Metrics(prometheus_bind=bind),
-    )
-    source = CountingSource(RECORDS, pause_s=0.02, ends_with=str(end))
-    pipeline.read(source, uid="records").write(sink, uid="out")
-    job = pipeline.start()
+    job = start(tmp_path, bind, sink, end)
     before = await_scrape(job, url, lambda found: find(found, "sink_rows_total", sink="out") > 100)
     assert find(before, "job_state", state="running") == 1
     assert find(before, "checkpoints_total", outcome="completed") > 0
+    assert probe(url, "/healthz") == probe(url, "/readyz") == (200, {"scraped": "ok"})
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
 
     def is_recovered(found: Samples) -> bool:
@@ -95,8 +151,11 @@ def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_targe
     def is_quiet(found: Samples) -> bool:
         states = ("open", "prepared", "in_doubt")
         waiting = sum(find(found, "sink_transactions", sink="out", state=one) for one in states)
-        return waiting == 0 and find(found, "source_records_total", source="records") >= (
-            job.status().records_in
+        runs = find(found, "job_state", state="running") == 1
+        return (
+            runs
+            and waiting == 0
+            and find(found, "source_records_total", source="records") >= (job.status().records_in)
         )
 
     last = await_scrape(job, url, is_quiet)
@@ -106,10 +165,12 @@ def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_targe
     endpoint = json.loads((driver_files / "driver.json").read_text())["url"]
     token = (driver_files / "driver.token").read_text()
     assert counters(scrape(endpoint, token)).keys() == counters(last).keys()
+    assert probe(endpoint, "/readyz") == (200, {"scraped": "ok"})
     with pytest.raises(urllib.error.HTTPError, match="401"):
         scrape(endpoint)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         scrape(f"{url}/v1/status")
+    check_functions(last, job)
     end.touch()
     status = job.wait(60)
     rows = len(sink.rows())

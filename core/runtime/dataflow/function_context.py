@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from onceflow.core.api.functions import OutputTag, Record
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.runtime.dataflow.function_metrics import FunctionMetrics
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.state import (
@@ -68,6 +69,11 @@ class SideOutputs:
             )
         self._operator.side_schemas[tag.name] = tag.schema
         return buffer
+
+    @property
+    def metrics(self) -> FunctionMetrics:
+        """The metrics of the function."""
+        return self._operator.function_metrics
 
     def count_rejected(self, records: int) -> None:
         """Count records that the function leaves out."""
@@ -131,6 +137,8 @@ class KeyedContext(KeyedStates):
         super().__init__(store)
         self.operator = operator
         """What hands out the state of the subtask, which belongs to no key."""
+        self.metrics = operator.metrics
+        """Metrics of the function's own, by name."""
         self._states = states
         self._side_outputs = side_outputs
         self._broadcast = broadcast
@@ -165,6 +173,8 @@ class BatchContext:
     ) -> None:
         self.operator = operator
         """What hands out the state of the subtask, which belongs to no key."""
+        self.metrics = operator.metrics
+        """Metrics of the function's own, by name."""
         self.value_state = of_keys.value_state
         self.raw_keyed_state = states.raw_keyed_state
 
@@ -185,6 +195,8 @@ class UnkeyedContext:
         self._broadcast = broadcast
         self.subtask, self.parallelism = store.subtask, store.parallelism
         self.is_restored = store.is_restored
+        self.metrics = side_outputs.metrics
+        """Metrics of the function's own, by name."""
 
     def list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
         """Return a list whose elements are spread evenly over all subtasks at a restore."""

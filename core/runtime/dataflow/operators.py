@@ -44,6 +44,7 @@ from onceflow.core.runtime.dataflow.batch_iterators import (
     BatchIteratorFunction,
 )
 from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_metrics import FunctionMetrics
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
@@ -86,6 +87,7 @@ class RunningOperator(ABC):
         self.records_in = 0
         self.rejected = 0
         """Bad records left out so far."""
+        self.function_metrics = FunctionMetrics(uid)
         self.takes_dead_letters = False
         self.emission_ended = False
         """Whether the job stops with a savepoint that is taken: what follows may emit no row."""

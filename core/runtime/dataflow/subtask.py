@@ -154,6 +154,11 @@ class Subtask(ABC):
             cpu_s=round(self._cpu_s, 3),
             input_batches=self.gate.waiting(),
             rejected=sum(operator.rejected for operator in self._operators),
+            functions=tuple(
+                metric
+                for operator in self._operators
+                for metric in operator.function_metrics.describe()
+            ),
         )
 
     @abstractmethod

@@ -12,8 +12,7 @@ from typing import Any
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.metrics.catalogue import CATALOGUE, JOB_LABEL, Metric, MetricType
-from onceflow.core.runtime.metrics.histogram import HistogramValue
-from onceflow.core.runtime.metrics.job_metrics import Family, Value
+from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 
 NEEDED = (
     "metrics are written for Prometheus by an extra: pip install '/path/to/onceflow[metrics]' on"

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeAlias
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
@@ -36,26 +35,14 @@ from onceflow.core.runtime.events.job_events import (
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
 from onceflow.core.runtime.metrics import catalogue
 from onceflow.core.runtime.metrics.catalogue import Metric
-from onceflow.core.runtime.metrics.histogram import Histogram, HistogramValue
+from onceflow.core.runtime.metrics.function_totals import FunctionTotals
+from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
 from onceflow.core.spi import SplitOffsets
 
 REASONS_MAX = 20
 """Different classes of errors that have a series of their own; others are `other`."""
 
 _log = logging.getLogger("onceflow.metrics")
-
-Value: TypeAlias = float | HistogramValue
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric with its samples: values of its labels, and the value.
-
-    An empty value stands for a label that the sample does not have.
-    """
-
-    metric: Metric
-    samples: tuple[tuple[tuple[str, ...], Value], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +135,7 @@ class JobMetrics:
         """Completed checkpoints whose commits are not known to have ended."""
         self._subtasks: dict[SubtaskRef, _SubtaskTotal] = {}
         self._sinks: dict[str, _SinkTotal] = {}
+        self._functions = FunctionTotals()
         self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
         self._last_sinks: dict[tuple[str, int], SinkMetrics] = {}
         self._in_doubt: dict[str, _InDoubt] = {}
@@ -189,6 +177,7 @@ class JobMetrics:
             self._last_subtasks.clear()
             self._last_sinks.clear()
             self._uncommitted.clear()
+            self._functions.begin_attempt()
         elif isinstance(event, AttemptEnded) and event.error:
             self._note_in_doubt(status, event.at.monotonic_s)
         elif isinstance(event, JobRestarting):
@@ -209,6 +198,8 @@ class JobMetrics:
             total = self._subtasks.setdefault(metrics.subtask, _SubtaskTotal())
             total.add(self._last_subtasks.get(metrics.subtask), metrics)
             self._last_subtasks[metrics.subtask] = metrics
+            if metrics.functions:
+                self._functions.add(metrics.subtask, metrics.functions)
         for sink in report.sinks:
             writer = (sink.uid, sink.subtask)
             sum_of_sink = self._sinks.setdefault(sink.uid, _SinkTotal())
@@ -290,6 +281,7 @@ class JobMetrics:
             key = labels.get(metrics.subtask, (metrics.subtask.chain, ""))
             waiting[key] = waiting.get(key, 0) + metrics.input_batches
         yield Family(catalogue.SUBTASK_INPUT, tuple(waiting.items()))
+        yield from self._functions.collect(lambda subtask: labels[subtask][1])
 
     def _label_subtasks(self) -> dict[SubtaskRef, tuple[str, str]]:
         if len(self._subtasks) > self._limits.subtasks_max:

@@ -1,10 +1,13 @@
-"""Values sorted into buckets, as Prometheus and OpenTelemetry want them."""
+"""Values as they are collected for a scrape: samples of a metric, and histograms."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.core.runtime.metrics.catalogue import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +49,17 @@ class Histogram:
     def value(self) -> HistogramValue:
         """Return what was counted up to now."""
         return HistogramValue(self._bounds, tuple(self._counts), self._total)
+
+
+Value: TypeAlias = float | HistogramValue
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its samples: values of its labels, and the value.
+
+    An empty value stands for a label that the sample does not have.
+    """
+
+    metric: Metric
+    samples: tuple[tuple[tuple[str, ...], Value], ...]
