@@ -89,7 +89,8 @@ def written_modules() -> set[str]:
         for path in (ROOT / folder).rglob("*.py")
     }
     page = (ROOT / "core/runtime/driver/page").iterdir()
-    modules |= {f"onceflow/{path.relative_to(ROOT).as_posix()}" for path in page}
+    monitoring = (ROOT / "core/runtime/metrics/files").iterdir()
+    modules |= {f"onceflow/{path.relative_to(ROOT).as_posix()}" for path in (*page, *monitoring)}
     found_by_spark = {path.name for path in (ROOT / "src").glob("pyspark_*.py")}
     return (
         modules
