@@ -500,6 +500,7 @@ class Pipeline:
             listeners=self._listeners,
             endpoint=self._endpoint,
             metrics=self._metrics,
+            logging=self._configured.logging(),
             shown_settings=self._shown_settings,
             restore=restore,
         )

@@ -30,6 +30,7 @@ from onceflow.core.settings.options import OPTIONS, RESTART, Kind, Option, Value
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
+    Logging,
     Metrics,
     RuntimeSettings,
     TlsFiles,
@@ -68,6 +69,7 @@ _SECTIONS = tuple(variable_of(f"{one.name.partition('.')[0]}.") for one in OPTIO
 _OWN_SECTIONS = (
     "checkpointing.",
     "endpoint.",
+    "logging.",
     "metrics.prometheus.",
     "restore.",
     "runtime.",
@@ -215,6 +217,7 @@ class Configuration:
         self.restart(None)
         self.endpoint()
         self.metrics(None)
+        self.logging()
 
     # --- what they make ---------------------------------------------------------------------------
 
@@ -351,6 +354,20 @@ class Configuration:
             return Metrics(**self._fields("metrics."))
         except ConfigError as error:
             raise ConfigError(f"{error}: {self._describe_set('metrics.')}") from None
+
+    def logging(self) -> Logging:
+        """Return what driver and slots do about their loggers.
+
+        Raises:
+            ConfigError: A level is none, or a logger is not ours.
+        """
+        values = self._fields("logging.")
+        try:
+            return Logging(
+                **{name: value for name, value in values.items() if value != "unchanged"}
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._describe_set('logging.')}") from None
 
     # --- steps ------------------------------------------------------------------------------------
 

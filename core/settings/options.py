@@ -18,8 +18,10 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay
 from onceflow.core.setting_values import seconds_of
 from onceflow.core.settings.pipeline_settings import (
+    LOG_LEVELS,
     Checkpointing,
     Endpoint,
+    Logging,
     Metrics,
     RuntimeSettings,
     TlsFiles,
@@ -222,6 +224,8 @@ def _nearest(word: str, words: Mapping[str, object]) -> str:
 
 # --- the table -----------------------------------------------------------------------------------
 
+_UNCHANGED = "unchanged"
+"""Of logging: what the program has set up stays as it is."""
 _NONE_BESIDES_A_DEFAULT = frozenset(
     {
         "checkpointing.interval",
@@ -552,6 +556,21 @@ OPTIONS: tuple[Option, ...] = (
     _option("endpoint.certificate", _T, TlsFiles),
     _option("endpoint.key", _T, TlsFiles),
     _option("endpoint.authority", _T, TlsFiles),
+    Option(
+        "logging.format",
+        _W,
+        _UNCHANGED,
+        words=MappingProxyType({"json": "json", "text": "text", _UNCHANGED: _UNCHANGED}),
+        target="format",
+    ),
+    Option(
+        "logging.level",
+        _W,
+        _UNCHANGED,
+        words=MappingProxyType({word: word for word in (*LOG_LEVELS, _UNCHANGED)}),
+        target="level",
+    ),
+    _option("logging.levels", _T, Logging),
     _option("metrics.prometheus.bind", _T, Metrics, target="prometheus_bind"),
     _option("metrics.subtasks_max", _C, Metrics),
     _option("metrics.splits_max", _C, Metrics),

@@ -258,6 +258,45 @@ class Metrics:
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """What driver and slots do about the loggers below `onceflow`; set by configuration alone."""
+
+    format: Literal["json", "text"] | None = None
+    """How lines are written to stderr; None: by the handlers of the program, or Python's own."""
+    level: Literal["debug", "info", "warning", "error"] | None = None
+    """From which level on; None: as the program has set it, or warning."""
+    levels: str | None = None
+    """Levels of single loggers: `onceflow.events=info,onceflow.runtime.lag=error`."""
+
+    def __post_init__(self) -> None:
+        self.parse_levels()
+
+    def parse_levels(self) -> dict[str, str]:
+        """Return, by the name of a logger, its level in upper case.
+
+        Raises:
+            ConfigError: An entry is no logger of onceflow with a level.
+        """
+        levels = {} if self.level is None else {"onceflow": self.level.upper()}
+        for entry in (self.levels or "").split(","):
+            name, equals, level = (part.strip() for part in entry.partition("="))
+            if not name and not equals:
+                continue
+            is_own = name == "onceflow" or name.startswith("onceflow.")
+            if not is_own or level.lower() not in LOG_LEVELS:
+                raise ConfigError(
+                    f"logging.levels={self.levels!r}: {entry.strip()!r} is not a logger of"
+                    " onceflow with one of the levels debug, info, warning, error: write"
+                    " onceflow.events=info"
+                )
+            levels[name] = level.upper()
+        return levels
+
+
 @_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:

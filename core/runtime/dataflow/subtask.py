@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from onceflow.core.json_logs import bind_thread_fields
 from onceflow.core.protocol.checkpoints.alignment import (
     AlignmentAborted,
     AlignmentAction,
@@ -170,6 +171,7 @@ class Subtask(ABC):
         """Give up waiting for the checkpoint's barriers."""
 
     def _main(self) -> None:
+        bind_thread_fields(subtask=str(self.ref))
         try:
             while not self._leaving:
                 self._step()

@@ -319,13 +319,15 @@ class Attempt:
     def _write_savepoint(self, decision: WriteSavepoint) -> None:
         """Copy the state beside the stream, and tell this thread how that ended."""
         context, checkpoint = self._context, decision.completed.checkpoint
+        job = self._plan.job
 
         def write() -> None:
             size_bytes, error = 0, ""
             try:
                 size_bytes = context.savepoints.write(decision, context.log)
             except Exception as caught:
-                _log.exception("savepoint %d of job %s", checkpoint, self._plan.job)
+                fields = {"checkpoint": checkpoint}
+                _log.exception("savepoint %d of job %s", checkpoint, job, extra=fields)
                 error = text_of(caught)
             attempt, request = self._plan.attempt, decision.request
             self._events.put(SavepointWritten(attempt, checkpoint, request, size_bytes, error))

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
@@ -34,7 +35,7 @@ class Background:
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=carry_fields(self._work), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:

@@ -22,6 +22,7 @@ from typing_extensions import assert_never
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
+from onceflow.core.json_logs import bind_thread_fields
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -48,14 +49,14 @@ from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
-from onceflow.core.runtime.driver.health import Health, JobHealth
+from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.job_views import (
     GraphView,
     describe_graph,
     describe_stored,
     prove_sinks,
 )
-from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
+from onceflow.core.runtime.driver.observation import Observation
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
@@ -78,17 +79,15 @@ from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
     JobEnded,
-    JobEvent,
     JobRestarting,
     JobStarted,
     JobState,
     StateDropped,
 )
-from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
+from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.messages import fingerprint_of
-from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
-from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
+from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickle_program
 from onceflow.core.runtime.transport.control_plane import ControlServer
@@ -103,6 +102,7 @@ from onceflow.core.settings.effective_settings import EffectiveSetting
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,
+    Logging,
     Metrics,
     RuntimeSettings,
     TlsFiles,
@@ -138,6 +138,8 @@ class JobPlan:
     """Where the job can be asked; None: nowhere."""
     metrics: Metrics = field(default_factory=Metrics)
     """Where Prometheus finds what the job measures, besides the endpoint."""
+    logging: Logging = field(default_factory=Logging)
+    """What driver and slots do about their loggers."""
     restore: RestoreFrom | None = None
     """The savepoint that the job is to begin from."""
     shown_settings: tuple[EffectiveSetting, ...] = ()
@@ -150,6 +152,14 @@ class JobDriver:
     def __init__(self, cluster: Cluster, plan: JobPlan) -> None:
         self._cluster = cluster
         self._plan = plan
+        self._observation = Observation(
+            plan.name,
+            plan.listeners,
+            plan.checkpointing.settings(),
+            plan.settings,
+            plan.metrics,
+            plan.logging,
+        )
         self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
             identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
@@ -172,19 +182,7 @@ class JobDriver:
             )
         )
         self._recorder = RunRecorder(self._storage)
-        if plan.metrics.prometheus_bind is not None:
-            require_prometheus()
-        self._metrics = JobMetrics(
-            plan.checkpointing.settings().interval_s,
-            SeriesLimits(plan.metrics.subtasks_max, plan.metrics.splits_max),
-        )
-        self._health = JobHealth(
-            plan.checkpointing.settings(), plan.settings, plan.metrics.unhealthy_after_intervals
-        )
-        self._tracker = StatusTracker(plan.name, plan.listeners, self._count)
-        self._shown_metrics = ShownMetrics(
-            plan.metrics, plan.name, ShownJob(self.measure, self.judge_health)
-        )
+        self._tracker = self._observation.tracker
         self._endpoint = (
             None
             if plan.endpoint is None
@@ -233,15 +231,11 @@ class JobDriver:
 
     def measure(self) -> Measured:
         """Return what the job has measured up to now. Any thread."""
-        return Measured.of_job(self._plan.name, self._metrics.collect())
+        return self._observation.measure()
 
     def judge_health(self) -> Health:
         """Return whether the job gets on, and whether it runs. Any thread."""
-        return self._health.judge(self.status())
-
-    def _count(self, event: JobEvent, status: JobStatus) -> None:
-        self._metrics.on_event(event, status)
-        self._health.on_event(event)
+        return self._observation.judge_health()
 
     def add_listener(self, listener: JobListener) -> None:
         """Tell `listener` of every event from now on. Any thread."""
@@ -329,6 +323,7 @@ class JobDriver:
     # --- the restart loop ---------------------------------------------------------------------
 
     def _main(self) -> None:
+        bind_thread_fields(job=self._plan.name)
         try:
             finished = self._attempts()
             self._savepoints.add_proofs()
@@ -340,7 +335,8 @@ class JobDriver:
         except BaseException as error:  # the edge: the user sees it through the job handle
             self._error = error
             end = JobEnded(JobState.FAILED, _text_of(error))
-            _log.error("job %s failed: %s", self._plan.name, error)
+            fields = {"error": type(error).__name__}
+            _log.error("job %s failed: %s", self._plan.name, error, extra=fields)
         try:
             self._tracker.publish(end)
             self._tracker.close()
@@ -352,7 +348,7 @@ class JobDriver:
             self._recorder.end(ended.state, ended.attempt, ended.last_error)
             if self._endpoint is not None:
                 self._endpoint.close()
-            self._shown_metrics.hide()
+            self._observation.hide()
             self._ended.set()
 
     def _finish_cancelled(self) -> JobEnded:
@@ -365,7 +361,7 @@ class JobDriver:
         )
         if not deletes_checkpoints or self._log is None or not self._log.view.completed:
             return JobEnded(JobState.CANCELLED)
-        self._health.promise(math.inf)  # There may be many files to delete.
+        self._observation.promise(math.inf)  # There may be many files to delete.
         try:
             self._log = self._log.claim_again()
             delete_checkpoints(self._log, self._sink_recovery(self._log), self._storage)
@@ -414,9 +410,11 @@ class JobDriver:
                         left_s = max(0.0, (self._failed_at or now) + delay_s - now)
                         text = _text_of(error)
                         # The rest is a traceback, and the same one as often as it fails.
-                        _log.warning("restart in %.2f s: %s", left_s, text.partition("\n")[0])
+                        fields = {"error": type(error).__name__, "cause": text}
+                        first_line = text.partition("\n")[0]
+                        _log.warning("restart in %.2f s: %s", left_s, first_line, extra=fields)
                         self._tracker.publish(JobRestarting(left_s, text))
-                        self._health.promise(left_s)
+                        self._observation.promise(left_s)
                         if self._asked_to_leave.wait(left_s):
                             raise JobCancelled("cancelled while restarting") from error
             except Exception:
@@ -425,14 +423,15 @@ class JobDriver:
 
     def _attempt(self) -> bool:
         self._failed_at = None
-        self._health.promise(self._plan.settings.start_timeout_s)
+        self._observation.promise(self._plan.settings.start_timeout_s)
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
         log = self._log = self._claim()
+        bind_thread_fields(attempt=log.attempt)
         self._recorder.begin()
         if self._endpoint is not None:
             self._endpoint.serve()
-        self._shown_metrics.show()
+        self._observation.show()
         for _, source in plan.graph.sources():
             source.validate()
         log = self._log = self._agree_with_targets(log)
@@ -466,6 +465,7 @@ class JobDriver:
             storage_token_path=probe.path,
             log_id=storage.log_id,
             loopback=self._cluster.is_local,
+            logging=plan.logging,
         )
         recovery = self._sink_recovery(log)
         context = AttemptContext(
@@ -482,7 +482,7 @@ class JobDriver:
             publish=self._tracker.publish,
             running=lambda: self._restarts.on_running(time.monotonic()),
             savepoints=self._savepoints,
-            promise=self._health.promise,
+            promise=self._observation.promise,
         )
         return self._run_on_cluster(context, server)
 
@@ -575,7 +575,7 @@ class JobDriver:
             raise
         finally:
             # Each of eight parts may take `cancel_timeout_s` to end.
-            self._health.promise(8 * self._plan.settings.cancel_timeout_s)
+            self._observation.promise(8 * self._plan.settings.cancel_timeout_s)
             if slots is not None:
                 self._end_slots(slots)
             attempt.close()

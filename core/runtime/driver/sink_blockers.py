@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import BlockersListed
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
@@ -67,7 +68,7 @@ class BlockerMonitor:
             elif not asked.asking and now >= asked.due_at:
                 asked.asking, asked.due_at = True, now + _INTERVAL_S
                 threading.Thread(
-                    target=self._answer,
+                    target=carry_fields(self._answer),
                     args=(uid, asked.list_blockers),
                     name=f"blockers of {uid}",
                     daemon=True,

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from onceflow.core.api.graph import Graph
+from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.events.job_events import JobEvent, LagMeasured
@@ -43,7 +44,8 @@ class LagMonitor:
         self._completed = restored
         for uid, source in self._sources:
             name, asked = f"lag of {uid}", (uid, source)
-            threading.Thread(target=self._work, args=asked, name=name, daemon=True).start()
+            work = carry_fields(self._work)
+            threading.Thread(target=work, args=asked, name=name, daemon=True).start()
 
     def measure_by(self, checkpoint: CompletedCheckpoint) -> None:
         """Measure by `checkpoint` from now on."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.errors import SourceError
+from onceflow.core.json_logs import carry_fields
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -136,7 +137,7 @@ class SplitDiscovery:
             growing.asking = True
             growing.due_at = now + growing.interval_s
             threading.Thread(
-                target=self._answer,
+                target=carry_fields(self._answer),
                 args=(uid, growing.source, known),
                 name=f"discover splits of {uid}",
                 daemon=True,

@@ -20,7 +20,12 @@ from onceflow.core.protocol.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
 from onceflow.core.scratch import ScratchDirectory
-from onceflow.core.settings.pipeline_settings import Delivery, RuntimeSettings, TlsFiles
+from onceflow.core.settings.pipeline_settings import (
+    Delivery,
+    Logging,
+    RuntimeSettings,
+    TlsFiles,
+)
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.version import VERSION
 
@@ -50,6 +55,7 @@ class AttemptPlan:
     log_id: str
     loopback: bool
     """Whether all slots are on the driver's machine."""
+    logging: Logging = field(default_factory=Logging)
 
 
 @dataclass(frozen=True, slots=True)
