@@ -31,6 +31,8 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SubtaskMetrics
+from onceflow.core.runtime.driver.health import Health
+from onceflow.core.runtime.driver.metrics_server import ShownJob, ShownMetrics
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
@@ -48,6 +50,10 @@ from onceflow.core.runtime.events.job_events import (
 )
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.metrics.catalogue import QUERY_LABEL
+from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
+from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
+from onceflow.core.settings.pipeline_settings import Metrics
 
 _WHOLE = SubtaskRef("query", 0)
 
@@ -58,13 +64,27 @@ class QueryEvents(StreamingQueryListener):
     Give it to `spark.streams.addListener`. Runs on the driver, on a thread of Spark's; listeners
     have threads of their own, as those of a `Pipeline` have, and what they raise is logged.
     `JobStatus.job` is the query's name, or its id when it has none.
+
+    With `metrics=Metrics(prometheus_bind=…)` the queries that run are shown to Prometheus there,
+    under the names that jobs have, with the label `query`. A counter goes on when a query is
+    started again in the same process.
     """
 
-    def __init__(self, listeners: Sequence[JobListener] = ()) -> None:
-        """Hear of nothing yet."""
+    def __init__(
+        self, listeners: Sequence[JobListener] = (), *, metrics: Metrics | None = None
+    ) -> None:
+        """Hear of nothing yet.
+
+        Raises:
+            ConfigError: Metrics are to be shown, and what writes them is not installed.
+        """
         self._listeners = tuple(listeners)
+        self._metrics = metrics or Metrics()
+        if self._metrics.prometheus_bind is not None:
+            require_prometheus()
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
+        self._counters: dict[str, JobMetrics] = {}
 
     def statuses(self) -> dict[str, JobStatus]:
         """Return the status of each query of which anything was heard, by its id. Any thread."""
@@ -98,17 +118,29 @@ class QueryEvents(StreamingQueryListener):
             query.on_end(event.exception)
 
     def _begin(self, query_id: str, name: str | None) -> _Query:
-        query = _Query(name or query_id, self._listeners)
+        limits = SeriesLimits(self._metrics.subtasks_max, self._metrics.splits_max)
         with self._lock:
+            counters = self._counters.setdefault(query_id, JobMetrics(limits=limits))
+            before = self._queries.get(query_id)
+            query = _Query(name or query_id, self._listeners, counters, self._metrics)
             self._queries[query_id] = query
+        if before is not None:
+            before.hide()
+        query.show()
         return query
 
 
 class _Query:
     """One run of a query."""
 
-    def __init__(self, name: str, listeners: Sequence[JobListener]) -> None:
-        self.tracker = StatusTracker(name, listeners)
+    def __init__(
+        self, name: str, listeners: Sequence[JobListener], counters: JobMetrics, metrics: Metrics
+    ) -> None:
+        self._name = name
+        self._counters = counters
+        self.tracker = StatusTracker(name, listeners, counters.on_event)
+        shown = ShownMetrics(metrics, name, ShownJob(self._measure, self._judge_health))
+        self.show, self.hide = shown.show, shown.hide
         self._read: dict[str, int] = {}
         self._running = False
         self.tracker.publish(JobStarted())
@@ -141,6 +173,15 @@ class _Query:
         state = JobState.FAILED if text else JobState.STOPPED
         self.tracker.publish(JobEnded(state, text))
         self.tracker.close()
+        self.hide()
+
+    def _measure(self) -> Measured:
+        return Measured(self._counters.collect(), {QUERY_LABEL: self._name})
+
+    def _judge_health(self) -> Health:
+        state = self.tracker.status.state
+        unready = "" if state is JobState.RUNNING else f"the query is {state.value}"
+        return Health(self._name, "", unready)
 
     def _run(self, batch: int, sources: frozenset[str]) -> None:
         self._running = True

@@ -3,8 +3,8 @@
 `/metrics`, the table in docs/monitoring.md, the alert rules and the dashboards are held against
 this catalogue by tests. Names have one prefix, base units, and `_total` at the end of a counter.
 
-Labels that every sample of a job has are not listed: `job_name`. (`job` is the label that
-Prometheus gives to what it scrapes.)
+The label that every sample has is not listed: `job_name`, or `query` for a query of Structured
+Streaming. (`job` is the label that Prometheus gives to what it scrapes.)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enum import Enum
 
 PREFIX = "onceflow_"
 JOB_LABEL = "job_name"
+QUERY_LABEL = "query"
 
 SECONDS_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
