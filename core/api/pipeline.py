@@ -501,6 +501,7 @@ class Pipeline:
             endpoint=self._endpoint,
             metrics=self._metrics,
             logging=self._configured.logging(),
+            telemetry=self._configured.telemetry(),
             shown_settings=self._shown_settings,
             restore=restore,
         )

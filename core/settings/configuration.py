@@ -32,6 +32,7 @@ from onceflow.core.settings.pipeline_settings import (
     Endpoint,
     Logging,
     Metrics,
+    OpenTelemetry,
     RuntimeSettings,
     TlsFiles,
 )
@@ -71,6 +72,7 @@ _OWN_SECTIONS = (
     "endpoint.",
     "logging.",
     "metrics.prometheus.",
+    "otel.",
     "restore.",
     "runtime.",
     "state_backend.",
@@ -218,6 +220,7 @@ class Configuration:
         self.endpoint()
         self.metrics(None)
         self.logging()
+        self.telemetry()
 
     # --- what they make ---------------------------------------------------------------------------
 
@@ -368,6 +371,17 @@ class Configuration:
             )
         except ConfigError as error:
             raise ConfigError(f"{error}: {self._describe_set('logging.')}") from None
+
+    def telemetry(self) -> OpenTelemetry:
+        """Return where spans and metrics are sent.
+
+        Raises:
+            ConfigError: A value is bad.
+        """
+        try:
+            return OpenTelemetry(**self._fields("otel."))
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._describe_set('otel.')}") from None
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from onceflow.core.settings.pipeline_settings import (
     Endpoint,
     Logging,
     Metrics,
+    OpenTelemetry,
     RuntimeSettings,
     TlsFiles,
 )
@@ -575,4 +576,6 @@ OPTIONS: tuple[Option, ...] = (
     _option("metrics.subtasks_max", _C, Metrics),
     _option("metrics.splits_max", _C, Metrics),
     _option("metrics.unhealthy_after_intervals", _C, Metrics),
+    _option("otel.endpoint", _T, OpenTelemetry),
+    _option("otel.metrics_interval", _D, OpenTelemetry),
 )

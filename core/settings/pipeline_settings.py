@@ -258,6 +258,33 @@ class Metrics:
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenTelemetry:
+    """Where a job's spans and metrics are sent; set by configuration alone.
+
+    Needs the extra `onceflow[otel]` on the driver. Headers and certificates are as the SDK's
+    variables say: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE.
+    """
+
+    endpoint: str | None = None
+    """Of a collector that takes OTLP over HTTP, such as http://collector:4318; None: nowhere."""
+    metrics_interval: float | str = "30 s"
+    """From one sending of all metrics to the next."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otel.endpoint={self.endpoint!r} is no URL: write http://collector:4318; OTLP is"
+                " sent over HTTP, not gRPC"
+            )
+        if self.parse_interval_s() <= 0:
+            raise ConfigError(f"otel.metrics_interval={self.metrics_interval!r} must be over 0")
+
+    def parse_interval_s(self) -> float:
+        """Return the interval in seconds."""
+        return seconds_of(self.metrics_interval, setting="otel.metrics_interval")
+
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -104,6 +104,7 @@ from onceflow.core.settings.pipeline_settings import (
     Endpoint,
     Logging,
     Metrics,
+    OpenTelemetry,
     RuntimeSettings,
     TlsFiles,
 )
@@ -140,6 +141,8 @@ class JobPlan:
     """Where Prometheus finds what the job measures, besides the endpoint."""
     logging: Logging = field(default_factory=Logging)
     """What driver and slots do about their loggers."""
+    telemetry: OpenTelemetry = field(default_factory=OpenTelemetry)
+    """Where spans and metrics are sent."""
     restore: RestoreFrom | None = None
     """The savepoint that the job is to begin from."""
     shown_settings: tuple[EffectiveSetting, ...] = ()
@@ -159,6 +162,7 @@ class JobDriver:
             plan.settings,
             plan.metrics,
             plan.logging,
+            plan.telemetry,
         )
         self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):

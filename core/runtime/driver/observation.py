@@ -17,7 +17,13 @@ from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
-from onceflow.core.settings.pipeline_settings import Logging, Metrics, RuntimeSettings
+from onceflow.core.runtime.metrics.open_telemetry import TelemetrySender
+from onceflow.core.settings.pipeline_settings import (
+    Logging,
+    Metrics,
+    OpenTelemetry,
+    RuntimeSettings,
+)
 
 
 class Observation:
@@ -31,11 +37,13 @@ class Observation:
         runtime: RuntimeSettings,
         metrics: Metrics,
         logs: Logging,
+        telemetry: OpenTelemetry,
     ) -> None:
         """Begin to observe; nothing is shown yet.
 
         Raises:
-            ConfigError: Metrics are to be shown, and what writes them is not installed.
+            ConfigError: Metrics are to be shown, or spans to be sent, and what does so is not
+                installed.
         """
         if metrics.prometheus_bind is not None:
             require_prometheus()
@@ -44,14 +52,32 @@ class Observation:
         limits = SeriesLimits(metrics.subtasks_max, metrics.splits_max)
         self._metrics = JobMetrics(checkpointing.interval_s, limits)
         self._health = JobHealth(checkpointing, runtime, metrics.unhealthy_after_intervals)
-        listeners = (*listeners, log_event) if is_event_log_on() else listeners
+        self._sender = (
+            None
+            if telemetry.endpoint is None
+            else TelemetrySender(job, telemetry, metrics.subtasks_max, self.measure)
+        )
+        if self._sender is not None:
+            listeners = (*listeners, self._sender.traces.on_event)
+        if is_event_log_on():
+            listeners = (*listeners, log_event)
         self.tracker = StatusTracker(job, listeners, self._count)
         """Takes the events."""
         self._shown = ShownMetrics(metrics, job, ShownJob(self.measure, self.judge_health))
         self.promise = self._health.promise
         """Says within how many seconds the job's thread turns again."""
-        self.show, self.hide = self._shown.show, self._shown.hide
-        """Begin and end to answer at the address of metrics."""
+
+    def show(self) -> None:
+        """Begin to answer at the address of metrics, and to send. Safe to repeat."""
+        self._shown.show()
+        if self._sender is not None:
+            self._sender.start()
+
+    def hide(self) -> None:
+        """Answer and send no more. Waits for nobody longer than a few seconds."""
+        self._shown.hide()
+        if self._sender is not None:
+            self._sender.close()
 
     def measure(self) -> Measured:
         """Return what the job has measured up to now."""
