@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,19 @@ def test_series_are_bounded_and_sums_stay_whole_above_the_limits() -> None:
     found = read(expose([job.measure()], "").body)
     assert sum(name == "onceflow_restarts_total" for name, _ in found) <= 21
     assert find(found, "restarts_total", job_name="ledger", reason="other") == 81
+
+
+def test_a_scrape_of_1000_subtasks_with_a_series_each_takes_100_ms_at_most() -> None:
+    job = Measuring(limits=SeriesLimits(subtasks_max=1_000))
+    job.take(JobStarted(frozenset({"in"})), *begin(1, slots=1_000))
+    job.take(*(report(slot, records_in=10, busy_s=0.5) for slot in range(1_000)))
+    best_s = float("inf")
+    for _ in range(5):
+        began_s = time.thread_time()
+        body = expose([job.measure()], "").body
+        best_s = min(best_s, time.thread_time() - began_s)
+    assert body.count(b"onceflow_subtask_busy_seconds_total{") == 1_000
+    assert best_s <= 0.1
 
 
 def test_names_with_quotes_and_newlines_are_read_back_as_they_are() -> None:
