@@ -161,6 +161,7 @@ def test_counters_of_a_job_go_on_when_a_slot_is_killed_and_end_at_what_the_targe
     last = await_scrape(job, url, is_quiet)
     shown = find(last, "checkpoint_last_completed_timestamp_seconds")
     assert abs(time.time() - shown) < 60
+    assert ("storage_bytes", frozenset({("job_name", "scraped")})) in last
     driver_files = tmp_path / "checkpoints" / "scraped"
     endpoint = json.loads((driver_files / "driver.json").read_text())["url"]
     token = (driver_files / "driver.token").read_text()

@@ -364,6 +364,7 @@ class Attempt:
         self._slots.send_all(Complete(checkpoint, needed))
         self._global_commits.commit_decided(retained[-1])
         self._lag.measure_by(retained[-1])
+        self._context.retain(retained)
         self._cleaner.clean_after(checkpoint, decision.oldest_retained, retained[-1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -40,6 +40,8 @@ class AttemptContext:
     savepoints: Savepoints
     running: Callable[[], None]
     """Called once, when every slot runs."""
+    retain: Callable[[Sequence[CompletedCheckpoint]], None] = lambda _retained: None
+    """Says which checkpoints the log retains now."""
     promise: Callable[[float], None] = lambda _within_s: None
     """Says that the attempt's thread turns again within so many seconds."""
 

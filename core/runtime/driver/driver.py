@@ -441,6 +441,7 @@ class JobDriver:
         log = self._log = self._agree_with_targets(log)
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
+        self._observation.retain(view.completed)
         storage.sweep(view, log.attempt)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
@@ -487,6 +488,7 @@ class JobDriver:
             running=lambda: self._restarts.on_running(time.monotonic()),
             savepoints=self._savepoints,
             promise=self._observation.promise,
+            retain=self._observation.retain,
         )
         return self._run_on_cluster(context, server)
 

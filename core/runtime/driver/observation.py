@@ -66,6 +66,8 @@ class Observation:
         self._shown = ShownMetrics(metrics, job, ShownJob(self.measure, self.judge_health))
         self.promise = self._health.promise
         """Says within how many seconds the job's thread turns again."""
+        self.retain = self._metrics.retain
+        """Says which checkpoints the log retains now."""
 
     def show(self) -> None:
         """Begin to answer at the address of metrics, and to send. Safe to repeat."""

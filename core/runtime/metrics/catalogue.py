@@ -111,6 +111,11 @@ CHECKPOINT_UPLOADED = _counter(
     "checkpoint_uploaded_bytes_total", "bytes", "State that completed checkpoints have uploaded."
 )
 STATE_BYTES = _gauge("state_bytes", "bytes", "State that the last completed checkpoint holds.")
+STORAGE = _gauge(
+    "storage_bytes",
+    "bytes",
+    "State files in checkpoint storage that retained checkpoints name; without savepoints.",
+)
 SAVEPOINTS = _counter("savepoints_total", "savepoints", "Savepoints that were completed.")
 
 # --- sources -------------------------------------------------------------------------------------

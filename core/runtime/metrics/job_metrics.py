@@ -13,9 +13,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, handles_of
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.events.job_events import (
@@ -139,6 +140,8 @@ class JobMetrics:
         self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
         self._last_sinks: dict[tuple[str, int], SinkMetrics] = {}
         self._in_doubt: dict[str, _InDoubt] = {}
+        self._retained: tuple[CompletedCheckpoint, ...] | None = None
+        """None: nobody has said what is retained, as for a query."""
         self._fails = False
 
     def on_event(self, event: JobEvent, status: JobStatus) -> None:
@@ -152,14 +155,21 @@ class JobMetrics:
                 _log.exception("metrics of job %s miss %s", status.job, type(event).__name__)
             self._fails = True
 
+    def retain(self, checkpoints: Sequence[CompletedCheckpoint]) -> None:
+        """Note which checkpoints the log retains now; their files are counted at a scrape."""
+        with self._lock:
+            self._retained = tuple(checkpoints)
+
     def collect(self) -> tuple[Family, ...]:
         """Return every metric as of now."""
         with self._lock:
             status = self._status
             if status is None:
                 return ()
+            retained = self._retained
             counted = (*self._collect_job(), *self._collect_subtasks(), *self._collect_sinks())
-        return (*counted, *self._collect_gauges(status))
+        stored = () if retained is None else (_single(catalogue.STORAGE, _sum_files(retained)),)
+        return (*counted, *stored, *self._collect_gauges(status))
 
     # --- events: under the lock -----------------------------------------------------------------
 
@@ -350,6 +360,12 @@ def _list_parts(stats: CheckpointStats) -> Iterator[tuple[str, float]]:
     yield "synchronous", stats.sync_ms
     yield "upload", stats.async_ms
     yield "append", stats.append_ms
+
+
+def _sum_files(retained: Sequence[CompletedCheckpoint]) -> int:
+    """Return the bytes of all files that `retained` name; a file that several name counts once."""
+    handles = (handle for one in retained for handle in handles_of(one.snapshots))
+    return sum({handle.path: handle.size_bytes for handle in handles}.values())
 
 
 def _single(metric: Metric, value: float) -> Family:
