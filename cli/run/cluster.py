@@ -51,7 +51,8 @@ class OpenedCluster:
 
         builder = SparkSession.builder.appName("onceflow run")
         for name, value in self.conf.items():
-            builder = builder.config(name, value)
+            if name != "spark.master":
+                builder = builder.config(name, value)
         if self.master is not None and self.master.startswith("sc://"):
             return cast("ConnectSession", builder.remote(self.master).getOrCreate())
         if self.master is not None:

@@ -20,12 +20,14 @@ import typer
 from onceflow.cli.doctor.command import print_findings
 from onceflow.cli.run.checks import check_pipeline
 from onceflow.cli.run.cluster import OpenedCluster
+from onceflow.cli.run.file.schema import make_schema
 from onceflow.cli.run.plan import print_plan, to_json
 from onceflow.cli.run.progress import show_progress
 from onceflow.cli.run.target import TargetFailed, load_target
 from onceflow.cli.terminal import console, say
 from onceflow.core.api.pipeline import Job, Pipeline
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
+from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 from onceflow.core.runtime.events.job_events import JobState
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.configuration import force_settings, parse_assignments
@@ -37,10 +39,10 @@ STOP_TIMEOUT_S = 60.0
 """How long the last checkpoint may take after --timeout, before the job is cancelled."""
 
 Target: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        help="The pipeline: job.py:NAME or package.module:NAME. NAME is a Pipeline, or a function"
-        " of a Spark session (or of nothing) that returns one.",
+        help="The job: a file connector.toml, or job.py:NAME or package.module:NAME, where NAME is"
+        " a Pipeline, or a function of a Spark session (or of nothing) that returns one.",
         show_default=False,
     ),
 ]
@@ -93,12 +95,16 @@ class _Start:
 
 
 def run(
-    target: Target,
+    target: Target = None,
     check: Annotated[
         bool, typer.Option("--check", help="Ask all that can be asked before a start, and end.")
     ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the operators and every setting, and end.")
+    ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", help="Print the JSON schema of connector files, and end."),
     ] = False,
     master: Master = None,
     assignments: Assignments = None,
@@ -108,7 +114,7 @@ def run(
     timeout: Timeout = None,
     json_: Json = False,
 ) -> None:
-    """Run a pipeline until its input ends, or until SIGINT or SIGTERM stops it.
+    """Run a pipeline or a connector file, until its input ends or SIGINT or SIGTERM stops it.
 
     The first signal stops the job with a last checkpoint; a second one cancels it. The next run
     goes on where it ended. Exit status: 0 finished or stopped, 1 failed, 2 usage.
@@ -116,10 +122,15 @@ def run(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     cluster = OpenedCluster(master)
     with _exit_status(json_), _closing(cluster):
+        if schema:
+            print(json.dumps(make_schema(), indent=2))
+            return
+        if target is None:
+            raise ConfigError("what is to be run? connector.toml, job.py:NAME or module:NAME")
         if check and plan:
             raise ConfigError("--check and --plan: give one of the two")
         with force_settings(parse_assignments(assignments or ())):
-            pipeline = _build(target, cluster)
+            pipeline = _build(target, cluster, only_describes=plan)
         if plan:
             _print_plan(pipeline, json_)
         elif check:
@@ -128,8 +139,15 @@ def run(
             _run(pipeline, _Start(from_savepoint, claim, allow_rewind, timeout), json_)
 
 
-def _build(text: str, cluster: OpenedCluster) -> Pipeline:
+def _build(text: str, cluster: OpenedCluster, *, only_describes: bool) -> Pipeline:
     target = load_target(text)
+    if target.is_file:
+        # A mistake is found before Spark starts, which takes seconds.
+        described = target.build(LocalProcesses)
+        if only_describes:
+            return described
+    cluster.master = cluster.master or target.master
+    cluster.conf.update(target.spark)
     pipeline = target.build(cluster.open)
     if not target.takes_cluster:
         if cluster.master is not None:

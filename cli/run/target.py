@@ -2,6 +2,7 @@
 
     job.py:pipeline              `pipeline` of the file job.py
     package.module:pipeline      `pipeline` of a module, also one of the working directory
+    connector.toml               the job that a file describes
 
 The name is of a `Pipeline`, or of a function that returns one: of a Spark session, or of nothing.
 What a file defines is sent to the slots by value, as that of `__main__` is.
@@ -14,8 +15,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -23,11 +24,13 @@ from typing import Any, cast
 
 import cloudpickle
 
+from onceflow.cli.run.file.connector_file import read_connector_file
 from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.errors import ConfigError, OnceflowError
 
 _FORMS = (
-    "job.py:NAME or package.module:NAME, where NAME is a Pipeline or a function that returns one"
+    "connector.toml, job.py:NAME or package.module:NAME, where NAME is a Pipeline or a function"
+    " that returns one"
 )
 
 
@@ -41,6 +44,12 @@ class PipelineTarget:
 
     text: str
     value: Pipeline | Callable[..., object]
+    master: str | None = None
+    """Where a connector file says that the slots are to run."""
+    spark: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Spark's settings in a connector file."""
+    is_file: bool = False
+    """Whether it is a connector file, which describes the same job whatever the cluster is."""
 
     @property
     def takes_cluster(self) -> bool:
@@ -87,12 +96,15 @@ class PipelineTarget:
 
 
 def load_target(text: str) -> PipelineTarget:
-    """Return what `text` names; imports the file or the module.
+    """Return what `text` names; reads the connector file, or imports the file or the module.
 
     Raises:
         ConfigError: There is no such file, module or name, which names the nearest.
         TargetFailed: The file or module raises when it is imported.
     """
+    if text.endswith(".toml"):
+        described = read_connector_file(Path(text))
+        return PipelineTarget(text, described.build, described.master, described.spark, True)
     location, separator, name = text.rpartition(":")
     if not separator or not location or not name:
         near = f"; did you mean {text}:pipeline?" if text.endswith(".py") else ""

@@ -99,6 +99,23 @@ class TopicDescription(TopicOptions):
         }
 
 
+def read_kafka_url(url: str) -> dict[str, object]:
+    """Return the options that `kafka://host:port[,host:port]/topic` stands for.
+
+    Raises:
+        ConfigError: It is no such URL; user and password are options.
+    """
+    scheme, _, location = url.partition("://")
+    servers, _, topic = location.partition("/")
+    if scheme != "kafka" or not servers or "@" in servers or "?" in location:
+        raise ConfigError(
+            "url: give kafka://host:port[,host:port]/topic; user and password are options of the"
+            " client, sasl.username and sasl.password"
+        )
+    options: dict[str, object] = {"bootstrap_servers": servers}
+    return options | {"topic": topic} if topic else options
+
+
 def list_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names that `given` has, one or several."""
     return (given,) if isinstance(given, str) else tuple(given or ())

@@ -164,11 +164,13 @@ class Configuration:
         file: str | os.PathLike[str] | None = None,
         *,
         environment: Mapping[str, str] | None = None,
+        written: Sequence[WrittenSetting] = (),
     ) -> Configuration:
         """Return what `file` and the environment say; without `file`, that of ONCEFLOW_CONFIG.
 
         A file is TOML. One that ends in `.yaml` or `.yml` is Flink's own: settings of Flink that
-        have no meaning here are left out, and `hints()` lists them.
+        have no meaning here are left out, and `hints()` lists them. Settings `written` elsewhere,
+        such as in the file of a connector, are stronger than those of `file`.
 
         Raises:
             ConfigError: The file cannot be read; a name is unknown, which names the nearest; a
@@ -181,6 +183,7 @@ class Configuration:
         if file is not None:
             settings, left = _from_file(Path(file))
             layer |= settings
+        layer |= _layer((one.name, one.location, one.value) for one in written)
         layer |= _COMMAND_LINE.settings
         configuration = cls(
             {one.name: layer.get(one.name, Setting(one, one.default)) for one in OPTIONS}, left

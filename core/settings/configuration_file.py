@@ -60,23 +60,33 @@ def read_settings(path: Path) -> list[WrittenSetting]:
 
 
 def _read_toml(path: Path, text: str) -> Iterator[WrittenSetting]:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        table: dict[str, object] = toml.loads(text)
+        table = parse_toml(text)
     except ValueError as error:
         raise ConfigError(
             f"configuration file {path} is not TOML: {error}. Flink's own YAML is read too, from a"
             " file whose name ends in .yaml or .yml"
         ) from None
-    for name, value in _flatten(table, ""):
+    for name, value in flatten_table(table, ""):
         yield WrittenSetting(name, f"file {path}", value)
 
 
-def _flatten(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+def parse_toml(text: str) -> dict[str, object]:
+    """Return the tables of `text`.
+
+    Raises:
+        ValueError: It is no TOML; says where.
+    """
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table: dict[str, object] = toml.loads(text)
+    return table
+
+
+def flatten_table(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
     """Yield what `table` holds by dotted names, which may stand in tables or be quoted."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flatten(cast("dict[str, object]", value), f"{above}{name}.")
+            yield from flatten_table(cast("dict[str, object]", value), f"{above}{name}.")
         else:
             yield f"{above}{name}", value
 

@@ -125,6 +125,8 @@ class SinkConnector:
     diagnosis: Diagnosis | None = None
     examine: Callable[[Any, int], Questions] | None = None
     """Returns the questions to the server of a sink of this class, for a job of a parallelism."""
+    read_url: Callable[[str], Mapping[str, object]] | None = None
+    """Returns the options that a URL stands for, where the class has no option `url`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,8 @@ class SourceConnector:
     diagnosis: Diagnosis | None = None
     examine: Callable[[Any, int], Questions] | None = None
     """Returns the questions to the server of a source of this class, for a job of a parallelism."""
+    read_url: Callable[[str], Mapping[str, object]] | None = None
+    """Returns the options that a URL stands for, where the class has no option `url`."""
 
 
 def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> None:

@@ -12,7 +12,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -31,6 +31,8 @@ class ValueKind:
     """What it must be, for errors and documents."""
     parse: Callable[[str], object]
     """Returns the value, or raises ValueError or ConfigError."""
+    choices: tuple[str, ...] = ()
+    """All values that there are; empty where they cannot be listed."""
 
 
 def _parse_boolean(text: str) -> bool:
@@ -91,7 +93,7 @@ def choice(*words: str | type[Enum]) -> ValueKind:
             raise ValueError
         return text.strip().lower()
 
-    return ValueKind(f"one of {', '.join(choices)}", parse)
+    return ValueKind(f"one of {', '.join(choices)}", parse, tuple(choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,13 @@ def list_options(description: type[Any]) -> Iterator[tuple[str, OptionMeaning]]:
         meaning = one.metadata.get(_KEY)
         if isinstance(meaning, OptionMeaning):
             yield one.name, meaning
+
+
+def find_meaning(description: object, name: str) -> OptionMeaning | None:
+    """Return the meaning of the option `name` of a dataclass; None where it has no such option."""
+    if not isinstance(description, type) or not is_dataclass(description):
+        return None
+    return next((meaning for known, meaning in list_options(description) if known == name), None)
 
 
 def option_of(description: type[Any], name: str) -> Mapping[Any, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pyarrow as pa
 
 from onceflow.connectors.kafka.keys import KeyFormat
-from onceflow.connectors.kafka.settings import TopicDescription, list_names
+from onceflow.connectors.kafka.settings import TopicDescription, list_names, read_kafka_url
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
@@ -254,5 +254,7 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
     return KafkaResourceManager(sink.settings)
 
 
-CONNECTOR = SinkConnector(sink=KafkaSink, resource_manager=_resource_manager)
+CONNECTOR = SinkConnector(
+    sink=KafkaSink, resource_manager=_resource_manager, read_url=read_kafka_url
+)
 """What the catalogue finds."""

@@ -33,7 +33,7 @@ from onceflow.connectors.kafka.fitness import (
     replication_findings,
     topic_findings,
 )
-from onceflow.connectors.kafka.settings import KafkaCluster
+from onceflow.connectors.kafka.settings import KafkaCluster, read_kafka_url
 from onceflow.core.spi.connector import Area, Finding, Questions, ServerAccess, SourceConnector
 from onceflow.sources.kafka.settings import RULES
 from onceflow.sources.kafka.source import KafkaSource
@@ -299,6 +299,9 @@ def _examine_source(source: KafkaSource, parallelism: int) -> Questions:
 
 
 CONNECTOR = SourceConnector(
-    source=KafkaSource, diagnosis=questions_of_kafka, examine=_examine_source
+    source=KafkaSource,
+    diagnosis=questions_of_kafka,
+    examine=_examine_source,
+    read_url=read_kafka_url,
 )
 """What the catalogue finds."""

@@ -1,0 +1,409 @@
+"""Reads a connector file, and builds the pipeline that it describes.
+
+A reference to a secret (`${env:NAME}`, `${file:/path}`) stays one where the connector follows it by
+itself: in passwords and in tables of client options. In every other text it is followed when the
+file is read, so that addresses and names may come from the environment, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+
+from onceflow.cli.run.cluster import AnyCluster
+from onceflow.cli.run.file.layout import (
+    DEAD_LETTERS,
+    NAME_KEY,
+    SECTIONS,
+    SPARK,
+    WINDOW,
+    WINDOWS,
+    SinkKeys,
+    SourceKeys,
+    StepKeys,
+    parse_aggregates,
+)
+from onceflow.cli.run.file.parameters import (
+    check_names,
+    list_parameters,
+    parse_arguments,
+    parse_record,
+)
+from onceflow.connectors.catalog import SINKS, SOURCES
+from onceflow.core.api.pipeline import Pipeline
+from onceflow.core.api.stream import Stream
+from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import follow_references, has_reference
+from onceflow.core.settings.configuration import Configuration
+from onceflow.core.settings.configuration_file import WrittenSetting, flatten_table, parse_toml
+from onceflow.core.settings.options import OPTIONS
+from onceflow.core.spi import Sink, Source
+from onceflow.core.spi.connector import SinkConnector, SourceConnector
+
+Table: TypeAlias = dict[str, object]
+_T = TypeVar("_T")
+_UNKNOWN_REFERENCE = re.compile(r"\$\{(?!env:|file:)(\w+)\}")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*\$\{[^}]*\}[^/]*@|password=\$\{")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorFile:
+    """A connector file as it is written; values are checked when the pipeline is built."""
+
+    path: Path
+    name: str
+    sources: Mapping[str, Table]
+    steps: Mapping[str, Table]
+    sinks: Mapping[str, Table]
+    spark: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Spark's settings by their whole names."""
+    settings: tuple[WrittenSetting, ...] = ()
+
+    @property
+    def master(self) -> str | None:
+        """Where the slots are to run; None: nobody says so here."""
+        return self.spark.get("spark.master")
+
+    def build(self, cluster: AnyCluster) -> Pipeline:
+        """Return the pipeline, on `cluster`.
+
+        Raises:
+            ConfigError: A name or a value is wrong; says in which table, and names the nearest.
+        """
+        configuration = Configuration.load(written=self.settings)
+        pipeline = Pipeline(cluster, name=self.name, config=configuration)
+        streams = _Streams()
+        for uid, table in self.sources.items():
+            streams.add_source(uid, self._read(pipeline, uid, table))
+        for uid, table in self.steps.items():
+            streams.add_step(uid, self._apply(streams, uid, table))
+        for uid, table in self.sinks.items():
+            self._write(streams, uid, table)
+        return pipeline
+
+    def _read(self, pipeline: Pipeline, uid: str, table: Table) -> Stream:
+        where = f"{self.path}: sources.{uid}"
+        keys, letters, options = _split(table, SourceKeys, where)
+        source = _make_source(keys.connector, options, where)
+        return _name_table(
+            where,
+            lambda: pipeline.read(
+                source,
+                uid=uid,
+                dead_letters=_make_letters(letters, where),
+                watermarks=keys.watermarks,
+            ),
+        )
+
+    def _apply(self, streams: _Streams, uid: str, table: Table) -> Stream:
+        where = f"{self.path}: steps.{uid}"
+        window = table.get(WINDOW)
+        names = [*list_parameters(StepKeys), WINDOW]
+        check_names(list(table), names, where)
+        keys, _, _ = _split({k: v for k, v in table.items() if k != WINDOW}, StepKeys, where)
+        stream = streams.find(keys.input, where)
+        return _name_table(where, lambda: _apply_step(stream, keys, window, uid, where))
+
+    def _write(self, streams: _Streams, uid: str, table: Table) -> None:
+        where = f"{self.path}: sinks.{uid}"
+        keys, letters, options = _split(table, SinkKeys, where)
+        sink = _make_sink(keys.connector, options, where)
+        stream = streams.find(keys.input, where)
+        _name_table(
+            where,
+            lambda: stream.write(
+                sink,
+                uid=uid,
+                sink_id=keys.sink_id,
+                on_bad_row=keys.on_bad_row,
+                dead_letters=_make_letters(letters, where),
+            ),
+        )
+
+
+def read_connector_file(path: Path) -> ConnectorFile:
+    """Return what the file at `path` says.
+
+    Raises:
+        ConfigError: It cannot be read, is no TOML, or has a table that there is not.
+    """
+    try:
+        tables = parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"connector file {path}: {error.strerror}") from None
+    except ValueError as error:  # UnicodeDecodeError is one, too
+        raise ConfigError(f"connector file {path} is not TOML: {error}") from None
+    where = str(path)
+    sections = sorted({one.name.partition(".")[0] for one in OPTIONS})
+    check_names(
+        [name for name, value in tables.items() if isinstance(value, dict) or name == NAME_KEY],
+        [NAME_KEY, *SECTIONS, SPARK, *sections, *_flink_sections()],
+        where,
+    )
+    name = tables.pop(NAME_KEY, None)
+    if not isinstance(name, str):
+        raise ConfigError(f'{where}: name must be given, at the top: name = "ledger"')
+    sources, steps, sinks = (_take_tables(tables, section, where) for section in SECTIONS)
+    if not sources or not sinks:
+        missing = "sources" if not sources else "sinks"
+        raise ConfigError(f"{where}: there is no table [{missing}.NAME]")
+    spark = dict(flatten_table(_take_table(tables, SPARK, where), "spark."))
+    settings = tuple(
+        WrittenSetting(one, f"file {path}", _follow(value, f"{where}: {one}"))
+        for one, value in flatten_table(tables, "")
+    )
+    return ConnectorFile(
+        path,
+        name,
+        sources,
+        steps,
+        sinks,
+        {key: _to_spark(value) for key, value in spark.items()},
+        settings,
+    )
+
+
+def _flink_sections() -> list[str]:
+    return sorted({name.partition(".")[0] for one in OPTIONS for name in one.flink})
+
+
+def _take_tables(tables: Table, section: str, where: str) -> dict[str, Table]:
+    by_uid = _take_table(tables, section, where)
+    for uid, table in by_uid.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{where}: {section}.{uid} must be a table: [{section}.{uid}]")
+    return cast("dict[str, Table]", by_uid)
+
+
+def _take_table(tables: Table, name: str, where: str) -> Table:
+    table = tables.pop(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: {name} must be a table: [{name}]")
+    return cast("Table", table)
+
+
+def _to_spark(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _name_table(where: str, make: Callable[[], _T]) -> _T:
+    """Return what `make` returns; a mistake is told with the table that it is in."""
+    try:
+        return make()
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+class _Streams:
+    """What steps and sinks may take, in the order of the file."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Stream] = {}
+        self._sources: list[str] = []
+        self._last_step: str | None = None
+
+    def add_source(self, uid: str, stream: Stream) -> None:
+        self._by_uid[uid] = stream
+        self._sources.append(uid)
+
+    def add_step(self, uid: str, stream: Stream) -> None:
+        self._by_uid[uid] = stream
+        self._last_step = uid
+
+    def find(self, names: Sequence[str] | None, where: str) -> Stream:
+        """Return the union of those called `names`; by default the last step, or the only source.
+
+        Raises:
+            ConfigError: There is none of a name yet, or there are several sources and no name.
+        """
+        if names is None:
+            return self._by_uid[self._find_default(where)]
+        check_names(names, list(self._by_uid), f"{where}.input")
+        first, *others = (self._by_uid[name] for name in names)
+        return first.union(*others) if others else first
+
+    def _find_default(self, where: str) -> str:
+        if self._last_step is not None:
+            return self._last_step
+        if len(self._sources) == 1:
+            return self._sources[0]
+        raise ConfigError(
+            f"{where}: input must be given, since there are several sources:"
+            f" {', '.join(self._sources)}"
+        )
+
+
+def _split(table: Table, kind: type[_T], where: str) -> tuple[_T, object, Table]:
+    """Return the keys of the file's own, the table of dead letters, and the connector's options."""
+    parameters = list_parameters(kind)
+    own = {name: value for name, value in table.items() if name in parameters}
+    options = {
+        name: value
+        for name, value in table.items()
+        if name not in parameters and name != DEAD_LETTERS
+    }
+    followed = {name: _follow(value, f"{where}.{name}") for name, value in own.items()}
+    return kind(**parse_arguments(parameters, followed, where)), table.get(DEAD_LETTERS), options
+
+
+# --- connectors ----------------------------------------------------------------------------------
+
+
+def _make_source(name: str | None, table: Table, where: str) -> Source:
+    connector = _name_table(where, lambda: _find_source(name, table, where))
+    arguments = _parse_options(connector, connector.source, table, where)
+    return _name_table(where, lambda: connector.source(**arguments))
+
+
+def _find_source(name: str | None, table: Table, where: str) -> SourceConnector:
+    if name is not None:
+        return SOURCES.find(name)
+    return SOURCES.find_by_url(_read_url(table, SOURCES.names(), where))
+
+
+def _make_letters(table: object, where: str) -> Sink | None:
+    if table is None:
+        return None
+    where = f"{where}.{DEAD_LETTERS}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table: the sink that takes them")
+    options = dict(cast("Table", table))
+    name = options.pop("connector", None)
+    if not isinstance(name, str | None):
+        raise ConfigError(f"{where}: connector={name!r} must be text")
+    return _make_sink(name, options, where)
+
+
+def _make_sink(name: str | None, table: Table, where: str) -> Sink:
+    connector = _name_table(where, lambda: _find_sink(name, table, where))
+    arguments = _parse_options(connector, connector.sink, table, where)
+    return _name_table(where, lambda: connector.sink(**arguments))
+
+
+def _find_sink(name: str | None, table: Table, where: str) -> SinkConnector:
+    if name is not None:
+        return SINKS.find(name)
+    return SINKS.find_by_url(_read_url(table, SINKS.names(), where))
+
+
+def _read_url(table: Table, names: Sequence[str], where: str) -> str:
+    url = table.get("url")
+    if not isinstance(url, str):
+        raise ConfigError(f"{where}: connector or url must be given; there are {', '.join(names)}")
+    return cast("str", _follow(url, f"{where}.url"))
+
+
+def _parse_options(
+    connector: SourceConnector | SinkConnector,
+    kind: Callable[..., object],
+    table: Table,
+    where: str,
+) -> dict[str, Any]:
+    parameters = list_parameters(kind)
+    table = dict(table)
+    read_url = connector.read_url
+    if "url" in table and "url" not in parameters and read_url is not None:
+        url = _read_url(table, (), where)
+        del table["url"]
+        of_url = _name_table(where, lambda: read_url(url))
+        if twice := sorted(of_url.keys() & table.keys()):
+            raise ConfigError(f"{where}: the url says {', '.join(twice)} already; leave it out")
+        table |= of_url
+    followed = {
+        name: value
+        if name in parameters and parameters[name].keeps_references
+        else _follow(value, f"{where}.{name}")
+        for name, value in table.items()
+    }
+    return parse_arguments(parameters, followed, where)
+
+
+def _follow(value: object, where: str) -> object:
+    """Return `value` with the references in its text followed; all the way down."""
+    match value:
+        case str():
+            return _follow_text(value, where)
+        case list():
+            return [_follow(one, where) for one in cast("list[object]", value)]
+        case dict():
+            table = cast("Table", value)
+            return {name: _follow(one, f"{where}.{name}") for name, one in table.items()}
+        case _:
+            return value
+
+
+def _follow_text(text: str, where: str) -> str:
+    if unknown := _UNKNOWN_REFERENCE.search(text):
+        raise ConfigError(
+            f"{where}: {unknown[0]} is no reference; write ${{env:{unknown[1]}}} for an environment"
+            " variable, ${file:/path} for a file"
+        )
+    if has_reference(text) and _PASSWORD.search(text):
+        raise ConfigError(
+            f"{where}: the password in this URL would be in every description of the job; say"
+            ' password = "${env:NAME}" beside it, which each process looks up by itself'
+        )
+    return follow_references(text, setting=where)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def _apply_step(stream: Stream, keys: StepKeys, window: object, uid: str, where: str) -> Stream:
+    kinds = {
+        "sql": keys.sql,
+        "filter or select": keys.filter or keys.select,
+        "running": keys.running,
+        "window": window,
+    }
+    given = [kind for kind, value in kinds.items() if value is not None]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} are" if given else "nothing is"
+        raise ConfigError(f"{where}: {what} given; a step is one of {', '.join(kinds)}")
+    _check_keys_of(given[0], keys, where)
+    if keys.running is not None:
+        aggregates = parse_aggregates(keys.running, f"{where}.running")
+        return stream.key_by(*(keys.key_by or ())).running(uid=uid, ttl=keys.ttl, **aggregates)
+    if window is not None:
+        return _apply_window(stream, keys, window, uid, where)
+    if keys.sql is not None:
+        return stream.sql(keys.sql, uid=uid)
+    columns = ", ".join(keys.select or ("*",))
+    condition = f" WHERE {keys.filter}" if keys.filter else ""
+    return stream.sql(f"SELECT {columns} FROM stream{condition}", uid=uid)
+
+
+_KEYS_OF = {
+    "running": {"key_by", "ttl"},
+    "window": {"key_by", "time", "allowed_lateness", "aggregate"},
+}
+
+
+def _check_keys_of(kind: str, keys: StepKeys, where: str) -> None:
+    """Raise ConfigError if a key is given that belongs to another kind of step."""
+    allowed = _KEYS_OF.get(kind, set[str]())
+    belongs = {name: one for one, names in _KEYS_OF.items() for name in names}
+    for name, owner in belongs.items():
+        value = getattr(keys, name)
+        if value and name not in allowed:
+            raise ConfigError(f"{where}: {name} goes with {owner}, and this step is {kind}")
+    if "key_by" in allowed and not keys.key_by:
+        raise ConfigError(f"{where}: {kind} needs key_by: the columns by which records meet")
+
+
+def _apply_window(stream: Stream, keys: StepKeys, window: object, uid: str, where: str) -> Stream:
+    if not isinstance(window, dict):
+        raise ConfigError(f"{where}.window must be a table with type: {', '.join(WINDOWS)}")
+    table = dict(cast("Table", window))
+    name = table.pop("type", None)
+    check_names([str(name)], list(WINDOWS), f"{where}.window.type")
+    assigner = parse_record(WINDOWS[str(name)], table, f"{where}.window")
+    windowed = stream.key_by(*(keys.key_by or ())).window(
+        assigner, time=keys.time, allowed_lateness=keys.allowed_lateness
+    )
+    aggregates = parse_aggregates(keys.aggregate or {}, f"{where}.aggregate")
+    return windowed.aggregate(uid=uid, **aggregates)

@@ -1,0 +1,155 @@
+"""The tables of a connector file, besides the options of connectors and the settings of pipelines.
+
+    name = "ledger"
+
+    [sources.UID]    connector, its options; watermarks, dead_letters
+    [steps.UID]      input; sql, or filter and select, or key_by with running or with window
+    [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
+    [spark]          master, and Spark's own settings without `spark.`
+
+Everything else is a setting, under its name in the configuration. Names are those of the arguments
+of `Pipeline.read`, `Stream` and `Stream.write`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from onceflow.core.api.event_time import WatermarkStrategy
+from onceflow.core.api.functions import Aggregate, avg, count, max_, min_, sum_
+from onceflow.core.api.windows import WindowAssigner
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi import OnBadRow
+from onceflow.core.spi.options import DURATION, NAMES, choice, option
+from onceflow.core.state import StateTtlConfig
+
+SECTIONS = ("sources", "steps", "sinks")
+NAME_KEY, SPARK, DEAD_LETTERS, WINDOW = "name", "spark", "dead_letters", "window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKeys:
+    """What a table of a source says besides its connector's options."""
+
+    connector: str | None = field(
+        default=None,
+        metadata=option("The kind of source. Not needed with a url, whose scheme says it"),
+    )
+    watermarks: WatermarkStrategy | None = field(
+        default=None, metadata=option("Where the records' event time is: the column, or a table")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKeys:
+    """What a table of a step says. It is one of: SQL; filter and select; running; window."""
+
+    input: tuple[str, ...] | None = field(
+        default=None,
+        metadata=option(
+            "The source or step whose records it takes; of several, the union. Not needed: the step"
+            " before it, or the only source",
+            NAMES,
+        ),
+    )
+    sql: str | None = field(
+        default=None, metadata=option("A SELECT from the table `stream`, as in `Stream.sql`")
+    )
+    filter: str | None = field(
+        default=None, metadata=option("A condition in SQL: records for which it is true stay")
+    )
+    select: tuple[str, ...] | None = field(
+        default=None, metadata=option("Columns or expressions in SQL: `amount * 2 AS twice`", NAMES)
+    )
+    key_by: tuple[str, ...] | None = field(
+        default=None, metadata=option("Columns by which records meet, for running or window", NAMES)
+    )
+    running: Mapping[str, str] | None = field(
+        default=None,
+        metadata=option("Running aggregates by the name of their column: `sum(amount)`, `count()`"),
+    )
+    ttl: StateTtlConfig | None = field(
+        default=None,
+        metadata=option("Of running: after how long without a record a key begins anew"),
+    )
+    aggregate: Mapping[str, str] | None = field(
+        default=None, metadata=option("Of window: aggregates by the name of their column")
+    )
+    time: str | None = field(
+        default=None,
+        metadata=option("Of window: the column of event time. Not needed: that of the watermarks"),
+    )
+    allowed_lateness: float = field(
+        default=0.0,
+        metadata=option("Of window: how much later a record may come", DURATION),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkKeys:
+    """What a table of a sink says besides its connector's options."""
+
+    input: tuple[str, ...] | None = field(
+        default=None,
+        metadata=option(
+            "The source or step whose records are written; of several, the union. Not needed: the"
+            " last step, or the only source",
+            NAMES,
+        ),
+    )
+    connector: str | None = field(
+        default=None,
+        metadata=option("The kind of sink. Not needed with a url, whose scheme says it"),
+    )
+    sink_id: str | None = field(
+        default=None,
+        metadata=option("The name under which transactions are prepared. Default: job and uid"),
+    )
+    on_bad_row: OnBadRow = field(
+        default=OnBadRow.FAIL,
+        metadata=option("What becomes of rows that the target can never take", choice(OnBadRow)),
+    )
+
+
+def _name_window(assigner: type[Any]) -> str:
+    """Return `tumbling_event_time` for `TumblingEventTimeWindows`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", assigner.__name__.removesuffix("Windows")).lower()
+
+
+WINDOWS: Mapping[str, type[Any]] = {_name_window(one): one for one in get_args(WindowAssigner)}
+"""The kinds of windows by their name in a file."""
+
+_AGGREGATE = re.compile(r"\s*([a-z]+)_?\s*\(\s*(.*?)\s*\)\s*")
+_OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg}
+
+
+def parse_aggregates(written: Mapping[str, object], where: str) -> dict[str, Aggregate]:
+    """Return the aggregates that `written` says by the name of their column.
+
+    Raises:
+        ConfigError: One is no aggregate; names the nearest.
+    """
+    return {name: _parse_aggregate(text, f"{where}.{name}") for name, text in written.items()}
+
+
+def _parse_aggregate(text: object, where: str) -> Aggregate:
+    match = _AGGREGATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(f"{where}={text!r} is no aggregate: write sum(column) or count()")
+    function, column = match[1], match[2].strip("\"'`")
+    if function == "count":
+        if column:
+            raise ConfigError(f"{where}: count() counts records and takes no column")
+        return count()
+    known: Sequence[str] = ("count", *_OF_COLUMN)
+    if function not in _OF_COLUMN:
+        near = get_close_matches(function, known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"{where}: {meant}there are {', '.join(known)}")
+    if not column:
+        raise ConfigError(f"{where}: {function}(…) needs a column, as in {function}(amount)")
+    return _OF_COLUMN[function](column)

@@ -1,0 +1,319 @@
+"""What a table of a connector file may hold: the arguments of the class or function that it calls.
+
+Nothing is said twice: names, types and defaults are those of the signature; where an argument is an
+option of a connector (`core.spi.options`), its help and its kind of value are, too. From the same
+description values are checked, and the JSON schema for editors is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping as MappingType
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, is_dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Literal, cast
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi.options import (
+    BOOLEAN,
+    COUNT,
+    DURATION,
+    JSON_VALUE,
+    NAMES,
+    WHOLE,
+    OptionMeaning,
+    ValueKind,
+    find_meaning,
+)
+
+Schema = dict[str, Any]
+"""A JSON schema."""
+
+_ANYTHING: Schema = {"type": ["string", "object"]}
+"""For what is text or a table, and checked by whoever takes it."""
+_SCHEMA_OF_KIND: Sequence[tuple[ValueKind, Schema]] = (
+    (BOOLEAN, {"type": "boolean"}),
+    (COUNT, {"type": "integer", "minimum": 1}),
+    (WHOLE, {"type": "integer"}),
+    (DURATION, {"type": ["number", "string"]}),
+    (NAMES, {"type": ["string", "array"], "items": {"type": "string"}}),
+    (JSON_VALUE, {"type": ["string", "object"]}),
+)
+_SCHEMA_OF_TYPE: Mapping[object, Schema] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+}
+_WORD_OF_TYPE = {
+    "string": "text",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One name that a table may hold."""
+
+    name: str
+    hint: object
+    """The type; None where it cannot be told."""
+    default: object
+    is_required: bool
+    meaning: OptionMeaning | None
+
+    @property
+    def record(self) -> type[Any] | None:
+        """The dataclass that a table below this name makes; None where it makes none."""
+        records = (one for one in _members(self.hint) if isinstance(one, type))
+        return next((one for one in records if is_dataclass(one)), None)
+
+    @property
+    def keeps_references(self) -> bool:
+        """Whether whoever takes the value follows its references to secrets itself."""
+        is_secret = self.meaning is not None and self.meaning.secret
+        return (is_secret and self.name != "url") or any(map(_is_mapping, _members(self.hint)))
+
+    def to_schema(self) -> Schema:
+        """Return the JSON schema of the value."""
+        schema = dict(self._type_schema())
+        if self.meaning is not None:
+            schema["description"] = f"{self.meaning.help}."
+        if isinstance(self.default, (str, int, float)) and not self.is_required:
+            schema["default"] = (
+                self.default.value if isinstance(self.default, Enum) else self.default
+            )
+        return schema
+
+    def parse(self, written: object, where: str) -> object:
+        """Return the argument that `written` stands for.
+
+        Raises:
+            ConfigError: It is none; says what would be one, and no value that is secret.
+        """
+        if written == "none" and self._takes_none():
+            return None
+        record = self.record
+        if record is not None:
+            return parse_record(record, written, f"{where}.{self.name}")
+        if not fits(self._type_schema(), written):
+            raise ConfigError(self._refuse(written, where))
+        kind = self.meaning.kind if self.meaning is not None else None
+        if isinstance(written, str) and kind is not None and kind is not JSON_VALUE:
+            return self._parse_text(kind, written, where)
+        return tuple(cast("list[object]", written)) if isinstance(written, list) else written
+
+    def _parse_text(self, kind: ValueKind, written: str, where: str) -> object:
+        try:
+            return kind.parse(written)
+        except ValueError:
+            raise ConfigError(self._refuse(written, where)) from None
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {self.name}: {error}") from None
+
+    def _takes_none(self) -> bool:
+        return type(None) in _members(self.hint)
+
+    def _refuse(self, written: object, where: str) -> str:
+        is_secret = self.meaning is not None and self.meaning.secret
+        shown = "" if is_secret else f"={written!r}"
+        return f"{where}: {self.name}{shown} must be {self._describe_values()}"
+
+    def _describe_values(self) -> str:
+        schema = self._type_schema()
+        if "enum" in schema:
+            return f"one of {', '.join(map(str, schema['enum']))}"
+        if self.meaning is not None and self.meaning.kind in dict(_SCHEMA_OF_KIND):
+            return self.meaning.kind.words
+        kinds = schema.get("type", [])
+        return " or ".join(
+            _WORD_OF_TYPE[one] for one in ([kinds] if isinstance(kinds, str) else kinds)
+        )
+
+    def _type_schema(self) -> Schema:
+        if self.record is not None:
+            return schema_of_record(self.record)
+        kind = self.meaning.kind if self.meaning is not None else None
+        if kind is not None and kind.choices:
+            return {"enum": list(kind.choices)}
+        known = next((schema for one, schema in _SCHEMA_OF_KIND if one is kind), None)
+        return known or _schema_of_hint(self.hint)
+
+
+def fits(schema: Schema, value: object) -> bool:
+    """Return whether `value` is what `schema` of an argument allows."""
+    if "enum" in schema:
+        return isinstance(value, str) and value.strip().lower() in schema["enum"]
+    kinds = schema.get("type")
+    if kinds is None:
+        return True
+    allowed = [kinds] if isinstance(kinds, str) else kinds
+    if _name_kind(value) not in allowed and not (
+        _name_kind(value) == "integer" and "number" in allowed
+    ):
+        return False
+    if isinstance(value, list) and "items" in schema:
+        return all(fits(schema["items"], one) for one in cast("list[object]", value))
+    return not ("minimum" in schema and cast("int", value) < schema["minimum"])
+
+
+def _name_kind(value: object) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str() | datetime():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
+    """Raise ConfigError if one of `names` is not among `known`; it names the nearest."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{where}: there is no {name!r} here; {meant}")
+
+
+def parse_arguments(
+    parameters: Mapping[str, Parameter], table: Mapping[str, object], where: str
+) -> dict[str, Any]:
+    """Return the arguments that `table` says, by name.
+
+    Raises:
+        ConfigError: A name is unknown, one is missing, or a value is none.
+    """
+    check_names(list(table), list(parameters), where)
+    missing = [one.name for one in parameters.values() if one.is_required and one.name not in table]
+    if missing:
+        raise ConfigError(f"{where}: {' and '.join(missing)} must be given")
+    return {name: parameters[name].parse(value, where) for name, value in table.items()}
+
+
+def parse_record(record: type[Any], written: object, where: str) -> Any:
+    """Return the dataclass `record` that a table says; its first field alone may stand for it.
+
+    Raises:
+        ConfigError: As `parse_arguments`, or as `record` itself.
+    """
+    parameters = list_parameters(record)
+    if not isinstance(written, dict):
+        written = {next(iter(parameters)): written}
+    arguments = parse_arguments(parameters, cast("dict[str, object]", written), where)
+    try:
+        return record(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def schema_of_record(record: type[Any]) -> Schema:
+    """Return the JSON schema of a table that makes `record`, or of its first field alone."""
+    parameters = list_parameters(record)
+    first = next(iter(parameters.values()))
+    others_required = [one.name for one in list(parameters.values())[1:] if one.is_required]
+    table = schema_of_table(parameters)
+    return table if others_required else {"anyOf": [first.to_schema(), table]}
+
+
+def schema_of_table(parameters: Mapping[str, Parameter]) -> Schema:
+    """Return the JSON schema of a table with these names and no other."""
+    return {
+        "type": "object",
+        "properties": {name: one.to_schema() for name, one in parameters.items()},
+        "required": [name for name, one in parameters.items() if one.is_required],
+        "additionalProperties": False,
+    }
+
+
+def list_parameters(called: Callable[..., object]) -> Mapping[str, Parameter]:
+    """Return what `called`, a class or a function, takes, by name."""
+    parameters: dict[str, Parameter] = {}
+    for one in inspect.signature(called).parameters.values():
+        if one.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+            continue
+        is_required = one.default is inspect.Parameter.empty
+        parameters[one.name] = Parameter(
+            one.name,
+            _resolve_hint(called, one),
+            None if is_required else one.default,
+            is_required,
+            find_meaning(called, one.name),
+        )
+    return parameters
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+
+def _resolve_hint(called: Callable[..., object], parameter: inspect.Parameter) -> object:
+    """Return the type of `parameter`; None where its module does not tell when it runs."""
+    hint: object = parameter.annotation
+    if not isinstance(hint, str):
+        return hint
+    classes: Sequence[Any] = called.__mro__ if isinstance(called, type) else (called,)
+    for holder in classes:
+        if parameter.name in getattr(holder, "__annotations__", {}) or not isinstance(called, type):
+            try:
+                return eval(hint, vars(sys.modules[holder.__module__]))  # noqa: S307 - our own
+            except (NameError, TypeError):
+                return None
+    return None
+
+
+def _members(hint: object) -> tuple[object, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(member for one in typing.get_args(hint) for member in _members(one))
+    return (hint,)
+
+
+def _is_mapping(hint: object) -> bool:
+    return typing.get_origin(hint) is MappingType
+
+
+def _schema_of_hint(hint: object) -> Schema:
+    if hint is None:
+        return _ANYTHING
+    members = [one for one in _members(hint) if one is not type(None)]
+    choices = [choice for one in members for choice in _list_choices(one)]
+    if choices:
+        return {"enum": choices}
+    kinds: list[str] = []
+    schema: Schema = {}
+    for one in members:
+        if one in _SCHEMA_OF_TYPE:
+            kinds.append(_SCHEMA_OF_TYPE[one]["type"])
+        elif _is_mapping(one):
+            kinds.append("object")
+        elif typing.get_origin(one) in (SequenceType, tuple, list):
+            kinds.append("array")
+            schema["items"] = {"type": "string"}
+    return schema | ({"type": kinds} if kinds else {})
+
+
+def _list_choices(hint: object) -> list[str]:
+    if typing.get_origin(hint) is Literal:
+        return [str(one) for one in typing.get_args(hint)]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [str(one.value) for one in hint]
+    return []

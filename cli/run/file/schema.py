@@ -1,0 +1,168 @@
+"""The JSON schema of connector files, made of the same descriptions by which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from onceflow.cli.run.file.layout import (
+    DEAD_LETTERS,
+    NAME_KEY,
+    SPARK,
+    WINDOW,
+    WINDOWS,
+    SinkKeys,
+    SourceKeys,
+    StepKeys,
+)
+from onceflow.cli.run.file.parameters import (
+    Parameter,
+    Schema,
+    list_parameters,
+    schema_of_table,
+)
+from onceflow.connectors.catalog import SINKS, SOURCES, ConnectorCatalog
+from onceflow.core.errors import ConfigError
+from onceflow.core.settings.options import OPTIONS, Kind, Option
+from onceflow.core.spi.connector import SinkConnector, SourceConnector
+
+_T = TypeVar("_T", SinkConnector, SourceConnector)
+
+_TYPE_OF_KIND: Mapping[Kind, Schema] = {
+    Kind.DURATION: {"type": ["string", "number"]},
+    Kind.SIZE: {"type": ["string", "integer"]},
+    Kind.COUNT: {"type": ["integer", "string"]},
+    Kind.NUMBER: {"type": ["number", "string"]},
+    Kind.FLAG: {"type": "boolean"},
+    Kind.TEXT: {"type": "string"},
+    Kind.CHOICE: {"type": "string"},
+}
+
+
+def make_schema() -> Schema:
+    """Return the schema of files that may use every connector that is installed."""
+    sinks = _list_connectors(SINKS)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A job of onceflow run",
+        "type": "object",
+        "properties": {
+            NAME_KEY: {
+                "type": "string",
+                "description": "The job's identity: its checkpoints and transactions go by it.",
+            },
+            "sources": _tables_of(_list_sources()),
+            "steps": {"type": "object", "additionalProperties": {"$ref": "#/$defs/step"}},
+            "sinks": _tables_of(_make_sink(one, SinkKeys) for one in sinks),
+            SPARK: {"type": "object", "description": "Settings of Spark, without `spark.`."},
+            **_make_settings(),
+        },
+        "required": [NAME_KEY, "sources", "sinks"],
+        # Flink's names of settings are taken, too.
+        "additionalProperties": True,
+        "$defs": {
+            "step": _make_step(),
+            "dead_letters": {"anyOf": [_make_sink(one, None) for one in sinks]},
+        },
+    }
+
+
+def _tables_of(tables: Iterable[Schema]) -> Schema:
+    return {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": list(tables)}}
+
+
+def _list_connectors(catalog: ConnectorCatalog[_T]) -> list[tuple[tuple[str, ...], _T]]:
+    """Return all connectors, each once, with the names and schemes that stand for it."""
+    names_of: dict[int, list[str]] = {}
+    by_id: dict[int, _T] = {}
+    for name in catalog.names():
+        with suppress(ConfigError):  # one that cannot be loaded here is none
+            connector = catalog.find(name)
+            names_of.setdefault(id(connector), []).append(name)
+            by_id[id(connector)] = connector
+    return [(tuple(names_of[key]), connector) for key, connector in by_id.items()]
+
+
+def _list_sources() -> Iterable[Schema]:
+    for names, connector in _list_connectors(SOURCES):
+        own = dict(list_parameters(SourceKeys))
+        options = _with_url(list_parameters(connector.source), connector.read_url)
+        table = schema_of_table(own | options)
+        table["properties"][DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
+        yield _choose(table, names, has_url="url" in options)
+
+
+def _make_sink(described: tuple[tuple[str, ...], SinkConnector], keys: type[Any] | None) -> Schema:
+    names, connector = described
+    own = dict(list_parameters(keys or SinkKeys))
+    if keys is None:
+        own = {"connector": own["connector"]}
+    options = _with_url(list_parameters(connector.sink), connector.read_url)
+    table = schema_of_table(own | options)
+    if keys is not None:
+        table["properties"][DEAD_LETTERS] = {"$ref": "#/$defs/dead_letters"}
+    return _choose(table, names, has_url="url" in options)
+
+
+def _with_url(
+    options: Mapping[str, Parameter], read_url: Callable[[str], Mapping[str, object]] | None
+) -> dict[str, Parameter]:
+    if "url" in options or read_url is None:
+        return dict(options)
+    # What the url says need not be said again.
+    freed = {
+        name: Parameter(name, one.hint, one.default, is_required=False, meaning=one.meaning)
+        for name, one in options.items()
+    }
+    return freed | {"url": Parameter("url", str, None, is_required=False, meaning=None)}
+
+
+def _choose(table: Schema, names: tuple[str, ...], *, has_url: bool) -> Schema:
+    """Return `table` for the connector of these names, which `connector` or the url says."""
+    table["properties"]["connector"] |= {"enum": list(names)}
+    if not has_url:
+        table["required"].append("connector")
+        return table
+    schemes = "|".join(names)
+    by_url = {
+        "properties": {"url": {"pattern": rf"^((jdbc:)?({schemes})(\+\w+)?://|\$\{{)"}},
+        "required": ["url"],
+    }
+    return table | {"anyOf": [{"required": ["connector"]}, by_url]}
+
+
+def _make_step() -> Schema:
+    table = schema_of_table(list_parameters(StepKeys))
+    table["properties"][WINDOW] = {
+        "anyOf": [_make_window(name, kind) for name, kind in WINDOWS.items()]
+    }
+    kinds = ("sql", "running", WINDOW, "filter", "select")
+    return table | {"anyOf": [{"required": [kind]} for kind in kinds]}
+
+
+def _make_window(name: str, kind: type[Any]) -> Schema:
+    table = schema_of_table(list_parameters(kind))
+    table["properties"]["type"] = {"const": name}
+    table["required"].append("type")
+    return table
+
+
+def _make_settings() -> dict[str, Schema]:
+    """Return the sections of settings, under our own names."""
+    sections: dict[str, Schema] = {}
+    for one in OPTIONS:
+        *parents, last = one.name.split(".")
+        properties = sections
+        for parent in parents:
+            section = properties.setdefault(parent, {"type": "object", "properties": {}})
+            properties = section["properties"]
+        properties[last] = _make_setting(one)
+    return sections
+
+
+def _make_setting(one: Option) -> Schema:
+    if one.kind is Kind.CHOICE and not one.open_choice:
+        return {"enum": list(one.words)}
+    described = f"{one.kind.value[:1].upper()}{one.kind.value[1:]}."
+    return _TYPE_OF_KIND[one.kind] | {"description": described}

@@ -1,0 +1,266 @@
+"""Connector files: what they mean, what they refuse, their schema, and every ready example."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from onceflow import LocalProcesses, Pipeline, Stream
+from onceflow.cli.main import app
+from onceflow.cli.run.cluster import OpenedCluster
+from onceflow.cli.run.file.connector_file import ConnectorFile, read_connector_file
+from onceflow.cli.run.file.layout import DEAD_LETTERS, SinkKeys, SourceKeys, StepKeys
+from onceflow.cli.run.file.parameters import list_parameters
+from onceflow.cli.run.file.schema import make_schema
+from onceflow.cli.run.target import load_target
+from onceflow.connectors.catalog import SINKS, SOURCES
+from onceflow.core.api.stream import KeyedStream
+from onceflow.core.errors import ConfigError
+from onceflow.core.settings.configuration_file import parse_toml
+from onceflow.sinks import FileSink, KafkaSink, PostgresSink
+from onceflow.sources import KafkaSource
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "connectors").glob("*.toml"))
+ADDRESSES = {
+    "KAFKA_SERVERS": "localhost:9092",
+    "POSTGRES_URL": "postgresql://writer@localhost/bank",
+    "MYSQL_URL": "mysql://writer@localhost/bank",
+}
+PLAIN = """
+name = "ledger"
+[checkpointing]
+storage = "/var/lib/onceflow"
+interval = "5 s"
+[sources.payments]
+connector = "kafka"
+bootstrap_servers = "localhost:9092"
+topic = "payments"
+schema = "id BIGINT NOT NULL, account STRING NOT NULL, amount BIGINT"
+[steps.balance]
+key_by = "account"
+running = { balance = "sum(amount)", n = "count()" }
+[sinks.ledger]
+url = "postgresql://writer@localhost/bank"
+table = "ledger"
+"""
+
+
+@pytest.fixture
+def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ADDRESSES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STORAGE", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("DATA", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = make_schema()
+    jsonschema: Any = importlib.import_module("jsonschema")
+    kind = jsonschema.validators.validator_for(schema)
+    kind.check_schema(schema)
+    return kind(schema)
+
+
+def read(directory: Path, text: str) -> ConnectorFile:
+    (directory / "connector.toml").write_text(text)
+    return read_connector_file(directory / "connector.toml")
+
+
+def build(directory: Path, text: str) -> Pipeline:
+    return read(directory, text).build(LocalProcesses())
+
+
+def changed(old: str, new: str) -> str:
+    assert old in PLAIN
+    return PLAIN.replace(old, new)
+
+
+# --- examples ------------------------------------------------------------------------------------
+
+
+def test_there_are_ten_examples() -> None:
+    assert len(EXAMPLES) >= 10
+
+
+@pytest.mark.usefixtures("addresses")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_valid_and_its_schema_says_so(example: Path, validator: Any) -> None:
+    pipeline = read_connector_file(example).build(LocalProcesses())
+    assert pipeline.describe().name == example.stem.replace("_", "-")
+    assert [error.message for error in validator.iter_errors(parse_toml(example.read_text()))] == []
+
+
+# --- what they mean ------------------------------------------------------------------------------
+
+
+def test_options_and_settings_are_those_of_python(tmp_path: Path) -> None:
+    text = (
+        PLAIN
+        + """
+write_mode = "upsert"
+primary_key = ["account", "n"]
+lock_timeout_s = "2 min"
+on_bad_row = "dead_letter"
+[sinks.ledger.dead_letters]
+url = "kafka://localhost:9092/letters"
+[sinks.files]
+url = "s3://lake/payments"
+max_rows_per_file = 1000
+storage_options = { key = "flow", secret = "${file:/run/secrets/s3}" }
+"""
+    )
+    plan = build(tmp_path, text).describe()
+    source, ledger = plan.sources["payments"], plan.sinks["ledger"]
+    assert isinstance(source, KafkaSource)
+    assert source.topic == ("payments",)
+    assert isinstance(ledger, PostgresSink)
+    assert (ledger.write_mode, ledger.primary_key) == ("upsert", ("account", "n"))
+    assert ledger.lock_timeout_s == 120.0
+    letters, files = plan.sinks["ledger-dead-letters"], plan.sinks["files"]
+    assert isinstance(letters, KafkaSink)
+    assert (letters.bootstrap_servers, letters.topic) == ("localhost:9092", ("letters",))
+    assert isinstance(files, FileSink)
+    assert files.storage_options["secret"] == "${file:/run/secrets/s3}"
+    settings = {one.name: one for one in plan.settings}
+    assert settings["checkpointing.interval"].value == "5 s"
+    assert settings["checkpointing.interval"].origin == f"file {tmp_path}/connector.toml"
+    by_uid = {one.uid: one for one in plan.graph.operators}
+    assert by_uid["ledger"].inputs == ("balance",)
+    assert plan.graph.edges[0].key == ("account",)
+
+
+def test_a_text_may_come_from_the_environment_and_a_secret_stays_a_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TABLE", "payments")
+    monkeypatch.setenv("BANK_PASSWORD", "hunter2")
+    text = changed('table = "ledger"', 'table = "${env:TABLE}"\npassword = "${env:BANK_PASSWORD}"')
+    sink = build(tmp_path, text).describe().sinks["ledger"]
+    assert isinstance(sink, PostgresSink)
+    assert (sink.table, sink.password) == ("payments", "${env:BANK_PASSWORD}")
+
+
+def test_spark_is_set_by_its_own_names_and_the_flag_is_stronger(tmp_path: Path) -> None:
+    (tmp_path / "connector.toml").write_text(
+        PLAIN + '[spark]\nmaster = "local[2]"\nexecutor.memory = "2g"\nui.enabled = false\n'
+    )
+    target = load_target(str(tmp_path / "connector.toml"))
+    assert target.master == "local[2]"
+    assert dict(target.spark) == {
+        "spark.master": "local[2]",
+        "spark.executor.memory": "2g",
+        "spark.ui.enabled": "false",
+    }
+    assert OpenedCluster("local-processes").open() == LocalProcesses()
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+MISTAKES: Mapping[str, tuple[str, str]] = {
+    "no name": (changed('name = "ledger"', ""), "name must be given"),
+    "no such section": (changed("[sinks.", "[sink."), "there is no 'sink' here; did you mean"),
+    "no sink": (PLAIN.partition("[sinks")[0], "there is no table [sinks.NAME]"),
+    "option": (changed("table =", "tabel ="), "sinks.ledger: there is no 'tabel' here; did you"),
+    "option left out": (changed('table = "ledger"', ""), "sinks.ledger: table must be given"),
+    "setting": (changed("interval =", "intervall ="), "did you mean 'checkpointing.interval'?"),
+    "value of a setting": (changed('"5 s"', '"soon"'), "'soon' is no duration"),
+    "connector": (changed('connector = "kafka"', 'connector = "kafak"'), "did you mean 'kafka'?"),
+    "no connector": (changed('connector = "kafka"', ""), "connector or url must be given"),
+    "scheme": (changed("postgresql://", "postgrsql://"), "did you mean 'postgresql'?"),
+    "kind of value": (changed('table = "ledger"', "table = 7"), "table=7 must be text"),
+    "choice": (PLAIN + 'write_mode = "upset"', "must be one of insert, upsert, ignore, update"),
+    "switch": (PLAIN + 'create = "maybe"', "must be true or false"),
+    "count": (PLAIN + "flush_rows = 0", "must be a whole number, 1 or more"),
+    "schema": (changed("amount BIGINT", "amount BIGNIT"), "sources.payments: "),
+    "input": (PLAIN + 'input = "balances"', "sinks.ledger.input: there is no 'balances' here"),
+    "aggregate": (changed('"sum(amount)"', '"sun(amount)"'), "did you mean sum?"),
+    "column": (changed('"sum(amount)"', '"sum(amonut)"'), "no such column"),
+    "no aggregate": (changed('"sum(amount)"', '"amount"'), "is no aggregate"),
+    "two kinds of step": (changed("running =", 'sql = "SELECT 1"\nrunning ='), "sql and running"),
+    "no key": (changed('key_by = "account"', ""), "running needs key_by"),
+    "foreign key": (changed("running =", 'time = "at"\nrunning ='), "time goes with window"),
+    "reference": (changed('"payments"', '"${TOPIC}"'), "write ${env:TOPIC}"),
+    "variable": (changed('"payments"', '"${env:NO_SUCH_TOPIC}"'), "NO_SUCH_TOPIC is not set"),
+    "password": (changed("writer@", "writer:${env:SECRET}@"), 'say password = "${env:NAME}"'),
+    "url and option": (
+        PLAIN + '[sinks.topic]\nurl = "kafka://localhost:9092/a"\ntopic = "b"',
+        "the url says topic already",
+    ),
+    "uid": (changed("[steps.balance]", "[steps.payments]"), "'payments' is used twice"),
+    "toml": (PLAIN + "table", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_its_table_and_the_nearest_name(
+    tmp_path: Path, mistake: str
+) -> None:
+    text, words = MISTAKES[mistake]
+    with pytest.raises(ConfigError) as raised:
+        build(tmp_path, text)
+    assert words in str(raised.value)
+    assert "connector.toml" in str(raised.value)
+
+
+def test_a_secret_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build(tmp_path, PLAIN + 'password = ["hunter2"]')
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_mistake_is_found_before_spark_starts(tmp_path: Path) -> None:
+    (tmp_path / "connector.toml").write_text(changed("table =", "tabel ="))
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "connector.toml")])
+    assert (result.exit_code, "did you mean 'table'?" in result.stderr) == (2, True)
+
+
+# --- the schema ----------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_schema() -> None:
+    result = CliRunner().invoke(app, ["run", "--schema"])
+    assert json.loads(result.stdout) == make_schema()
+
+
+def test_the_schema_has_every_option_of_every_connector() -> None:
+    properties = make_schema()["properties"]
+    for section, kinds in (
+        ("sources", {name: SOURCES.find(name).source for name in ("kafka", "datagen")}),
+        ("sinks", {name: SINKS.find(name).sink for name in SINKS.names()}),
+    ):
+        tables = properties[section]["additionalProperties"]["anyOf"]
+        for name, kind in kinds.items():
+            (table,) = (one for one in tables if name in one["properties"]["connector"]["enum"])
+            options = set(inspect.signature(kind).parameters)
+            assert options <= table["properties"].keys(), name
+            assert table["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "mistake", ["option", "option left out", "kind of value", "choice", "count"]
+)
+def test_the_schema_refuses_what_the_command_refuses(mistake: str, validator: Any) -> None:
+    assert validator.is_valid(parse_toml(PLAIN))
+    assert not validator.is_valid(parse_toml(MISTAKES[mistake][0]))
+
+
+def test_keys_of_tables_are_arguments_in_python() -> None:
+    def names_of(*functions: Any) -> set[str]:
+        return {name for one in functions for name in inspect.signature(one).parameters}
+
+    own = {"connector", "input"}
+    assert list_parameters(SourceKeys).keys() - own <= names_of(Pipeline.read)
+    assert {DEAD_LETTERS} <= names_of(Pipeline.read) & names_of(Stream.write)
+    assert list_parameters(SinkKeys).keys() - own <= names_of(Stream.write)
+    methods = {"sql", "filter", "key_by"}
+    assert all(hasattr(Stream, name) for name in methods)
+    steps = list_parameters(StepKeys).keys() - own - methods - {"select", "running", "aggregate"}
+    assert steps <= names_of(KeyedStream.running, KeyedStream.window)
