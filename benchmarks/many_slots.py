@@ -31,7 +31,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, SubtaskRef, TransactionId
-from onceflow.core.protocol.loops.attempt_facts import SlotSaid
+from onceflow.core.protocol.loops.attempt_facts import SlotMessageReceived
 from onceflow.core.protocol.messages import (
     Acked,
     CommittedThrough,
@@ -152,7 +152,7 @@ class ManySlots:
         while (told := self._told.get()) is not None:
             slot, data = told
             message = cast("SlotMessage", decode_message(data))
-            self._post(SlotSaid(self._plan.attempt, slot, message))
+            self._post(SlotMessageReceived(self._plan.attempt, slot, message))
 
     def _answers(self, slot: int, message: DriverMessage) -> list[SlotMessage]:
         match message:

@@ -52,7 +52,7 @@ def plan_claimed(
     `sink_ids` are those of all sinks that are written. What a decision lists of another one is to
     be committed, too: whoever commits says that its sink is missing.
     """
-    listed = tuple(c for one in claim.decisions if not one.settled for c in one.committables)
+    listed = tuple(c for one in claim.decisions if not one.is_committed for c in one.committables)
     return plan_commits(
         listed,
         in_doubt,

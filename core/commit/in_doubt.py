@@ -131,8 +131,8 @@ def describe_lag(log: LogFacts, record: TargetRecord) -> str:
         ahead = f"was claimed by attempt {record.attempt}, and the log knows {view.attempt}"
     elif committed := last_unknown_commit(view, record):
         last = log.last
-        here = f"ends at checkpoint {last.checkpoint}" if last else "has decided nothing"
-        ahead = f"has committed {committed}, and the log {here}"
+        log_end = f"ends at checkpoint {last.checkpoint}" if last else "has decided nothing"
+        ahead = f"has committed {committed}, and the log {log_end}"
     else:
         return ""
     return (
@@ -153,7 +153,7 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
     decisions = seen.decisions
     standing = judge_transaction(
         transaction,
-        {c.transaction for one in decisions if not one.settled for c in one.committables},
+        {c.transaction for one in decisions if not one.is_committed for c in one.committables},
         sink_ids=(transaction.sink_id,),
         attempt=AttemptId(seen.attempt + 1),
         memory=BatchMemory.from_claim(seen),

@@ -153,7 +153,7 @@ class StepQueue(ABC, Generic[S]):
     @abstractmethod
     def _head(self) -> S | None: ...
 
-    def _done(self, *, already: bool) -> Done:
+    def _finish(self, *, already: bool) -> Done:
         self._waiting.pop(0)
         self._tries = None
         return Done(already)
@@ -161,9 +161,9 @@ class StepQueue(ABC, Generic[S]):
     def _judge_commit(self, step: S, outcome: CommitOutcome, now_s: float) -> StepEnd:
         match outcome:
             case Committed():
-                return self._done(already=False)
+                return self._finish(already=False)
             case AlreadyCommitted():
-                return self._done(already=True)
+                return self._finish(already=True)
             case Lost():
                 return StepFailed(
                     "lost",
@@ -214,7 +214,7 @@ class OrderedCommits(StepQueue[C]):
         self._decided: list[CheckpointId] = []
         self._committed_through = decided_last
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def note_decision(self, checkpoint: CheckpointId) -> None:
         """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
         if checkpoint not in self._decided and checkpoint > self._committed_through:
             self._decided = sorted([*self._decided, checkpoint])
@@ -243,8 +243,8 @@ class OrderedCommits(StepQueue[C]):
             return self._waiting[0]
         return None
 
-    def _done(self, *, already: bool) -> Done:
-        done = super()._done(already=already)
+    def _finish(self, *, already: bool) -> Done:
+        done = super()._finish(already=already)
         self._advance()
         return done
 

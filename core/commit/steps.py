@@ -90,7 +90,7 @@ class PlannedSteps(StepQueue[Step]):
             return self._judge_commit(step, outcome, now_s)
         match outcome:
             case Aborted():
-                return self._done(already=False)
+                return self._finish(already=False)
             case AlreadyCommitted() | Committed():
                 return StepFailed("committed", f"{step} was to be rolled back", outcome)
             case RetryLater() | Unknown():

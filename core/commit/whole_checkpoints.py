@@ -76,7 +76,7 @@ class PreCommits:
         """
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
-    def committed(self, through: CheckpointId) -> tuple[Committable, ...]:
+    def take_committed(self, through: CheckpointId) -> tuple[Committable, ...]:
         """Record that all decided up to `through` is committed; return what that was."""
         done = tuple(c for c in self._waiting if c.checkpoint <= through)
         self._waiting = self._waiting[len(done) :]
@@ -93,7 +93,7 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         super().__init__(retry, restored)
         self._sink_id = sink_id
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
+    def add_decision(self, completed: CompletedCheckpoint) -> None:
         """Record a decision, in order: what it lists after the one before is one commit.
 
         Raises:
@@ -101,10 +101,10 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         """
         checkpoint, before = completed.checkpoint, self._decided_last
         require(checkpoint > before, f"decision {checkpoint} of {self._sink_id} after {before}")
-        listed = _listed(completed, self._sink_id, after=before)
+        listed = _list_committables(completed, self._sink_id, after=before)
         if listed:
             self._waiting.append(GlobalCommit(checkpoint, listed))
-        self.completed(checkpoint)
+        self.note_decision(checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def plan_global_recovery(
             ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
             f" the last decision of this log is {last}"
         )
-    listed = _listed(decided, sink_id, after=GENESIS)
+    listed = _list_committables(decided, sink_id, after=GENESIS)
     delivered = [c.checkpoint for c in listed if c.checkpoint <= decided.delivered_through]
     known = max([*delivered, *(c.checkpoint for c in memory.of_sink(sink_id))], default=GENESIS)
     if committed_through < known:
@@ -152,11 +152,11 @@ def plan_global_recovery(
     left = (c for c in listed if c.checkpoint > committed_through)
     return GlobalRecoveryPlan(
         commit=_by_decision(left, (*decided.undelivered, last)),
-        abort=undecided(decided, in_doubt, sink_id=sink_id, attempt=attempt, memory=memory),
+        abort=find_undecided(decided, in_doubt, sink_id=sink_id, attempt=attempt, memory=memory),
     )
 
 
-def undecided(
+def find_undecided(
     decided: CompletedCheckpoint,
     in_doubt: Sequence[Committable],
     *,
@@ -179,14 +179,14 @@ def _by_decision(
     committables: Iterable[Committable], decisions: Sequence[CheckpointId]
 ) -> tuple[GlobalCommit, ...]:
     """Return one commit for each of `decisions`, which rise, that is the first for any of them."""
-    found: dict[CheckpointId, tuple[Committable, ...]] = {}
+    by_decision: dict[CheckpointId, tuple[Committable, ...]] = {}
     for committable in committables:
         decision = decisions[bisect_left(decisions, committable.checkpoint)]
-        found[decision] = (*found.get(decision, ()), committable)
-    return tuple(GlobalCommit(n, found[n]) for n in sorted(found))
+        by_decision[decision] = (*by_decision.get(decision, ()), committable)
+    return tuple(GlobalCommit(n, by_decision[n]) for n in sorted(by_decision))
 
 
-def _listed(
+def _list_committables(
     completed: CompletedCheckpoint, sink_id: str, *, after: CheckpointId
 ) -> tuple[Committable, ...]:
     return tuple(

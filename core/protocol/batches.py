@@ -58,7 +58,7 @@ class BatchDecision:
     run: str = ""
     """The run of the query that decided; empty outside of queries."""
     committables: tuple[Committable, ...] = ()
-    settled: bool = field(default=False, compare=False)
+    is_committed: bool = field(default=False, compare=False)
     """Whether all of it is known to be committed."""
 
 
@@ -135,7 +135,7 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
     return WriteBatch()
 
 
-def prepared_twin(
+def find_prepared_twin(
     in_doubt: Iterable[Committable],
     *,
     sink_id: str,
@@ -193,9 +193,9 @@ def check_decision(
     if existing is not None and existing.attempt == proposed.attempt:
         return Stands(existing)
     if owner != proposed.attempt:
-        found = f"attempt {owner} has claimed it since" if owner else "its claim is gone"
+        reason = f"attempt {owner} has claimed it since" if owner else "its claim is gone"
         return Overtaken(
-            f"attempt {proposed.attempt} may not decide {proposed.batch}: {found}. Another run of"
+            f"attempt {proposed.attempt} may not decide {proposed.batch}: {reason}. Another run of"
             " the same job writes under this sink id, and nothing of this one is written"
         )
     return Decide() if existing is None else Stands(existing)
@@ -237,16 +237,16 @@ def decision_of(
     Raises:
         InvariantViolation: A partition comes twice, or something is of another attempt.
     """
-    found: dict[int, tuple[Committable, ...]] = {}
+    by_partition: dict[int, tuple[Committable, ...]] = {}
     for partition, committables in parts:
-        require(partition not in found, f"{batch}: partition {partition} came twice")
+        require(partition not in by_partition, f"{batch}: partition {partition} came twice")
         for one in committables:
             require(
                 one.transaction.attempt == attempt,
                 f"{batch}: {one} is not of attempt {attempt}",
             )
-        found[partition] = tuple(committables)
-    listed = _in_order(one for committables in found.values() for one in committables)
+        by_partition[partition] = tuple(committables)
+    listed = _in_order(one for committables in by_partition.values() for one in committables)
     return BatchDecision(batch, attempt, fingerprint, run, listed)
 
 

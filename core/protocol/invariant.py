@@ -10,11 +10,7 @@ class InvariantViolation(AssertionError):
 
 
 def require(condition: bool, message: str) -> None:
-    """Return when `condition` holds.
-
-    Raises:
-        InvariantViolation: It does not; `message` says which rule broke.
-    """
+    """Raise InvariantViolation, with the broken rule as `message`, unless `condition` holds."""
     if not condition:
         raise InvariantViolation(message)
 

@@ -15,7 +15,7 @@ def commit_order(committable: Committable) -> tuple[int, int, int, int]:
     return transaction.checkpoint, transaction.attempt, transaction.subtask, transaction.sequence
 
 
-def begun_anew(
+def begin_anew(
     last: CompletedCheckpoint, number: CheckpointId, attempt: AttemptId, now_ms: int
 ) -> CompletedCheckpoint:
     """Return the decision `number` of `attempt`, after which a job has no state and no positions.
@@ -37,13 +37,13 @@ def begun_anew(
 
 def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
     """Return everything that `completed` decides to commit, over all sinks, in commit order."""
-    found = [
+    committables = [
         committable
         for snapshot in completed.snapshots
         for operator in snapshot.operators
         for committable in operator.committables
     ]
-    return tuple(sorted(found, key=commit_order))
+    return tuple(sorted(committables, key=commit_order))
 
 
 def retain_ledger_from(

@@ -216,6 +216,6 @@ class _FailureRateTracker:
         return RestartAfter(settings.delay_s)
 
 
-def _require(holds: bool, name: str, value: float, wanted: str) -> None:
+def _require(holds: bool, name: str, value: float, expected: str) -> None:
     if not holds:
-        raise ValueError(f"{name}={value} must be {wanted}")
+        raise ValueError(f"{name}={value} must be {expected}")

@@ -42,6 +42,7 @@ def key_group_range(max_parallelism: int, parallelism: int, index: int) -> range
     _check(max_parallelism, parallelism)
     if not 0 <= index < parallelism:
         raise ValueError(f"subtask index {index} is not in 0..{parallelism - 1}")
+    # Both are rounded up, so that this is the inverse of `owner_of`, which rounds down.
     first = -(-index * max_parallelism // parallelism)
     end = -(-(index + 1) * max_parallelism // parallelism)
     return range(first, end)
@@ -59,12 +60,12 @@ def default_max_parallelism(parallelism: int) -> int:
     """Return the power of two at or above 1.5 x `parallelism`, within 128 and 32768."""
     if not 1 <= parallelism <= PARALLELISM_MAX:
         raise ValueError(f"parallelism={parallelism} must be 1..{PARALLELISM_MAX}")
-    wanted = parallelism + (parallelism + 1) // 2
-    return min(max(1 << (wanted - 1).bit_length(), KEY_GROUPS_DEFAULT_MIN), PARALLELISM_MAX)
+    least = parallelism + (parallelism + 1) // 2
+    return min(max(1 << (least - 1).bit_length(), KEY_GROUPS_DEFAULT_MIN), PARALLELISM_MAX)
 
 
 def assign_splits(split_ids: Sequence[str], parallelism: int) -> tuple[tuple[str, ...], ...]:
-    """Return each subtask's split ids: sorted, dealt out in turn, loads differing by one at most.
+    """Return each subtask's split ids: sorted, taken in turn, loads differing by one at most.
 
     Raises:
         ValueError: An id comes twice; two readers of one split would double its records.
@@ -78,7 +79,7 @@ def assign_splits(split_ids: Sequence[str], parallelism: int) -> tuple[tuple[str
 def redistribute_list(
     parts: Sequence[Sequence[_Item]], parallelism: int
 ) -> tuple[tuple[_Item, ...], ...]:
-    """Return list state dealt out anew: every item once, loads differing by one at most.
+    """Spread list state anew: every item goes to one subtask, loads differing by one at most.
 
     `parts` are the items of each old subtask, by index.
     """
@@ -127,7 +128,7 @@ def with_lists(
 
     Everything else is `restored`'s: what it decides to commit, whose files it names, how often it
     may be restored. So a crash before or after the append restores the same state. The list of an
-    operator, known or new, is all with its subtask 0: list state is dealt out at every restore.
+    operator, known or new, is all with its subtask 0: every restore spreads list state anew.
     """
     snapshots = {
         snapshot.subtask: replace(
@@ -167,10 +168,10 @@ class SplitOffers:
     def __init__(self, restored: Iterable[str], parallelism: int) -> None:
         self._splits = [set(splits) for splits in assign_splits(sorted(restored), parallelism)]
 
-    def offer(self, found: Sequence[Split]) -> dict[int, tuple[Split, ...]]:
-        """Return whom to offer those of `found` that nobody has: the subtask with the fewest."""
+    def offer(self, discovered: Sequence[Split]) -> dict[int, tuple[Split, ...]]:
+        """Offer each of `discovered` that nobody has to the subtask with the fewest splits."""
         offers: dict[int, tuple[Split, ...]] = {}
-        for split in sorted(found, key=lambda split: split.id):
+        for split in sorted(discovered, key=lambda split: split.id):
             if any(split.id in splits for splits in self._splits):
                 continue
             loads = [len(splits) for splits in self._splits]

@@ -136,7 +136,7 @@ class SplitWatermarks:
                     self._merge.on_watermark(split_id, IDLE)
         return self._merge.next()
 
-    def held(self, splits: Iterable[Split]) -> tuple[Split, ...]:
+    def with_event_times(self, splits: Iterable[Split]) -> tuple[Split, ...]:
         """Return `splits` with what a restore needs to go on from here."""
         return tuple(replace(s, event_time_ms=self._latest_ms.get(s.id)) for s in splits)
 

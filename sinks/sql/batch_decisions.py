@@ -436,7 +436,7 @@ class SqlBatchDecisions(BatchDecisions):
             str(fingerprint),
             str(run),
             _decode_committables(str(committables), self._sink_id, attempt),
-            settled=bool(is_committed),
+            is_committed=bool(is_committed),
         )
 
     def _build_staged_commits(self, part_id: str, part: DecidedPart, owner: str) -> StagedCommits:

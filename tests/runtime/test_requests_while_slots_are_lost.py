@@ -17,7 +17,7 @@ from onceflow.core.errors import SavepointFailed
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.loops import attempt
-from onceflow.core.protocol.loops.attempt_facts import SlotSaid
+from onceflow.core.protocol.loops.attempt_facts import SlotMessageReceived
 from onceflow.core.protocol.messages import Failed
 from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.events.job_events import SlotLeft
@@ -61,7 +61,7 @@ def test_a_savepoint_that_is_asked_for_while_a_loss_is_looked_into_is_taken(
     _await_completed(job, 1)
     # A slot says that a channel has broken, and nothing is heard of the slot at its other side.
     driver = job._driver  # pyright: ignore[reportPrivateUsage]
-    driver._events.put(SlotSaid(AttemptId(1), 1, FAILED))  # pyright: ignore[reportPrivateUsage]
+    driver._events.put(SlotMessageReceived(AttemptId(1), 1, FAILED))  # pyright: ignore[reportPrivateUsage]
     assert Path(answer.result(60)).is_dir()
     assert job.status().restores == 1
     (tmp_path / "read all").touch()

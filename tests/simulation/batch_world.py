@@ -76,7 +76,7 @@ class Rules:
     abort_claims: bool = True
     claim_first: bool = True
     settled_first: bool = False
-    twin: Callable[..., Committable | None] = batches.prepared_twin
+    twin: Callable[..., Committable | None] = batches.find_prepared_twin
     around: Callable[..., tuple[Sequence[Committable], Sequence[Committable]]] = around_roll_backs
     takes_twin_away: bool = False
     """Whether a task that is tried again rolls back what its twin has prepared."""
@@ -237,7 +237,7 @@ class World:
         decisions = tuple(self.decisions.values())
         if self.retained is not None:
             # A log tells by its next decision that one is committed.
-            before = tuple(replace(one, settled=True) for one in decisions[:-1])
+            before = tuple(replace(one, is_committed=True) for one in decisions[:-1])
             decisions = (*before, *decisions[-1:])
         return BatchClaim(AttemptId(self.attempt), decisions)
 
@@ -276,12 +276,12 @@ class World:
             return
         batch = decision.batch
         if batch in self.decisions:
-            self.decisions[batch] = replace(self.decisions[batch], settled=True)
+            self.decisions[batch] = replace(self.decisions[batch], is_committed=True)
         before = self.rules.forgotten_before(decision)
         self.decisions = {
             number: kept
             for number, kept in self.decisions.items()
-            if number.source != batch.source or not kept.settled or kept.attempt >= before
+            if number.source != batch.source or not kept.is_committed or kept.attempt >= before
         }
 
     # --- the target ---------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Driver:
             yield "rolled back"
         yield from self.commit_all(staged, claim.attempt)
         for decision in claim.decisions:
-            if not decision.settled:
+            if not decision.is_committed:
                 world.settle(decision)
 
     @property

@@ -40,7 +40,7 @@ class Committer:
         self._busy = False
 
     def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
-        self.queue.completed(checkpoint)
+        self.queue.note_decision(checkpoint)
         self._prune_before = retain_ledger_from
         if not self._busy:
             self._busy = True
@@ -100,7 +100,7 @@ class PreCommitter:
     def completed(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         del retain_ledger_from
         if self._drops_decided:
-            self.queue.committed(checkpoint)
+            self.queue.take_committed(checkpoint)
         self._committed(checkpoint)
 
 
@@ -121,7 +121,7 @@ class GlobalCommitter:
         self._closing = self._busy = False
 
     def decided(self, completed: CompletedCheckpoint) -> None:
-        self.queue.decided(completed)
+        self.queue.add_decision(completed)
         if not self._busy:
             self._busy = True
             self.driver.begin(self._work())

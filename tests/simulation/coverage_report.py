@@ -166,12 +166,12 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             " coordinator triggers such checkpoints one at a time",
             ("return tuple(actions)",),
         ),
-        "coordinator.py:CheckpointCoordinator.savepoint_ended": Excuse(
+        "coordinator.py:CheckpointCoordinator.on_savepoint_end": Excuse(
             "savepoints are always written", ("return (*self._fail(",)
         ),
-        "coordinator.py:CheckpointCoordinator.acked": Excuse(_GUARD, ("return ()",)),
-        "coordinator.py:CheckpointCoordinator.logged": Excuse(_GUARD, ("return ()",)),
-        "coordinator.py:CheckpointCoordinator.append_failed": Excuse(_GUARD, ("return ()",)),
+        "coordinator.py:CheckpointCoordinator.on_ack": Excuse(_GUARD, ("return ()",)),
+        "coordinator.py:CheckpointCoordinator.on_logged": Excuse(_GUARD, ("return ()",)),
+        "coordinator.py:CheckpointCoordinator.on_append_failure": Excuse(_GUARD, ("return ()",)),
         "coordinator.py:CheckpointCoordinator.note_blockers": Excuse(_BLOCKERS),
         "ids.py:TransactionId.__post_init__": Excuse(_NAMES),
         "ids.py:TransactionId.name": Excuse(_NAMES),
@@ -206,7 +206,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             f"targets list their own sink's transactions, and {_OLD_DECISIONS}",
             ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
         ),
-        "recovery.py:begun_anew": Excuse("nobody deletes the model's state to begin anew"),
+        "recovery.py:begin_anew": Excuse("nobody deletes the model's state to begin anew"),
         "savepoint.py:seeded": Excuse(_STORAGE),
         "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
         "savepoint.py:check_savepoint": Excuse(

@@ -37,11 +37,11 @@ class _ForgetsItsEnd(CheckpointCoordinator):
 class _ForgetsThatItDrained(CheckpointCoordinator):
     """What follows a savepoint that drains does not say that its last rows are made."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
         ended_at = self._ended_at
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
         if any(isinstance(decision, WriteSavepoint) for decision in decisions):
             self._ended_at = ended_at
         return decisions

@@ -39,8 +39,8 @@ class _ListsOwnOnly(PreCommits):
 class _MergesDecisions(GlobalCommitQueue):
     """Makes one version of all decisions that wait."""
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        super().decided(completed)
+    def add_decision(self, completed: CompletedCheckpoint) -> None:
+        super().add_decision(completed)
         if self._waiting and self._tries is None:
             all_waiting = tuple(c for commit in self._waiting for c in commit.committables)
             self._waiting[:] = [GlobalCommit(self._waiting[-1].checkpoint, all_waiting)]
@@ -49,16 +49,16 @@ class _MergesDecisions(GlobalCommitQueue):
 class _CommitsListed(GlobalCommitQueue):
     """Commits all that a decision lists, also what an earlier one did."""
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
+    def add_decision(self, completed: CompletedCheckpoint) -> None:
         self._decided_last = CheckpointId(0)
-        super().decided(completed)
+        super().add_decision(completed)
 
 
 class _CommitsWholeNewestFirst(GlobalCommitQueue):
     """Commits the newest decision first."""
 
-    def decided(self, completed: CompletedCheckpoint) -> None:
-        super().decided(completed)
+    def add_decision(self, completed: CompletedCheckpoint) -> None:
+        super().add_decision(completed)
         if self._tries is None:
             self._waiting.sort(key=lambda commit: -commit.checkpoint)
 
@@ -90,15 +90,15 @@ def _sees_no_older_copy(
 class _FurthestCommitter(CheckpointCoordinator):
     """Takes for delivered what one committer has committed, and another may not."""
 
-    def _delivered_through(self) -> CheckpointId:
+    def _find_delivered_through(self) -> CheckpointId:
         return max((self._confirmed[one] for one in self._committers), default=GENESIS)
 
 
 class _NamesNoneUndelivered(CheckpointCoordinator):
     """A decision names none before it."""
 
-    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
-        return replace(super()._completed_of(pending), undelivered=())
+    def _complete(self, pending: _Pending) -> CompletedCheckpoint:
+        return replace(super()._complete(pending), undelivered=())
 
 
 def _regrown_from_last(*arguments: Any, **named: Any) -> CompletedCheckpoint:

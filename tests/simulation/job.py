@@ -74,7 +74,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SavepointWritten,
     SendHeartbeats,
     SlotGone,
-    SlotSaid,
+    SlotMessageReceived,
     SlotsEnded,
     TakeDiscovered,
 )
@@ -412,12 +412,12 @@ class Attempt:
 
     # --- the coordinator's facts and decisions ---------------------------------------------------
 
-    def _hear(self, fact: SlotSaid | SlotGone) -> None:
+    def _hear(self, fact: SlotMessageReceived | SlotGone) -> None:
         """Tell whoever runs the job now: its loop takes nothing of another attempt (I7)."""
         current = self.driver.attempt
         if not self.driver.alive or current is None:
             return
-        if isinstance(fact, SlotSaid) and not self.world.variant.slot_checks_attempt:
+        if isinstance(fact, SlotMessageReceived) and not self.world.variant.slot_checks_attempt:
             fact = replace(fact, attempt=current.number)
         current.tell(fact)
 
@@ -437,7 +437,7 @@ class Attempt:
             case DeploySlots():
                 self._deploy(self._restored)
                 for slot in self.slots:
-                    self._tell_later(SlotSaid(self.number, slot.index, Running()))
+                    self._tell_later(SlotMessageReceived(self.number, slot.index, Running()))
             case EnterRunning():
                 self._running(world.clock.now_s)  # type: ignore[operator]
             case AskBeside():
@@ -535,7 +535,7 @@ class Attempt:
         retained, log = self.coordinator.completed, self.log.view
         oldest, savepoint = self.world.variant.retain_ledger_from, self.driver.last_savepoint
         return {
-            sink_id: oldest(retained, log.committed_last(sink_id), savepoint)
+            sink_id: oldest(retained, log.list_committed_last(sink_id), savepoint)
             for sink_id in self.driver.pipeline.sinks
         }
 

@@ -55,22 +55,22 @@ from onceflow.core.storage.log.decision_log import DecisionUnknown
 class _AnyAttempt(CheckpointCoordinator):
     """Takes acks of older attempts for its own."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
-        return super().acked(self._attempt, checkpoint, snapshot, now_s)
+        return super().on_ack(self._attempt, checkpoint, snapshot, now_s)
 
 
 class _OneMissing(CheckpointCoordinator):
     """Completes a checkpoint with one ack missing."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
         pending = self._pending.get(checkpoint)
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
         if pending is not None and len(pending.snapshots) == len(self._subtasks) - 1:
-            self._appended = self._completed_of(pending)
+            self._appended = self._complete(pending)
             return (*decisions, AppendDecision(self._appended))
         return decisions
 
@@ -78,10 +78,10 @@ class _OneMissing(CheckpointCoordinator):
 class _NotifiesFirst(CheckpointCoordinator):
     """Tells the sinks to commit before the decision is in the log."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
         early = [NotifyComplete(checkpoint, checkpoint)] if decisions else []
         return (*early, *decisions)
 
@@ -89,10 +89,10 @@ class _NotifiesFirst(CheckpointCoordinator):
 class _KeepsLateFiles(CheckpointCoordinator):
     """Never deletes the files of an ack that comes late."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
         late = checkpoint not in self._pending
         return () if late else decisions
 
@@ -100,44 +100,44 @@ class _KeepsLateFiles(CheckpointCoordinator):
 class _TakesLateAcks(CheckpointCoordinator):
     """Takes an ack of a checkpoint that was given up for one of the oldest under way."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
         if checkpoint not in self._pending and self._pending and not self._over:
             checkpoint = min(self._pending)
-        return super().acked(attempt, checkpoint, snapshot, now_s)
+        return super().on_ack(attempt, checkpoint, snapshot, now_s)
 
 
 class _ConfirmsAtDecision(CheckpointCoordinator):
     """Counts every subtask's confirmation when the decision is logged."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         self._confirmed = Confirmed(self._subtasks, checkpoint)
-        return super().logged(checkpoint, now_s)
+        return super().on_logged(checkpoint, now_s)
 
 
 class _DeletesShared(CheckpointCoordinator):
     """Deletes every file of a subsumed checkpoint, shared ones too."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         before = [s for kept in self._retained for s in kept.snapshots]
-        decisions = super().logged(checkpoint, now_s)
+        decisions = super().on_logged(checkpoint, now_s)
         return (*decisions, DiscardState(handles_of(before)))
 
 
 class _KeepsSubsumed(CheckpointCoordinator):
     """Never deletes the files of a subsumed checkpoint."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        decisions = super().logged(checkpoint, now_s)
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        decisions = super().on_logged(checkpoint, now_s)
         return tuple(d for d in decisions if not isinstance(d, DiscardState))
 
 
 class _RetainsOneLess(CheckpointCoordinator):
     """Deletes what the oldest retained checkpoint needs."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        decisions = super().logged(checkpoint, now_s)
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        decisions = super().on_logged(checkpoint, now_s)
         if len(self._retained) < 2:
             return decisions
         oldest = handles_of(self._retained[0].snapshots)
@@ -148,11 +148,11 @@ class _RetainsOneLess(CheckpointCoordinator):
 class _SubsumesNothing(CheckpointCoordinator):
     """Lets older checkpoints be decided after a newer one."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         older = {n: p for n, p in self._pending.items() if n < checkpoint}
         for number in older:
             del self._pending[number]
-        decisions = super().logged(checkpoint, now_s)
+        decisions = super().on_logged(checkpoint, now_s)
         self._pending |= older
         return decisions
 
@@ -160,8 +160,8 @@ class _SubsumesNothing(CheckpointCoordinator):
 class _FinishesAtDecision(CheckpointCoordinator):
     """Ends the job when its last checkpoint is decided, and waits for no commit."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        decisions = super().logged(checkpoint, now_s)
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        decisions = super().on_logged(checkpoint, now_s)
         if self._last is None:
             return decisions
         self._confirmed = Confirmed(self._subtasks, self._last)
@@ -171,10 +171,10 @@ class _FinishesAtDecision(CheckpointCoordinator):
 class _RefusedIsDecided(CheckpointCoordinator):
     """Takes a decision that could not be appended for one that stands."""
 
-    def append_failed(
+    def on_append_failure(
         self, checkpoint: CheckpointId, reason: str, now_s: float
     ) -> tuple[Decision, ...]:
-        return super().logged(checkpoint, now_s)
+        return super().on_logged(checkpoint, now_s)
 
 
 class _AbortsInSilence(CheckpointCoordinator):
@@ -205,7 +205,7 @@ class _NeverTimesOut(CheckpointCoordinator):
 class _IgnoresDeclines(CheckpointCoordinator):
     """Waits for the ack of a subtask that has declined."""
 
-    def declined(
+    def on_decline(
         self,
         attempt: AttemptId,
         checkpoint: CheckpointId,
@@ -243,8 +243,8 @@ class _FollowsTheWall(CheckpointCoordinator):
 class _StopIsPeriodic(CheckpointCoordinator):
     """Goes on after a STOP or FINAL checkpoint as after any other."""
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        decisions = super().logged(checkpoint, now_s)
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+        decisions = super().on_logged(checkpoint, now_s)
         self._last = None
         return decisions
 
@@ -364,16 +364,16 @@ class _OmitsDecided(CommitQueue):
 class _OutOfOrder(CommitQueue):
     """Commits the newest decided transaction first."""
 
-    def completed(self, checkpoint: CheckpointId) -> None:
-        super().completed(checkpoint)
+    def note_decision(self, checkpoint: CheckpointId) -> None:
+        super().note_decision(checkpoint)
         self._waiting.sort(key=lambda c: -c.transaction.checkpoint)
 
 
 class _CommitsUndecided(CommitQueue):
     """Commits everything pending as soon as any checkpoint is decided."""
 
-    def completed(self, checkpoint: CheckpointId) -> None:
-        super().completed(max(checkpoint, self._prepared_last))
+    def note_decision(self, checkpoint: CheckpointId) -> None:
+        super().note_decision(max(checkpoint, self._prepared_last))
 
 
 class _ConfirmsUncommitted(CommitQueue):
@@ -387,8 +387,8 @@ class _ConfirmsUncommitted(CommitQueue):
 class _ForgetsDecision(CommitQueue):
     """Takes a late word of an older decision for the newest."""
 
-    def completed(self, checkpoint: CheckpointId) -> None:
-        super().completed(checkpoint)
+    def note_decision(self, checkpoint: CheckpointId) -> None:
+        super().note_decision(checkpoint)
         self._decided_last = checkpoint
 
 
@@ -396,7 +396,7 @@ class _SkipsFailed(CommitQueue):
     """Goes on to the next transaction when one is not known to be committed."""
 
     def _again(self, step: Committable, kind: Any, outcome: Any, now_s: float) -> Any:
-        return self._done(already=False)
+        return self._finish(already=False)
 
 
 # --- recovery ------------------------------------------------------------------------------------

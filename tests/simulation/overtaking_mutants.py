@@ -140,8 +140,8 @@ class _LastWaits(CheckpointCoordinator):
 class _EndsInFlight(CheckpointCoordinator):
     """A checkpoint that is to end the job does so whatever its barrier has overtaken."""
 
-    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
-        return replace(super()._completed_of(pending), final=pending.trigger.kind.ends_job)
+    def _complete(self, pending: _Pending) -> CompletedCheckpoint:
+        return replace(super()._complete(pending), final=pending.trigger.kind.ends_job)
 
 
 class _OvertakesWhatIsBroadcast(BarrierAlignment):

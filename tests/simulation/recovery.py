@@ -24,7 +24,7 @@ from onceflow.core.commit.steps import (
     to_aborts,
     to_commits,
 )
-from onceflow.core.commit.whole_checkpoints import undecided
+from onceflow.core.commit.whole_checkpoints import find_undecided
 from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.committables import (
@@ -99,7 +99,7 @@ class SinkRecovery:
             if isinstance(target, Versioned):
                 in_doubt = yield from self._in_doubt(target)
                 own = {"sink_id": target.sink_id, "attempt": self._attempt}
-                left = undecided(completed, in_doubt, **own, memory=self.log.view.memory)  # type: ignore[arg-type]
+                left = find_undecided(completed, in_doubt, **own, memory=self.log.view.memory)  # type: ignore[arg-type]
                 yield from self._settle(target, to_aborts(left))
                 continue
             plan = yield from self._plan(target, completed)

@@ -38,20 +38,20 @@ from onceflow.core.protocol.savepoints.savepoint import (
 class _SavepointIsTold(CheckpointCoordinator):
     """Tells the sinks that a savepoint is complete, as if it had been decided."""
 
-    def savepoint_ended(
+    def on_savepoint_end(
         self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
     ) -> tuple[Decision, ...]:
-        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
+        decisions = super().on_savepoint_end(checkpoint, now_s, error=error)
         return (NotifyComplete(checkpoint, checkpoint), *decisions)
 
 
 class _SavepointLosesFiles(CheckpointCoordinator):
     """Deletes the state of a savepoint before it is written."""
 
-    def acked(
+    def on_ack(
         self, attempt: AttemptId, checkpoint: CheckpointId, snapshot: SubtaskSnapshot, now_s: float
     ) -> tuple[Decision, ...]:
-        decisions = super().acked(attempt, checkpoint, snapshot, now_s)
+        decisions = super().on_ack(attempt, checkpoint, snapshot, now_s)
         lost = [
             DiscardState(handles_of(decision.completed.snapshots))
             for decision in decisions
@@ -63,10 +63,10 @@ class _SavepointLosesFiles(CheckpointCoordinator):
 class _SavepointKeepsFiles(CheckpointCoordinator):
     """Never deletes what was uploaded for a savepoint."""
 
-    def savepoint_ended(
+    def on_savepoint_end(
         self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
     ) -> tuple[Decision, ...]:
-        decisions = super().savepoint_ended(checkpoint, now_s, error=error)
+        decisions = super().on_savepoint_end(checkpoint, now_s, error=error)
         return tuple(d for d in decisions if not isinstance(d, DiscardState))
 
 

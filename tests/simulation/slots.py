@@ -38,7 +38,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     SubtaskSnapshot,
 )
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
+from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import (
     BeginRestore,
     CommitDecided,
@@ -88,7 +88,7 @@ class Deployment:
     """By chain: what is to be replayed into it."""
     sinks: Sequence[Target]
     """What the pipeline writes to."""
-    tell: Callable[[SlotSaid | SlotGone], None]
+    tell: Callable[[SlotMessageReceived | SlotGone], None]
     """Tells whoever drives the job now what a slot has said, or that it is gone."""
     peers: list[Slot] = field(default_factory=list["Slot"])
 
@@ -151,7 +151,9 @@ class Slot(Process):
             self.clock.say(f"slot {self.deploy.attempt}/{self.index} dies: {why}")
             failed = Failed(self.index, PreparedTransactionLost.__name__, why, "", "never")
             gone = SlotGone(self.index, self.deploy.attempt, why)
-            fact = SlotSaid(self.deploy.attempt, self.index, failed) if for_good else gone
+            fact = (
+                SlotMessageReceived(self.deploy.attempt, self.index, failed) if for_good else gone
+            )
             if self.world.asking.slots_notice and not for_good:
                 self._break_channels()
             self._said.end(lambda: self.deploy.tell(fact))
@@ -180,7 +182,7 @@ class Slot(Process):
         self._carry_out(self._loop.on(message, self.clock.now_s))
 
     def _send(self, message: SlotMessage) -> None:
-        said = SlotSaid(self.deploy.attempt, self.index, message)
+        said = SlotMessageReceived(self.deploy.attempt, self.index, message)
         self._said.send(lambda: self.deploy.tell(said))
 
     def _carry_out(self, decisions: Sequence[SlotDecision]) -> None:
@@ -230,7 +232,7 @@ class Slot(Process):
     def _commit_globally(self, sink_id: str, through: CheckpointId) -> None:
         for committer in self.keyed.committers:
             if isinstance(committer, PreCommitter) and committer.target.sink_id == sink_id:
-                committer.queue.committed(through)
+                committer.queue.take_committed(through)
 
     def _abort(self, checkpoint: CheckpointId) -> None:
         for source in self.sources:

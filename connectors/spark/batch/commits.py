@@ -352,7 +352,7 @@ class BatchCommits:
                 raise
             raise type(error)(self._describe_lost_rows(claim, lost)) from error
         for decision in claim.decisions:
-            if not decision.settled:
+            if not decision.is_committed:
                 self.decisions.mark_committed(decision)
 
     def _decide(self, proposed: BatchDecision, beside: Sequence[TaskReport]) -> BatchDecision:
@@ -420,7 +420,7 @@ class BatchCommits:
         sink, sink_id = self.target.sink, self.target.sink_id
         parts = sink.names(sink_id) if isinstance(sink, SinkGroup) else {sink_id: str(sink)}
         return describe_lost_rows(
-            [one for one in claim.decisions if not one.settled],
+            [one for one in claim.decisions if not one.is_committed],
             lost,
             part_of=parts.__getitem__,
             owner=self.target.owner,

@@ -18,7 +18,7 @@ from onceflow.core.errors import (
     PreparedLimitReached,
     SinkError,
 )
-from onceflow.core.protocol.batches import prepared_twin, task_checkpoint
+from onceflow.core.protocol.batches import find_prepared_twin, task_checkpoint
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
@@ -120,7 +120,7 @@ def _find_prepared_twin(
         return None
     committer = target.sink.committer(target.committer_context(plan.attempt))
     try:
-        return prepared_twin(
+        return find_prepared_twin(
             committer.in_doubt(),
             sink_id=target.sink_id,
             attempt=plan.attempt,

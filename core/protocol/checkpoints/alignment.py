@@ -330,7 +330,7 @@ class BarrierAlignment:
         ahead = [c for c, latest in enumerate(self._latest) if latest > checkpoint]
         if ahead and checkpoint not in self._open:
             self._aborted.add(checkpoint)
-            return (*actions, _skipped(checkpoint, ahead[0], self._latest[ahead[0]]))
+            return (*actions, _abort_skipped(checkpoint, ahead[0], self._latest[ahead[0]]))
         alignment = self._open.setdefault(checkpoint, _Alignment(barrier, now_s))
         alignment.arrived.add(channel)
         if len(alignment.arrived) == self._channels:
@@ -379,7 +379,7 @@ class BarrierAlignment:
                 alignment = self._open.pop(older)
                 self._aborted.add(older)
                 actions.extend(self._unblock(alignment.arrived))
-                actions.append(_skipped(older, channel, checkpoint))
+                actions.append(_abort_skipped(older, channel, checkpoint))
         return actions
 
     def _finish(self, alignment: _Alignment, channel: int, now_s: float) -> list[AlignmentAction]:
@@ -421,5 +421,5 @@ class BarrierAlignment:
         return []
 
 
-def _skipped(checkpoint: CheckpointId, channel: int, later: CheckpointId) -> AlignmentAborted:
+def _abort_skipped(checkpoint: CheckpointId, channel: int, later: CheckpointId) -> AlignmentAborted:
     return AlignmentAborted(checkpoint, f"channel {channel} went on to barrier {later} without it")

@@ -158,7 +158,7 @@ class CheckpointCoordinator:
         return self._schedule.requested
 
     def next_wake_s(self) -> float | None:
-        """Return when `tick` has something to do if no other fact comes; None: never."""
+        """Return the time of the next useful `tick` if nothing else happens, or None."""
         if self._over:
             return None
         wakes = [pending.deadline_s for pending in self._pending.values()]
@@ -209,15 +209,15 @@ class CheckpointCoordinator:
     def request_savepoint(self, request: SavepointRequest, now_s: float) -> tuple[Decision, ...]:
         """Ask for a savepoint: triggered after those asked for before, as soon as `request` is.
 
-        It is tried once: it ends with `WriteSavepoint` and `savepoint_ended`, with `AbortSavepoint`
-        or with the attempt.
+        It is tried once: it ends with `WriteSavepoint` and `on_savepoint_end`, with
+        `AbortSavepoint` or with the attempt.
         """
         if not request.kind.is_savepoint:
             raise ValueError(f"{request.kind} is no savepoint")
         self._schedule.request_savepoint(request)
         return tuple(self._proceed(now_s))
 
-    def savepoint_ended(
+    def on_savepoint_end(
         self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
     ) -> tuple[Decision, ...]:
         """Take in that a savepoint is written, durably and whole, or that `error` kept it from it.
@@ -236,16 +236,16 @@ class CheckpointCoordinator:
         over = NotifyAbort(checkpoint, "the savepoint is written")
         return (over, *self._drop(pending.snapshots.values()), *self._proceed(now_s))
 
-    def source_exhausted(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
+    def on_source_end(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
         """Take in that a source subtask has emitted its last record; idempotent.
 
         When all have, a FINAL checkpoint is triggered. Those under way are awaited, not aborted:
         finished sources still take part in them, and what they decide need not be decided again.
         """
-        self._schedule.exhausted(subtask)
+        self._schedule.note_source_end(subtask)
         return tuple(self._proceed(now_s))
 
-    def acked(
+    def on_ack(
         self,
         attempt: AttemptId,
         checkpoint: CheckpointId,
@@ -257,6 +257,8 @@ class CheckpointCoordinator:
         An ack of another attempt is ignored. One that is late, unknown or doubled has the files
         discarded that nothing else names, also when the job has finished meanwhile.
         """
+        # After a job has finished, late acks still bring files that nobody else would delete. After
+        # a failure they are left to the next attempt's sweep.
         failed = self._over and self._last is None
         if failed or attempt != self._attempt:
             return ()
@@ -269,15 +271,15 @@ class CheckpointCoordinator:
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
-                completed = self._completed_of(pending)
+                completed = self._complete(pending)
                 if pending.savepoint.kind.ends_input:
                     self._ended_at = _positions(completed, self._sources)
                 return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
-            self._appended = self._completed_of(pending)
+            self._appended = self._complete(pending)
             return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))
 
-    def declined(
+    def on_decline(
         self,
         attempt: AttemptId,
         checkpoint: CheckpointId,
@@ -295,7 +297,7 @@ class CheckpointCoordinator:
         decisions = self._fail(pending, f"{subtask} declined: {reason}", now_s)
         return (*decisions, *self._proceed(now_s))
 
-    def logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
+    def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
         """Take in that the decision log holds `checkpoint`: the commit point of the whole job.
 
         Raises:
@@ -311,7 +313,7 @@ class CheckpointCoordinator:
         self._decided_last = checkpoint
         self._undelivered += [checkpoint] if self._committers else []
         self._consecutive = 0
-        self._schedule.decided(checkpoint, now_s)
+        self._schedule.note_decision(checkpoint, now_s)
         self._retained.append(decided)
         subsumed = self._retained[: -self._settings.retained]
         self._retained = self._retained[-self._settings.retained :]
@@ -326,7 +328,7 @@ class CheckpointCoordinator:
             self._last = checkpoint
         return (*decisions, *self._proceed(now_s))
 
-    def append_failed(
+    def on_append_failure(
         self, checkpoint: CheckpointId, reason: str, now_s: float
     ) -> tuple[Decision, ...]:
         """Take in that the log certainly does *not* hold `checkpoint` and never will.
@@ -343,7 +345,7 @@ class CheckpointCoordinator:
         decisions = self._fail(self._pending[checkpoint], f"decision not appended: {reason}", now_s)
         return (*decisions, *self._proceed(now_s))
 
-    def committed(
+    def on_committed(
         self, subtask: SubtaskRef, checkpoint: CheckpointId, now_s: float
     ) -> tuple[Decision, ...]:
         """Take in that `subtask` heard of `checkpoint` and has nothing left to commit up to it.
@@ -363,7 +365,7 @@ class CheckpointCoordinator:
         before = self._confirmed.lowest
         self._confirmed.raise_to(checkpoint, subtask)
         if subtask in self._committers:
-            self._undelivered = [n for n in self._undelivered if n > self._delivered_through()]
+            self._undelivered = [n for n in self._undelivered if n > self._find_delivered_through()]
         if self._confirmed.lowest == before:
             return ()
         return (*self._drop(()), *self._proceed(now_s))
@@ -400,7 +402,7 @@ class CheckpointCoordinator:
         deadline_s = now_s + self._settings.timeout_s
         self._pending[trigger.checkpoint] = _Pending(trigger, deadline_s, request)
         if request is None:
-            self._schedule.triggered(now_s)
+            self._schedule.note_trigger(now_s)
         return trigger
 
     def _reason_of_timeout(self, pending: _Pending) -> str:
@@ -419,7 +421,7 @@ class CheckpointCoordinator:
         del self._pending[checkpoint]
         if pending.savepoint is not None:
             return self._fail_savepoint(pending, pending.savepoint, reason)
-        self._schedule.failed(now_s)
+        self._schedule.note_failure(now_s)
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
@@ -453,7 +455,7 @@ class CheckpointCoordinator:
             raise InvariantViolation(f"append of {checkpoint} ended, but {appended} was under way")
         return appended
 
-    def _completed_of(self, pending: _Pending) -> CompletedCheckpoint:
+    def _complete(self, pending: _Pending) -> CompletedCheckpoint:
         trigger, snapshots = pending.trigger, pending.snapshots
         completed = CompletedCheckpoint(
             checkpoint=trigger.checkpoint,
@@ -463,7 +465,7 @@ class CheckpointCoordinator:
             snapshots=tuple(snapshots[subtask] for subtask in sorted(snapshots)),
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
-            delivered_through=self._delivered_through(),
+            delivered_through=self._find_delivered_through(),
             undelivered=tuple(self._undelivered),
         )
         at_end = self._ended_at is not None and self._ended_at == _positions(
@@ -476,7 +478,7 @@ class CheckpointCoordinator:
         ends = trigger.kind.ends_job and not _has_in_flight(completed) and not last_rows_follow
         return replace(completed, final=ends, input_ended=input_ended)
 
-    def _delivered_through(self) -> CheckpointId:
+    def _find_delivered_through(self) -> CheckpointId:
         confirmed = (self._confirmed[committer] for committer in self._committers)
         return min(confirmed, default=GENESIS)
 
@@ -488,7 +490,7 @@ class CheckpointCoordinator:
     def _discard_late(self, snapshot: SubtaskSnapshot) -> list[Decision]:
         """Delete what a late ack has brought and no checkpoint names, or have it wait."""
         handles = handles_of([snapshot])
-        private = self._files.unnamed(handles, decided_last=self._decided_last)
+        private = self._files.find_unnamed(handles, decided_last=self._decided_last)
         return self._discard(private, handles)
 
     def _discard(

@@ -102,7 +102,7 @@ class TriggerCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AppendDecision:
-    """Append to the decision log, then report `logged` or `append_failed`; one at a time.
+    """Append to the decision log, then call `on_logged` or `on_append_failure`; one at a time.
 
     When nobody knows whether it is in the log, report neither and end the attempt.
     """

@@ -104,7 +104,7 @@ class TriggerSchedule:
             CheckpointKind.MANUAL: self._manual_from is not None,
             CheckpointKind.STOP: self._wants_stop,
         }
-        return frozenset(kind for kind, wanted in kinds.items() if wanted)
+        return frozenset(kind for kind, is_asked in kinds.items() if is_asked)
 
     def end_job_after_input(self) -> None:
         """Have END checkpoints triggered until the job has ended."""
@@ -130,7 +130,7 @@ class TriggerSchedule:
         """Return the savepoint that is triggered now."""
         return self._savepoints.popleft()
 
-    def exhausted(self, subtask: SubtaskRef) -> None:
+    def note_source_end(self, subtask: SubtaskRef) -> None:
         """Take in that a source is at its end; when all are, FINAL is due."""
         self._reading.discard(subtask)
 
@@ -165,18 +165,18 @@ class TriggerSchedule:
             return CheckpointKind.MANUAL
         return None
 
-    def triggered(self, now_s: float) -> None:
+    def note_trigger(self, now_s: float) -> None:
         """Take in that a checkpoint began."""
         if self._settings.interval_s is not None:
             self._due_at_s = now_s + self._settings.interval_s
 
-    def decided(self, checkpoint: CheckpointId, now_s: float) -> None:
+    def note_decision(self, checkpoint: CheckpointId, now_s: float) -> None:
         """Take in that a checkpoint was decided, and so fulfills what was asked before it."""
         self._periodic_not_before_s = now_s + self._settings.min_pause_s
         if self._manual_from is not None and checkpoint >= self._manual_from:
             self._manual_from = None
 
-    def failed(self, now_s: float) -> None:
+    def note_failure(self, now_s: float) -> None:
         """Take in that a checkpoint failed."""
         self._periodic_not_before_s = now_s + self._settings.min_pause_s
         self._others_not_before_s = now_s + max(RETRY_PAUSE_S, self._settings.min_pause_s)

@@ -1,4 +1,4 @@
-"""What a subtask hands over with its ack, and what a completed checkpoint is made of.
+"""What a subtask sends with its ack, and what a completed checkpoint is made of.
 
 These are the records of the decision log: plain values, written as JSON, never pickled.
 
@@ -137,18 +137,18 @@ class CompletedCheckpoint:
 
         What receiving subtasks held comes before what sending ones did: it was sent before.
         """
-        found = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
-        return tuple(sorted(found, key=lambda one: not one.sent))
+        parts = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
+        return tuple(sorted(parts, key=lambda one: not one.sent))
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
         """Return (subtask index, snapshot) of operator `uid`, by index."""
-        found = [
+        parts = [
             (snapshot.subtask.index, operator)
             for snapshot in self.snapshots
             for operator in snapshot.operators
             if operator.uid == uid
         ]
-        return tuple(sorted(found, key=lambda pair: pair[0]))
+        return tuple(sorted(parts, key=lambda pair: pair[0]))
 
 
 def handles_of(snapshots: Iterable[SubtaskSnapshot]) -> tuple[StateHandle, ...]:
@@ -205,9 +205,9 @@ class StateFiles:
             self._named[handle.path] -= 1
             if not self._named[handle.path]:
                 del self._named[handle.path]
-        return self.unnamed(handles, decided_last=decided_last)
+        return self.find_unnamed(handles, decided_last=decided_last)
 
-    def unnamed(
+    def find_unnamed(
         self, handles: Iterable[StateHandle], *, decided_last: CheckpointId
     ) -> tuple[StateHandle, ...]:
         """Return the private ones of `handles` that no checkpoint names; the shared ones wait."""

@@ -99,7 +99,7 @@ class LogView:
         last = committables_of(self.decided[-1].completed) if self.decided else ()
         return frozenset({*self.memory.sinks, *(c.transaction.sink_id for c in last)})
 
-    def committed_last(self, sink_id: str) -> tuple[Committable, ...]:
+    def list_committed_last(self, sink_id: str) -> tuple[Committable, ...]:
         """Return what `sink_id` had committed last, as of each decision still in the log.
 
         A start from any of them asks for the proof.

@@ -79,7 +79,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SavepointWritten,
     SendHeartbeats,
     SlotGone,
-    SlotSaid,
+    SlotMessageReceived,
     SlotsComplete,
     SlotsEnded,
     TakeDiscovered,
@@ -281,7 +281,7 @@ class AttemptLoop:
         match fact:
             case Hello():
                 self._admit(fact, now_s)
-            case SlotSaid(_, slot, message):
+            case SlotMessageReceived(_, slot, message):
                 self._slots.hear(slot, now_s)
                 self._hear_slot(slot, message, now_s)
             case SlotGone(slot, _, reason):
@@ -322,7 +322,7 @@ class AttemptLoop:
     def _is_of_another_attempt(self, fact: AttemptFact) -> bool:
         match fact:
             case (
-                SlotSaid()
+                SlotMessageReceived()
                 | SlotGone()
                 | SlotsEnded()
                 | RecoveryEnded()
@@ -415,9 +415,9 @@ class AttemptLoop:
         match end.error:
             case None:
                 self._decide(Announce(end))
-                self._pass_on(phase.coordinator.logged(checkpoint, now_s), now_s)
+                self._pass_on(phase.coordinator.on_logged(checkpoint, now_s), now_s)
             case StorageError() as error:
-                failed = phase.coordinator.append_failed(checkpoint, str(error), now_s)
+                failed = phase.coordinator.on_append_failure(checkpoint, str(error), now_s)
                 self._pass_on(failed, now_s)
             case error:
                 self._end(error)
@@ -459,23 +459,23 @@ class AttemptLoop:
         match fact:
             case Acked(checkpoint, snapshot):
                 self._decide(Announce(fact))
-                decisions = coordinator.acked(attempt, checkpoint, snapshot, now_s)
+                decisions = coordinator.on_ack(attempt, checkpoint, snapshot, now_s)
             case Declined(checkpoint, subtask, reason):
-                decisions = coordinator.declined(attempt, checkpoint, subtask, reason, now_s)
+                decisions = coordinator.on_decline(attempt, checkpoint, subtask, reason, now_s)
             case CommittedThrough(subtask, checkpoint):
                 self._decide(Announce(fact))
-                decisions = coordinator.committed(subtask, checkpoint, now_s)
+                decisions = coordinator.on_committed(subtask, checkpoint, now_s)
             case SourceExhausted(subtask):
-                decisions = coordinator.source_exhausted(subtask, now_s)
+                decisions = coordinator.on_source_end(subtask, now_s)
             case CheckpointRequested(kind):
                 decisions = coordinator.request(kind, now_s)
             case SavepointWritten(_, checkpoint):
                 if checkpoint in coordinator.pending and not fact.error:
                     self._decide(fact)
-                decisions = coordinator.savepoint_ended(checkpoint, now_s, error=fact.error)
+                decisions = coordinator.on_savepoint_end(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
                 self._decide(GloballyCommitted(sink_id, checkpoint))
-                decisions = coordinator.committed(committer_ref(uid), checkpoint, now_s)
+                decisions = coordinator.on_committed(committer_ref(uid), checkpoint, now_s)
             case _:
                 assert_never(fact)
         self._pass_on(decisions, now_s)
@@ -583,7 +583,7 @@ class AttemptLoop:
         if self._is_of_another_attempt(fact):
             return
         match fact:
-            case SlotSaid(_, slot, message):
+            case SlotMessageReceived(_, slot, message):
                 self._hear_last_word(phase, slot, message, now_s)
             case SlotGone(slot):
                 self._release(slot)

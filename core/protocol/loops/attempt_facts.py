@@ -45,7 +45,7 @@ from onceflow.core.protocol.splits import Split
 
 
 @dataclass(frozen=True, slots=True)
-class SlotSaid:
+class SlotMessageReceived:
     """A slot has sent a message."""
 
     attempt: AttemptId
@@ -181,7 +181,7 @@ class BlockersListed:
 
 AttemptFact: TypeAlias = (
     Hello
-    | SlotSaid
+    | SlotMessageReceived
     | SlotGone
     | SlotsEnded
     | OutboxesMeasured

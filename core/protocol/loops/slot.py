@@ -140,7 +140,7 @@ class CommitDecided:
 
 @dataclass(frozen=True, slots=True)
 class NoteProgress:
-    """Take in how far a subtask or a sink has come; tell the driver if that is news."""
+    """Take in how far a subtask or a sink has come; tell the driver what it does not know yet."""
 
     report: CompletionHeard | SinkCommitted
 

@@ -37,7 +37,7 @@ class NewState:
 
 
 def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> None:
-    """Return when state may be added to `known`, None: there is no savepoint yet.
+    """Check that state may be added to `known`; None means that there is no savepoint yet.
 
     Raises:
         SavepointRefused: A job took it, or it is for another job.
@@ -88,11 +88,11 @@ def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms:
 
 def _grown(before: tuple[SubtaskSnapshot, ...], new: NewState) -> tuple[SubtaskSnapshot, ...]:
     if new.raw:
-        for place, one in enumerate(before):
+        for index, one in enumerate(before):
             (operator,) = one.operators
             if operator.uid == new.uid and operator.raw:
                 raw = {handle.name: handle for handle in (*operator.raw, *new.raw)}
                 merged = replace(one, operators=(replace(operator, raw=tuple(raw.values())),))
-                return (*before[:place], merged, *before[place + 1 :])
+                return (*before[:index], merged, *before[index + 1 :])
     added = OperatorSnapshot(new.uid, keyed=new.handles, raw=new.raw)
     return (*before, SubtaskSnapshot(SubtaskRef(new.uid, len(before)), (added,)))

@@ -412,7 +412,7 @@ class SourceOperator(RunningOperator):
         """Record the position of every split."""
         splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
         if self._watermarks is not None:
-            splits = self._watermarks.held(splits)
+            splits = self._watermarks.with_event_times(splits)
         self._positions[checkpoint] = splits
         snapshot = OperatorSnapshot(
             self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}

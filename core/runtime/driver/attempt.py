@@ -358,7 +358,7 @@ class Attempt:
         checkpoint, retained = decision.checkpoint, self._loop.completed
         log, savepoint = self._context.log.view, self._context.savepoints.last_written
         needed = {
-            sink_id: retain_ledger_from(retained, log.committed_last(sink_id), savepoint)
+            sink_id: retain_ledger_from(retained, log.list_committed_last(sink_id), savepoint)
             for sink_id in log.memory.sinks
         }
         self._slots.send_all(Complete(checkpoint, needed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from onceflow.core.protocol.recovery import begun_anew
+from onceflow.core.protocol.recovery import begin_anew
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.storage import ClaimedLog, JobStorage
 
@@ -32,7 +32,7 @@ def delete_checkpoints(log: ClaimedLog, recovery: SinkRecovery, storage: JobStor
         recovery.close()
     # 2. From here on there is no checkpoint.
     number, now_ms = log.view.next_checkpoint, int(time.time() * 1000)
-    anew = begun_anew(restored, number, log.attempt, now_ms)
+    anew = begin_anew(restored, number, log.attempt, now_ms)
     log.append(anew)
     # 3. Nothing names the files any more.
     log.prune(anew.checkpoint)

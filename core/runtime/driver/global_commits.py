@@ -81,7 +81,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
 
     def commit_decided(self, completed: CompletedCheckpoint) -> None:
         with self._condition:
-            self._queue.decided(completed)
+            self._queue.add_decision(completed)
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:

@@ -31,8 +31,8 @@ from onceflow.core.commit.steps import (
     to_committables,
 )
 from onceflow.core.commit.whole_checkpoints import (
+    find_undecided,
     plan_global_recovery,
-    undecided,
 )
 from onceflow.core.errors import (
     CommitFailed,
@@ -287,7 +287,7 @@ class SinkRecovery:
     ) -> int:
         """Abort what older attempts left; what `completed` decides is being committed meanwhile."""
         self._begin(f"what sink id {sink_id} holds in doubt")
-        left = undecided(
+        left = find_undecided(
             completed,
             committer.in_doubt(),
             sink_id=sink_id,

@@ -181,7 +181,7 @@ class CommitWorker(CommitThread[Committable]):
     def commit_through(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
-            self._queue.completed(checkpoint)
+            self._queue.note_decision(checkpoint)
             self.metrics.note_decided(checkpoint)
             self._prune_before = retain_ledger_from
             self._condition.notify()
@@ -222,7 +222,7 @@ class GlobalPreCommits:
     def record_commits(self, through: CheckpointId) -> None:
         """Record that everything decided up to `through` is visible."""
         with self._lock:
-            for committable in self._waiting.committed(through):
+            for committable in self._waiting.take_committed(through):
                 self.metrics.note_committed(committable)
 
 

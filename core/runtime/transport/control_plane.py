@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from onceflow.core.errors import MessageCorrupt, SlotLost
-from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotSaid
+from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.messages import DriverMessage, Hello, PartFailed, SlotMessage
 from onceflow.core.runtime.messages import decode_message, encode_message
@@ -133,7 +133,7 @@ class SlotConnected:
     link: SlotLink
 
 
-ControlEvent: TypeAlias = SlotConnected | SlotSaid | SlotGone
+ControlEvent: TypeAlias = SlotConnected | SlotMessageReceived | SlotGone
 
 
 class ControlServer(flight.FlightServerBase):
@@ -171,7 +171,7 @@ class ControlServer(flight.FlightServerBase):
             while True:
                 data = metadata_of(reader.read_chunk())
                 message = cast("SlotMessage", decode_message(data))
-                self._post(SlotSaid(hello.attempt, hello.slot, message))
+                self._post(SlotMessageReceived(hello.attempt, hello.slot, message))
         except StopIteration:
             pass
         except (pa.ArrowException, OSError, MessageCorrupt) as error:

@@ -248,7 +248,7 @@ def _decision(completed: CompletedCheckpoint, *, is_committed: bool) -> BatchDec
         state.fingerprint,
         state.run,
         operator.committables,
-        settled=is_committed,
+        is_committed=is_committed,
     )
 
 

@@ -54,7 +54,7 @@ def notifications_late_and_twice(harness: Harness) -> None:
 
     def hear(*checkpoints: int, seen: int) -> None:
         for checkpoint in checkpoints:
-            queue.completed(CheckpointId(checkpoint))
+            queue.note_decision(CheckpointId(checkpoint))
             _empty(queue, committer)
         harness.expect_seen(*(p.ids for p in prepared[:seen]), when=f"after completed{checkpoints}")
 

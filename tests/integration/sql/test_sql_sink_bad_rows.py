@@ -212,7 +212,7 @@ def test_rows_all_refused_before_a_barrier_leave_nothing_open_under_its_name(
             writer.write(_row(number, "x" * 2**20))
         assert len(_reasons(writer)) == 16, "they are sent before the barrier"
         queue.pre_committed(CheckpointId(1), writer.pre_commit(CheckpointId(1)))
-        queue.completed(CheckpointId(1))
+        queue.note_decision(CheckpointId(1))
         database.query("ALTER TABLE ledger DROP CONSTRAINT never")
         writer.write(rows([1, 2]))
         (committable,) = writer.pre_commit(CheckpointId(2))

@@ -18,7 +18,7 @@ def decision(
     attempt: int, *committables: Committable, number: int = 0, settled: bool = False
 ) -> BatchDecision:
     batch = BatchId("query", number or attempt)
-    return BatchDecision(batch, AttemptId(attempt), committables=committables, settled=settled)
+    return BatchDecision(batch, AttemptId(attempt), committables=committables, is_committed=settled)
 
 
 def claim(attempt: int, *decisions: BatchDecision) -> BatchClaim:

@@ -57,7 +57,7 @@ def test_nothing_is_committed_before_a_decision() -> None:
 def test_completion_commits_everything_up_to_it_and_nothing_after() -> None:
     """S1: three elements, snapshots 1, 2, 3; complete(2) leaves 3 pending."""
     queue = queue_of(1, 2, 3)
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     assert drain(queue) == [1, 2]
     assert queue.pending_through(CheckpointId(9)) == (transaction(3),)
 
@@ -65,9 +65,9 @@ def test_completion_commits_everything_up_to_it_and_nothing_after() -> None:
 def test_late_completion_of_an_older_checkpoint_changes_nothing() -> None:
     """S2: complete(3), then complete(2)."""
     queue = queue_of(1, 2, 3)
-    queue.completed(CheckpointId(3))
+    queue.note_decision(CheckpointId(3))
     assert drain(queue) == [1, 2, 3]
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     assert drain(queue) == []
     assert queue.committed_through == 3
 
@@ -83,7 +83,7 @@ def test_two_prepared_checkpoints_complete_in_any_order(
     queue = queue_of(1, 2)
     committed: list[int] = []
     for checkpoint in completions:
-        queue.completed(CheckpointId(checkpoint))
+        queue.note_decision(CheckpointId(checkpoint))
         committed += drain(queue)
     assert committed == commits
     assert queue.committed_through == max(completions)
@@ -92,7 +92,7 @@ def test_two_prepared_checkpoints_complete_in_any_order(
 def test_next_checkpoint_is_not_begun_before_the_last_is_whole() -> None:
     """S11: the head stays the head until its outcome is success."""
     queue = queue_of(1, 2)
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     assert queue.next_commit(0.0) == transaction(1)
     queue.outcome(transaction(1), RetryLater("restarting"), 0.0)
     assert queue.next_commit(0.5) == WaitUntil(1.0)
@@ -105,14 +105,14 @@ def test_aborted_checkpoints_are_decided_by_the_next_completed_one() -> None:
     """I9: 1 and 2 were aborted; their transactions are listed with 3 and committed by it."""
     queue = queue_of(1, 2, 3)
     assert queue.pending_through(CheckpointId(3)) == tuple(map(transaction, (1, 2, 3)))
-    queue.completed(CheckpointId(3))
+    queue.note_decision(CheckpointId(3))
     assert drain(queue) == [1, 2, 3]
 
 
 def test_ack_lists_what_is_decided_and_not_known_to_be_committed() -> None:
     """S18: a crash between complete(1) and its commit must leave 1 in the record of 2."""
     queue = queue_of(1)
-    queue.completed(CheckpointId(1))
+    queue.note_decision(CheckpointId(1))
     assert queue.next_commit(0.0) == transaction(1)
     queue.pre_committed(CheckpointId(2), [transaction(2)])
     assert queue.pending_through(CheckpointId(2)) == (transaction(1), transaction(2))
@@ -130,7 +130,7 @@ def test_checkpoint_without_rows_has_nothing_to_commit() -> None:
     queue.pre_committed(CheckpointId(1), [])
     queue.pre_committed(CheckpointId(2), [])
     assert queue.pending_through(CheckpointId(2)) == ()
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     assert queue.next_commit(0.0) is None
     assert queue.committed_through == 2
 
@@ -138,8 +138,8 @@ def test_checkpoint_without_rows_has_nothing_to_commit() -> None:
 def test_committed_through_names_decided_checkpoints_only() -> None:
     """1 aborted, 2 decided, 3 aborted, 5 decided; 4's transaction is left."""
     queue = queue_of(2, 4)
-    queue.completed(CheckpointId(2))
-    queue.completed(CheckpointId(5))
+    queue.note_decision(CheckpointId(2))
+    queue.note_decision(CheckpointId(5))
     assert queue.committed_through == 0
     queue.outcome(transaction(2), Committed(), 0.0)
     assert queue.committed_through == 2
@@ -150,7 +150,7 @@ def test_committed_through_names_decided_checkpoints_only() -> None:
 def test_commit_that_landed_but_was_reported_unknown_is_not_applied_twice() -> None:
     """The same transaction is asked again, and the target proves that it is committed."""
     queue = queue_of(1)
-    queue.completed(CheckpointId(1))
+    queue.note_decision(CheckpointId(1))
     step = queue.outcome(transaction(1), Unknown("connection lost"), 0.0)
     assert step == RetryAt(1.0, "connection lost", tries=1)
     assert queue.committed_through == 0
@@ -165,7 +165,7 @@ def test_tries_are_spaced_further_and_further_up_to_a_bound() -> None:
     policy = CommitRetryPolicy(initial_delay_s=1.0, max_delay_s=5.0, deadline_s=1e6)
     queue = CommitQueue(policy)
     queue.pre_committed(CheckpointId(1), [transaction(1)])
-    queue.completed(CheckpointId(1))
+    queue.note_decision(CheckpointId(1))
     now_s = 100.0
     waits: list[float] = []
     for tries in range(1, 200):
@@ -186,7 +186,7 @@ def test_deadline_ends_the_tries_and_keeps_the_transaction(
 ) -> None:
     """S4, S8: the error names the transaction; nothing is dropped from the next ack."""
     queue = queue_of(1)
-    queue.completed(CheckpointId(1))
+    queue.note_decision(CheckpointId(1))
     now_s = 0.0
     while isinstance(step := queue.outcome(transaction(1), outcome, now_s), RetryAt):
         now_s = step.at_s
@@ -200,7 +200,7 @@ def test_deadline_ends_the_tries_and_keeps_the_transaction(
 
 def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> None:
     queue = queue_of(1)
-    queue.completed(CheckpointId(1))
+    queue.note_decision(CheckpointId(1))
     step = queue.outcome(transaction(1), Lost("rolled back by hand"), 0.0)
     assert isinstance(step, StepFailed)
     assert step.kind == "lost"
@@ -211,7 +211,7 @@ def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> N
 
 def test_tries_of_one_transaction_do_not_count_for_the_next() -> None:
     queue = queue_of(1, 2)
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     for now_s in (0.0, 1.0, 3.0):
         queue.outcome(transaction(1), RetryLater("busy"), now_s)
     queue.outcome(transaction(1), Committed(), 7.0)
@@ -226,11 +226,11 @@ def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_i
     queue = queue_of(2)
     queue.pre_committed(CheckpointId(5), [transaction(3)])
     assert queue.pending_through(CheckpointId(5)) == (transaction(2), transaction(3))
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     assert queue.next_commit(0.0) == transaction(2)
     queue.outcome(transaction(2), Committed(), 0.0)
     assert queue.next_commit(0.0) is None
-    queue.completed(CheckpointId(5))
+    queue.note_decision(CheckpointId(5))
     assert queue.next_commit(0.0) == transaction(3)
     assert queue.committed_through == CheckpointId(2)
     queue.outcome(transaction(3), Committed(), 0.0)
@@ -245,7 +245,7 @@ def test_several_committables_of_one_pre_commit_are_committed_in_their_order() -
     queue.pre_committed(CheckpointId(2), several)
     queue.pre_committed(CheckpointId(3), [transaction(3)])
     assert queue.pending_through(CheckpointId(2)) == tuple(several)
-    queue.completed(CheckpointId(2))
+    queue.note_decision(CheckpointId(2))
     for one in several:
         assert queue.committed_through == 0
         assert queue.next_commit(0.0) == one
@@ -264,7 +264,7 @@ def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
         queue.pre_committed(CheckpointId(2), [transaction(2)])
     with pytest.raises(InvariantViolation, match="not of checkpoint 3"):
         queue.pre_committed(CheckpointId(3), [transaction(4)])
-    queue.completed(CheckpointId(9))
+    queue.note_decision(CheckpointId(9))
     with pytest.raises(InvariantViolation, match="after 9"):
         queue.pre_committed(CheckpointId(9), [])
 
@@ -305,7 +305,7 @@ def test_every_decided_transaction_is_committed_once_in_order_whatever_comes(
                 prepared += [number] if rows else []
             case "complete" if number:
                 checkpoint = data.draw(st.integers(1, number))
-                queue.completed(CheckpointId(checkpoint))
+                queue.note_decision(CheckpointId(checkpoint))
                 decided = max(decided, checkpoint)
             case kind:
                 now_s += 10.0

@@ -12,8 +12,8 @@ from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,
     PreCommits,
+    find_undecided,
     plan_global_recovery,
-    undecided,
 )
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob
@@ -53,9 +53,9 @@ def commit(number: int, *committables: Committable) -> GlobalCommit:
 def test_each_decision_is_one_commit_of_all_subtasks() -> None:
     """What aborted checkpoints had prepared is the next decision's; what is listed again is not."""
     queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(3))
-    queue.decided(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")))
-    queue.decided(decision(6, tx(4), tx(5), tx(5, 1), tx(6)))
-    queue.decided(decision(7))
+    queue.add_decision(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")))
+    queue.add_decision(decision(6, tx(4), tx(5), tx(5, 1), tx(6)))
+    queue.add_decision(decision(7))
     first, second = commit(5, tx(4), tx(5), tx(5, 1)), commit(6, tx(6))
     assert queue.next_commit(0.0) == first
     queue.outcome(first, Committed(), 0.0)
@@ -68,11 +68,11 @@ def test_each_decision_is_one_commit_of_all_subtasks() -> None:
 
 def test_lost_files_name_the_checkpoint() -> None:
     queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(0))
-    queue.decided(decision(1, tx(1), tx(1, 1)))
+    queue.add_decision(decision(1, tx(1), tx(1, 1)))
     step = queue.outcome(commit(1, tx(1), tx(1, 1)), Lost("no such file"), 0.0)
     assert "checkpoint 1 of sink job.lake (10 rows) was decided and is gone" in str(step)
     with pytest.raises(InvariantViolation, match="decision 1 of job.lake after 1"):
-        queue.decided(decision(1))
+        queue.add_decision(decision(1))
 
 
 def test_subtask_lists_what_it_does_not_know_to_be_committed() -> None:
@@ -82,8 +82,8 @@ def test_subtask_lists_what_it_does_not_know_to_be_committed() -> None:
     waiting.pre_committed(CheckpointId(3), [tx(3)])
     assert waiting.pending_through(CheckpointId(2)) == (tx(1),)
     assert waiting.pending_through(CheckpointId(3)) == (tx(1), tx(3))
-    assert waiting.committed(CheckpointId(2)) == (tx(1),)
-    assert waiting.committed(CheckpointId(1)) == ()
+    assert waiting.take_committed(CheckpointId(2)) == (tx(1),)
+    assert waiting.take_committed(CheckpointId(1)) == ()
     assert waiting.pending_through(CheckpointId(3)) == (tx(3),)
     with pytest.raises(InvariantViolation, match="pre-committed 3 after 3"):
         waiting.pre_committed(CheckpointId(3), [tx(3)])
@@ -120,7 +120,7 @@ def test_recovery_aborts_what_older_attempts_did_not_decide() -> None:
     assert plan.commit == (commit(5, tx(5)),)
     assert plan.abort == (tx(6),)
     forgetful = replace(memory, since=2)
-    found = undecided(decision(5), in_doubt, sink_id=SINK, attempt=ATTEMPT, memory=forgetful)
+    found = find_undecided(decision(5), in_doubt, sink_id=SINK, attempt=ATTEMPT, memory=forgetful)
     assert found == (), "nobody knows whether a forgotten attempt decided it"
 
 

@@ -19,10 +19,10 @@ from onceflow.core.protocol.batches import (
     WriteBatch,
     check_decision,
     decision_of,
+    find_prepared_twin,
     forgotten_before,
     judge_batch,
     oldest_proof,
-    prepared_twin,
     task_checkpoint,
 )
 from onceflow.core.protocol.committables import Committable
@@ -38,7 +38,7 @@ def decision(
     attempt: int, *committables: Committable, number: int = 0, settled: bool = False
 ) -> BatchDecision:
     batch = BatchId("query", number or attempt)
-    return BatchDecision(batch, AttemptId(attempt), committables=committables, settled=settled)
+    return BatchDecision(batch, AttemptId(attempt), committables=committables, is_committed=settled)
 
 
 def claim(attempt: int, *decisions: BatchDecision) -> BatchClaim:
@@ -82,7 +82,7 @@ def test_only_the_newest_attempt_decides_and_once() -> None:
 
 def test_a_twin_is_of_the_same_partition_attempt_and_sink_and_holds_locks() -> None:
     def twin(*in_doubt: Committable, staged: bool = False) -> Committable | None:
-        return prepared_twin(
+        return find_prepared_twin(
             in_doubt,
             sink_id="ledger",
             attempt=AttemptId(4),

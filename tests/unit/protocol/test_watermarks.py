@@ -123,7 +123,7 @@ def test_a_restored_source_goes_on_from_where_its_splits_were() -> None:
     source.on_rows("a", 100, now_s=0.0)
     source.on_rows("b", 70, now_s=0.0)
     assert source.next(0.0) == 69
-    held = source.held(splits(a=None, b=None))
+    held = source.with_event_times(splits(a=None, b=None))
     assert [split.event_time_ms for split in held] == [100, 70]
     again = SplitWatermarks(held, delay_ms=0, idle_after_s=None)
     assert again.next(0.0) == 69
@@ -144,7 +144,7 @@ def test_a_split_that_has_ended_holds_up_none_of_the_others() -> None:
     watermarks.on_ended("a")
     assert watermarks.next(99.0) == IDLE
     # A restore goes on from what was seen.
-    held = watermarks.held([Split("a", b""), Split("b", b"")])
+    held = watermarks.with_event_times([Split("a", b""), Split("b", b"")])
     assert [split.event_time_ms for split in held] == [100, 10]
 
 

@@ -13,7 +13,7 @@ from tests.unit.runtime.slot_parts import slot_context
 from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.checkpoints.snapshots import SubtaskSnapshot
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.loops.attempt_facts import SlotSaid
+from onceflow.core.protocol.loops.attempt_facts import SlotMessageReceived
 from onceflow.core.protocol.messages import (
     Acked,
     Declined,
@@ -56,7 +56,7 @@ class Driver:
         """Return what the slot says next, heartbeats left out."""
         while True:
             event = self._events.get(timeout=60)
-            if isinstance(event, SlotSaid) and not isinstance(event.message, Heartbeat):
+            if isinstance(event, SlotMessageReceived) and not isinstance(event.message, Heartbeat):
                 return event.message
 
 

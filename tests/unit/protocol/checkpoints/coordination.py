@@ -111,7 +111,7 @@ class Coordination:
         self, number: int, subtask: SubtaskRef, *handles: StateHandle, attempt: int = ATTEMPT
     ) -> list[Decision]:
         return self._noted(
-            self.coordinator.acked(
+            self.coordinator.on_ack(
                 AttemptId(attempt), CheckpointId(number), snapshot(subtask, *handles), self.now_s
             )
         )
@@ -127,24 +127,24 @@ class Coordination:
         self, number: int, subtask: SubtaskRef = SINKS[0], attempt: int = ATTEMPT
     ) -> list[Decision]:
         return self._noted(
-            self.coordinator.declined(
+            self.coordinator.on_decline(
                 AttemptId(attempt), CheckpointId(number), subtask, "full", self.now_s
             )
         )
 
     def logged(self, number: int) -> list[Decision]:
-        return self._noted(self.coordinator.logged(CheckpointId(number), self.now_s))
+        return self._noted(self.coordinator.on_logged(CheckpointId(number), self.now_s))
 
     def append_failed(self, number: int) -> list[Decision]:
         return self._noted(
-            self.coordinator.append_failed(CheckpointId(number), "no space", self.now_s)
+            self.coordinator.on_append_failure(CheckpointId(number), "no space", self.now_s)
         )
 
     def committed(self, number: int, subtasks: Sequence[SubtaskRef] = SUBTASKS) -> list[Decision]:
         decisions: list[Decision] = []
         for subtask in subtasks:
             decisions += self._noted(
-                self.coordinator.committed(subtask, CheckpointId(number), self.now_s)
+                self.coordinator.on_committed(subtask, CheckpointId(number), self.now_s)
             )
         return decisions
 

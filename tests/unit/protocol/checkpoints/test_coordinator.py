@@ -267,7 +267,7 @@ def test_report_on_an_append_that_was_not_under_way_is_a_bug() -> None:
     job = Coordination(EVERY_SECOND)
     job.trigger()
     with pytest.raises(InvariantViolation, match="append of 1"):
-        job.coordinator.logged(CheckpointId(1), job.now_s)
+        job.coordinator.on_logged(CheckpointId(1), job.now_s)
 
 
 def test_commit_before_the_decision_is_a_bug() -> None:
@@ -275,7 +275,7 @@ def test_commit_before_the_decision_is_a_bug() -> None:
     job = Coordination(EVERY_SECOND)
     job.ack_all(job.trigger())
     with pytest.raises(InvariantViolation, match="committed checkpoint 1"):
-        job.coordinator.committed(SINKS[0], CheckpointId(1), job.now_s)
+        job.coordinator.on_committed(SINKS[0], CheckpointId(1), job.now_s)
 
 
 @pytest.mark.parametrize("kind", [CheckpointKind.STOP, CheckpointKind.FINAL])
@@ -286,8 +286,8 @@ def test_job_finishes_when_the_last_checkpoint_is_committed_everywhere(
     if kind is CheckpointKind.STOP:
         decisions = job.coordinator.request(CheckpointKind.STOP, job.now_s)
     else:
-        job.coordinator.source_exhausted(SOURCES[0], job.now_s)
-        decisions = job.coordinator.source_exhausted(SOURCES[1], job.now_s)
+        job.coordinator.on_source_end(SOURCES[0], job.now_s)
+        decisions = job.coordinator.on_source_end(SOURCES[1], job.now_s)
     (trigger,) = of_type(TriggerCheckpoint, decisions)
     assert trigger.kind is kind
     (append,) = of_type(AppendDecision, job.ack_all(1))

@@ -52,7 +52,7 @@ class Ending(Coordination):
     def exhaust(self) -> list[Decision]:
         decisions: list[Decision] = []
         for source in SOURCES:
-            decisions += self._noted(self.coordinator.source_exhausted(source, self.now_s))
+            decisions += self._noted(self.coordinator.on_source_end(source, self.now_s))
         return decisions
 
     def ask(self, kind: CheckpointKind) -> list[Decision]:
@@ -60,7 +60,7 @@ class Ending(Coordination):
         return self._noted(self.coordinator.request_savepoint(request, self.now_s))
 
     def written(self, number: int) -> list[Decision]:
-        return self._noted(self.coordinator.savepoint_ended(CheckpointId(number), self.now_s))
+        return self._noted(self.coordinator.on_savepoint_end(CheckpointId(number), self.now_s))
 
     def ack_each(self, number: int, *in_flight: InFlight) -> list[Decision]:
         """Every subtask acks, the sources with where they stand."""
@@ -71,7 +71,7 @@ class Ending(Coordination):
             snapshot = SubtaskSnapshot(subtask, operators, in_flight=rows)
             checkpoint = CheckpointId(number)
             decisions += self._noted(
-                self.coordinator.acked(AttemptId(ATTEMPT), checkpoint, snapshot, self.now_s)
+                self.coordinator.on_ack(AttemptId(ATTEMPT), checkpoint, snapshot, self.now_s)
             )
         return decisions
 

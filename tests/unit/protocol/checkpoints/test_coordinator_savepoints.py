@@ -45,11 +45,11 @@ class Job(Coordination):
         return self._noted(self.coordinator.request(CheckpointKind.MANUAL, self.now_s))
 
     def exhausted(self, source: SubtaskRef) -> list[Decision]:
-        return self._noted(self.coordinator.source_exhausted(source, self.now_s))
+        return self._noted(self.coordinator.on_source_end(source, self.now_s))
 
     def ended(self, number: int, error: str = "") -> list[Decision]:
         return self._noted(
-            self.coordinator.savepoint_ended(CheckpointId(number), self.now_s, error=error)
+            self.coordinator.on_savepoint_end(CheckpointId(number), self.now_s, error=error)
         )
 
 

@@ -125,8 +125,8 @@ def test_final_checkpoint_follows_the_last_source_and_waits_for_what_is_under_wa
     """S9: also without an interval; a finished source stays in the checkpoint under way."""
     job = Coordination(CheckpointSettings(interval_s=1.0))
     job.trigger()
-    job.coordinator.source_exhausted(SOURCES[0], job.now_s)
-    assert job.coordinator.source_exhausted(SOURCES[1], job.now_s) == ()
+    job.coordinator.on_source_end(SOURCES[0], job.now_s)
+    assert job.coordinator.on_source_end(SOURCES[1], job.now_s) == ()
     job.ack_all(1)
     assert kinds(job.logged(1)) == [FINAL]
     assert job.notified == [1]
@@ -136,15 +136,15 @@ def test_end_of_input_that_is_reported_again_triggers_nothing_more() -> None:
     """S10: repeated reports of one source are one, and do not stand for the other."""
     job = Coordination(CheckpointSettings(interval_s=None))
     for _ in range(3):
-        assert job.coordinator.source_exhausted(SOURCES[0], job.now_s) == ()
-    assert kinds(job.coordinator.source_exhausted(SOURCES[1], job.now_s)) == [FINAL]
-    assert job.coordinator.source_exhausted(SOURCES[1], job.now_s) == ()
+        assert job.coordinator.on_source_end(SOURCES[0], job.now_s) == ()
+    assert kinds(job.coordinator.on_source_end(SOURCES[1], job.now_s)) == [FINAL]
+    assert job.coordinator.on_source_end(SOURCES[1], job.now_s) == ()
 
 
 def test_failed_final_checkpoint_is_tried_again_after_a_pause() -> None:
     job = Coordination(CheckpointSettings(interval_s=None, tolerable_failures=1))
     for source in SOURCES:
-        job.coordinator.source_exhausted(source, job.now_s)
+        job.coordinator.on_source_end(source, job.now_s)
     assert kinds(job.decline(1)) == []
     assert job.coordinator.next_wake_s() == job.now_s + 1.0
     assert kinds(job.tick(after_s=1.0)) == [FINAL]
@@ -215,7 +215,7 @@ def test_final_checkpoint_fulfills_a_stop() -> None:
     job.trigger()
     job.coordinator.request(STOP, job.now_s)
     for source in SOURCES:
-        job.coordinator.source_exhausted(source, job.now_s)
+        job.coordinator.on_source_end(source, job.now_s)
     job.ack_all(1)
     assert kinds(job.logged(1)) == [FINAL]
     job.ack_all(2)

@@ -400,10 +400,10 @@ def test_a_job_does_not_end_while_rows_are_in_flight(kind: CheckpointKind) -> No
         job.coordinator.request(kind, job.now_s)
     else:
         for source in SOURCES:
-            job.coordinator.source_exhausted(source, job.now_s)
+            job.coordinator.on_source_end(source, job.now_s)
     row = InFlight("sink", True, StateHandle("in", "in", 1, ""))
     held_up = SubtaskSnapshot(SINKS[0], in_flight=(row,))
-    job.coordinator.acked(ATTEMPT, CheckpointId(1), held_up, job.now_s)
+    job.coordinator.on_ack(ATTEMPT, CheckpointId(1), held_up, job.now_s)
     (append,) = of_type(AppendDecision, job.ack_all(1))
     assert not append.completed.final
     (trigger,) = of_type(TriggerCheckpoint, job.logged(1))

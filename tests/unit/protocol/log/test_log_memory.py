@@ -115,8 +115,8 @@ def test_the_proof_of_the_last_commit_is_asked_for_when_the_last_checkpoint_list
     view = log.view
     plan = plan_commits([], [], sink_ids=(SINK,), attempt=view.attempt, memory=view.memory)
     assert plan.commit == (tx(1, 2),)
-    assert retain_ledger_from(view.completed, view.committed_last(SINK)) == 2
-    assert retain_ledger_from(view.completed, view.committed_last("job.other")) == 8
+    assert retain_ledger_from(view.completed, view.list_committed_last(SINK)) == 2
+    assert retain_ledger_from(view.completed, view.list_committed_last("job.other")) == 8
 
 
 def test_what_the_last_decision_still_lists_is_not_yet_called_committed() -> None:

@@ -36,7 +36,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SavepointBegun,
     SavepointWritten,
     SendHeartbeats,
-    SlotSaid,
+    SlotMessageReceived,
 )
 from onceflow.core.protocol.loops.slots import AttemptSettings
 from onceflow.core.protocol.messages import (
@@ -101,7 +101,7 @@ class Driving:
         self._take(self.loop.tick(self.now_s))
 
     def say(self, message: SlotMessage, slot: int = 0) -> None:
-        self.on(SlotSaid(ATTEMPT, slot, message))
+        self.on(SlotMessageReceived(ATTEMPT, slot, message))
 
     def _take(self, decisions: tuple[AttemptDecision, ...]) -> None:
         for decision in decisions:

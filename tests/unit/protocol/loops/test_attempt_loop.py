@@ -49,7 +49,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SavepointWritten,
     SendHeartbeats,
     SlotGone,
-    SlotSaid,
+    SlotMessageReceived,
     SlotsEnded,
     TakeDiscovered,
 )
@@ -209,7 +209,7 @@ def test_what_is_of_another_attempt_changes_nothing() -> None:
     driving.run()
     before = list(driving.decisions)
     driving.on(
-        SlotSaid(OLDER, 0, Failed(0, "BadRecord", "row 7", "", "never")),
+        SlotMessageReceived(OLDER, 0, Failed(0, "BadRecord", "row 7", "", "never")),
         SlotGone(0, OLDER, "gone"),
         SlotsEnded(OLDER, SlotLost("gone")),
         GlobalCommitEnded(OLDER, "out", "out", CheckpointId(1), CommitFailed("away")),
