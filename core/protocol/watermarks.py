@@ -76,6 +76,8 @@ class WatermarkMerge:
         """
         left_out = self._idle | self._ended
         awake = [w for one, w in self._watermarks.items() if one not in left_out]
+        # Only when all inputs have told the end of time has it come. Inputs that are idle or have
+        # ended hold nobody up; if there are no others, the furthest of them says how far time is.
         if self._told_end and len(self._told_end) == len(self._watermarks):
             latest = MAX_WATERMARK
         elif awake:
@@ -130,6 +132,7 @@ class SplitWatermarks:
         """Return what is to be told below now, once."""
         if self._idle_after_s is not None:
             for split_id, seen_at_s in self._seen_at_s.items():
+                # A split without any row so far is idle only so long after the first look at it.
                 if seen_at_s is None:
                     self._seen_at_s[split_id] = now_s
                 elif now_s - seen_at_s >= self._idle_after_s:

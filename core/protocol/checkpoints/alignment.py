@@ -298,6 +298,7 @@ class BarrierAlignment:
         self._floor = checkpoint
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint}
         self._overtaking = announced
+        # It has waited here as long as it may: below it overtakes at once.
         barrier = replace(announced.barrier, overtakes_after_s=0.0)
         waited_ms = (now_s - announced.first_at_s) * 1000
         actions.append(TakeSnapshot(barrier, waited_ms, passed=tuple(sorted(passed))))
@@ -327,16 +328,19 @@ class BarrierAlignment:
         actions += self._give_up_skipped(channel, checkpoint)
         if checkpoint <= self._floor or checkpoint in self._aborted:
             return tuple(actions)
+        # A channel that is ahead already has skipped this barrier: it can never be complete.
         ahead = [c for c, latest in enumerate(self._latest) if latest > checkpoint]
         if ahead and checkpoint not in self._open:
             self._aborted.add(checkpoint)
             return (*actions, _abort_skipped(checkpoint, ahead[0], self._latest[ahead[0]]))
         alignment = self._open.setdefault(checkpoint, _Alignment(barrier, now_s))
         alignment.arrived.add(channel)
+        # Channels that have ended count as well: a finished source goes on emitting barriers.
         if len(alignment.arrived) == self._channels:
             return (*actions, *self._finish(alignment, channel, now_s))
         if self._mode is AlignmentMode.ALIGNED:
             actions.append(Block(channel))
+        # This may have been the last channel in order that an overtaking barrier waited for.
         if channel in self._keeping_order:
             actions += self.on_time(now_s)
         return tuple(actions)
@@ -387,6 +391,7 @@ class BarrierAlignment:
         require(min(self._open) == barrier.checkpoint, "an older alignment outlived a newer one")
         del self._open[barrier.checkpoint]
         self._floor = barrier.checkpoint
+        # It came on all channels before its time to overtake. Below, only the rest of it is left.
         if (known := self._announced) and known.barrier.checkpoint <= barrier.checkpoint:
             self._announced = None
             left_s = max(0.0, known.overtakes_at_s - now_s)

@@ -314,13 +314,15 @@ class CheckpointCoordinator:
         self._undelivered += [checkpoint] if self._committers else []
         self._consecutive = 0
         self._schedule.note_decision(checkpoint, now_s)
+        # What the log retains no more is dropped, and so is every older checkpoint that is pending:
+        # this decision commits all that they would have. Savepoints are their users' and go on.
         self._retained.append(decided)
         subsumed = self._retained[: -self._settings.retained]
         self._retained = self._retained[-self._settings.retained :]
         decisions: list[Decision] = [NotifyComplete(checkpoint, self._retained[0].checkpoint)]
         dropped: list[SubtaskSnapshot] = [s for old in subsumed for s in old.snapshots]
-        subsumed_ones = [n for n, p in self._pending.items() if n < checkpoint and not p.savepoint]
-        for older in sorted(subsumed_ones):
+        older_pending = [n for n, p in self._pending.items() if n < checkpoint and not p.savepoint]
+        for older in sorted(older_pending):
             # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
         decisions += self._drop(dropped)

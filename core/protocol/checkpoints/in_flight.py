@@ -113,6 +113,7 @@ class OutputQueue(Generic[B]):
         return tuple(e for e in self._waiting if not isinstance(e, (Barrier, EndOfStream)))
 
     def _admits(self, element: B | Barrier | EndOfStream) -> bool:
+        # They take no room in the reader, so no credit: a barrier must pass where rows cannot.
         if isinstance(element, (Barrier, EndOfStream)):
             return True
         if self._credit_count == 0:
@@ -229,6 +230,7 @@ class InputQueues(Generic[B]):
             return None
         if self._replayed:
             return self._replayed.popleft()
+        # In turn, from the channel after the last one: a busy channel cannot keep out the others.
         count = len(self._queues)
         for step in range(count):
             channel = (self._turn + step) % count
