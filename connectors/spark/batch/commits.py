@@ -248,6 +248,7 @@ class BatchCommits:
         )
         decision = self._decide(proposed, [report for report in writing if report.beside])
         reach("logged")
+        # Prepared rows first, then the roll-backs: both free locks that staged rows may wait for.
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
         self._carry_out(committer, self._to_commits(prepared))
