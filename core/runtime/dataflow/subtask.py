@@ -175,6 +175,7 @@ class Subtask(ABC):
         try:
             while not self._leaving:
                 self._step()
+                # `thread_time` is of the calling thread, so it is read here and kept for others.
                 beside_s = sum(operator.cpu_beside_s for operator in self._operators)
                 self._cpu_s = time.thread_time() + beside_s
         except BaseException as error:  # the edge of the loop: everything goes to the driver
@@ -231,6 +232,7 @@ class Subtask(ABC):
             for operator in self._operators:
                 operator.flush()
                 operator.end_input()
+        # State first, then the barrier: rows that operators make while they freeze go before it.
         taken = [_frozen(operator, barrier) for operator in self._operators]
         sync_ms = (time.perf_counter() - began) * 1000
         if barrier.kind.ends_emission:

@@ -122,11 +122,14 @@ class SlotControl:
                     self._take(self._mailbox.get(timeout=wait_s))
                 self._carry_out(self._loop.tick(self._heard_at, time.monotonic()))
         except BaseException as error:
+            # Nobody would close the parts any more, so only the end of the process stops them.
             _log.exception("slot %d failed", self._context.slot)
             self._carry_out(self._loop.on(PartFailed(error), time.monotonic()))
             self._exit_hard("its control failed")
 
     def _hear(self, mail: SlotFact) -> None:
+        # On the thread that reads: a control that is busy for long does not take the driver for
+        # silent.
         self._heard_at = time.monotonic()
         self._mailbox.put(mail)
 
@@ -260,6 +263,9 @@ class SlotControl:
         left: Callable[[], float] = lambda: max(0.0, close.deadline_s - time.monotonic())  # noqa: E731
         ended = True
         if chains := self._chains:
+            # Channels first, which breaks a write that a subtask may hang in. Then the subtasks,
+            # which give work to commits and uploads. Each part is closed, whatever became of the
+            # ones before: `ended` stands on the right of `and`.
             for channel in chains.channels:
                 channel.close(close.reason)
             self._post(Shutdown(close.reason))

@@ -195,6 +195,7 @@ class MapKeys:
 KEYS_A_SLICE = 2048
 """Keys encoded before the interpreter is offered to the thread that processes: under 1 ms."""
 _YIELD_S = 50e-6
+"""Any sleep offers the interpreter: this one is just long enough for another thread to take it."""
 
 _encode_list = msgspec.msgpack.Encoder().encode
 _decode_list = msgpack_decoder(list[bytes]).decode

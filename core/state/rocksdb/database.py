@@ -117,6 +117,7 @@ def merge_pairs(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
 
 
 _BLOOM_BITS_A_KEY = 10
+"""As RocksDB recommends: one look-up in a hundred for an absent key is in vain."""
 _SORTED_RUNS = 8
 """Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
 with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
@@ -254,6 +255,7 @@ def _options(sizes: DatabaseOptions) -> Options:
 PAIRS_A_SLICE = 512
 """Pairs written before the interpreter is offered to the thread that processes: about 0.2 ms."""
 _YIELD_S = 50e-6
+"""Any sleep offers the interpreter: this one is just long enough for another thread to take it."""
 
 
 class PendingWrites:
