@@ -164,8 +164,7 @@ def test_checkpoints_a_restart_and_metrics_arrive_as_the_protocol_says(tmp_path:
     assert len(whole[0].bucket_counts) == len(whole[0].explicit_bounds) + 1
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("way", ["silent", "away"])
+@pytest.mark.parametrize("way", ["silent", pytest.param("away", marks=pytest.mark.servers)])
 def test_a_collector_that_takes_nothing_holds_up_no_job(tmp_path: Path, way: str) -> None:
     # It accepts connections, and reads and answers nothing.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
