@@ -43,7 +43,7 @@ def test_a_write_repeated_with_another_staging_location_finds_its_batch_written(
 ) -> None:
     case = make(request, tmp_path, "events")
     for name in ("a", "b", "b", "a", "c"):
-        save_case(case.find_stage_time(tmp_path / name))
+        save_case(case.with_staging(tmp_path / name))
         assert case.ids() == list(range(9))
 
 
@@ -53,11 +53,11 @@ def test_a_killed_write_goes_on_with_another_staging_location_or_is_refused_ther
     make: MakeCase, request: pytest.FixtureRequest, tmp_path: Path, point: CrashPoint
 ) -> None:
     case = make(request, tmp_path, "events")
-    first = case.find_stage_time(tmp_path / "a")
+    first = case.with_staging(tmp_path / "a")
     killed_at(
         point, tmp_path, lambda: save_alone(first.make_sink, first.options, range(5), range(5, 9))
     )
-    other = case.find_stage_time(tmp_path / "b")
+    other = case.with_staging(tmp_path / "b")
     if make is kafka_case and point in ("logged", "commit"):
         # Decided, and its rows wait where the first run has staged them.
         for _ in range(TRIES):
@@ -74,11 +74,11 @@ def test_a_sink_that_does_not_tell_its_claims_refuses_another_staging_location_a
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = own_case(request, tmp_path, "events")
-    save_case(case.find_stage_time(tmp_path / "a"))
+    save_case(case.with_staging(tmp_path / "a"))
     for _ in range(TRIES):
         with pytest.raises(ConfigError, match="Give the stagingLocation that they had"):
-            save_case(case.find_stage_time(tmp_path / "b"))
-    save_case(case.find_stage_time(tmp_path / "a"))
+            save_case(case.with_staging(tmp_path / "b"))
+    save_case(case.with_staging(tmp_path / "a"))
     assert case.ids() == list(range(9))
 
 
@@ -116,8 +116,8 @@ def test_of_two_runs_with_two_staging_locations_the_one_that_planned_last_decide
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = files_case(request, tmp_path, "events")
-    early = Write(case.make_sink, case.find_stage_time(tmp_path / "a").options)
-    late = Write(case.make_sink, case.find_stage_time(tmp_path / "b").options)
+    early = Write(case.make_sink, case.with_staging(tmp_path / "a").options)
+    late = Write(case.make_sink, case.with_staging(tmp_path / "b").options)
     check_last_decides(early, late, case)
 
 
@@ -126,8 +126,8 @@ def test_of_two_runs_to_kafka_with_two_staging_locations_the_one_that_planned_la
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case = kafka_case(request, tmp_path, "events")
-    early = Write(case.make_sink, case.find_stage_time(tmp_path / "a").options)
-    late = Write(case.make_sink, case.find_stage_time(tmp_path / "b").options)
+    early = Write(case.make_sink, case.with_staging(tmp_path / "a").options)
+    late = Write(case.make_sink, case.with_staging(tmp_path / "b").options)
     check_last_decides(early, late, case)
 
 
@@ -143,7 +143,7 @@ def check_last_decides(early: Write, late: Write, case: WriteCase) -> None:
 def test_what_a_killed_write_to_files_has_decided_is_told_whatever_the_staging_location(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    case = files_case(request, tmp_path, "events").find_stage_time(tmp_path / "a")
+    case = files_case(request, tmp_path, "events").with_staging(tmp_path / "a")
     save = partial(save_alone, case.make_sink, case.options, range(5), range(5, 9))
     killed_at("logged", tmp_path, save)
     sink = FileSink(case.options["path"])

@@ -47,7 +47,7 @@ class WriteCase:
         kept = {name: value for name, value in self.options.items() if name not in TOKEN}
         return replace(self, options=kept)
 
-    def find_stage_time(self, directory: Path) -> WriteCase:
+    def with_staging(self, directory: Path) -> WriteCase:
         """Return the same target with another staging directory."""
         return replace(self, options={**self.options, "staginglocation": str(directory)})
 
