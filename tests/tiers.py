@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,9 @@ SIBLINGS = (
 )
 """Parameters of tests that have others in the default run."""
 
+ONLY_LEFT_OUT = ("containers", "documents")
+"""Folders of which the default run has no test, or is run without."""
+
 KEPT = (
     "tests/integration/test_cloud_storage.py::test_of_drivers_that_create_one_record_at_once_one_wins[google]",
 )
@@ -119,6 +123,13 @@ def is_left_out(node_id: str) -> bool:
     parameters = node_id.partition("[")[2]
     is_twin = node_id.startswith(TWINS_IN) and OTHER_DATABASES.search(parameters)
     return bool(is_twin) and not node_id.startswith(ON_MYSQL)
+
+
+def has_all_folders(items: Iterable[pytest.Item]) -> bool:
+    """Return whether the run was asked for all tests: it has some of each folder."""
+    tests = Path(__file__).parent
+    folders = {path.parent.name for path in tests.glob("*/test_*.py")}.difference(ONLY_LEFT_OUT)
+    return folders <= {item.path.relative_to(tests).parts[0] for item in items}
 
 
 def mark_left_out(items: Iterable[pytest.Item]) -> None:

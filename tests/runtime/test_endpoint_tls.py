@@ -89,6 +89,7 @@ def _asked_over(connection: http.client.HTTPConnection, token: str = "") -> int:
         connection.close()
 
 
+@pytest.mark.only_proof
 def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def nightly_batch() -> str:
     return str(code)
 
 
+@pytest.mark.only_proof
 def test_the_nightly_batch_of_the_documents_is_written_once_by_a_stock_server(
     spark: SparkSession, tmp_path: Path, stock_url: str
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.budget import BUDGET_S, LONG_S, Durations, default_run
-from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, is_left_out
+from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, has_all_folders, is_left_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,8 +30,7 @@ def test_a_twin_on_another_database_is_left_out_and_what_is_mysqls_own_is_not() 
 @pytest.fixture
 def of_default_run(request: pytest.FixtureRequest) -> list[pytest.Item]:
     """What `script/test` runs, in a run that collects all of it."""
-    begun = {item.path.relative_to(ROOT / "tests").parts[0] for item in request.session.items}
-    if not begun >= {path.parent.name for path in ROOT.glob("tests/*/test_*.py")} - {"containers"}:
+    if not has_all_folders(request.session.items):
         pytest.skip("not all tests were asked for")
     return default_run(request.session.items)
 
