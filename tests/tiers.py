@@ -89,6 +89,7 @@ SIBLINGS = (
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
     # The same kill at another step, or in the other way to commit.
+    "tests/crash/test_crash_points.py::test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row[local-prepared-heap-two_phase",
     "tests/integration/sql/test_sql_storage_behind.py::test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_a_database_has[postgres-ledger",
     "tests/integration/sql/test_sql_target_set_back.py::test_commits_that_an_older_copy_has_lost_are_named_though_the_last_checkpoint_lists_none[postgres-ledger",
     "tests/integration/sql/test_sql_target_set_back.py::test_running_committer_notices_that_its_server_came_back_as_an_older_copy[postgres-ledger",
