@@ -61,7 +61,7 @@ class PipelineTarget:
         if isinstance(self.value, Pipeline):
             return
         if isinstance(self.value, type) or not callable(self.value):
-            kind = "class" if isinstance(self.value, type) else type(self.value).__name__
+            kind = "class" if inspect.isclass(self.value) else type(self.value).__name__
             raise ConfigError(
                 f"{self.text} is a {kind} and neither a Pipeline nor a function that returns one"
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -18,14 +17,16 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_sink_metrics import GatedSink
 from tests.support.counting_source import CountingSource
+from tests.support.prometheus import find_program
 
 from onceflow import Checkpointing, FixedDelay, Job, LocalProcesses, Metrics, Pipeline
 from onceflow import RuntimeSettings as Settings
 from onceflow.integration.servers.process import free_port
 
+PROMETHEUS = find_program("prometheus")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus of Debian's package"),
+    pytest.mark.skipif(not PROMETHEUS, reason="no prometheus of Debian's package"),
 ]
 RULES = Path(__file__).parents[2] / "core" / "runtime" / "metrics" / "files" / "alerts.yaml"
 
@@ -51,7 +52,7 @@ def a_prometheus(directory: Path, target: str) -> Generator[str, None, None]:
     with (directory / "prometheus.log").open("wb") as log:
         server = subprocess.Popen(
             [
-                "prometheus",
+                PROMETHEUS,
                 f"--config.file={directory}/prometheus.yaml",
                 f"--storage.tsdb.path={directory}/data",
                 f"--web.listen-address={address}",

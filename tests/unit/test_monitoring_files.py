@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.prometheus import find_program
 
 from onceflow import JobState
 from onceflow.core.runtime.metrics.catalogue import CATALOGUE, Metric, MetricType
 
 yaml: Any = importlib.import_module("yaml")  # it has no types
 
+PROMTOOL = find_program("promtool")
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "core" / "runtime" / "metrics" / "files"
 RULE_TESTS = ROOT / "tests" / "support" / "alert_rules_test.yaml"
@@ -79,13 +81,13 @@ def test_every_alert_is_tested_to_fire_and_to_resolve() -> None:
     assert {name for name, cases in fires.items() if True not in cases} == set()
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool: apt-get install prometheus")
+@pytest.mark.skipif(not PROMTOOL, reason="no promtool: apt-get install prometheus")
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:
     for path in (FILES / "alerts.yaml", RULE_TESTS):
         shutil.copy(path, tmp_path)
     for command in (["check", "rules", "alerts.yaml"], ["test", "rules", RULE_TESTS.name]):
         done = subprocess.run(
-            ["promtool", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [PROMTOOL, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
