@@ -25,7 +25,12 @@ from onceflow.core.protocol.log.rules import (
     replay,
 )
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.protocol.savepoints.savepoint import Savepoint, seeded, view_before
+from onceflow.core.protocol.savepoints.savepoint import (
+    Savepoint,
+    is_restored,
+    seeded,
+    view_before,
+)
 from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 if TYPE_CHECKING:
@@ -58,8 +63,9 @@ class LogOwner:
             except Gone:
                 raise StorageError("the log cannot be read") from None
             view = replay(entries)
-            if world.begins_from_savepoint and world.kept is not None:
-                view = seeded(view, world.kept.savepoint)
+            kept = world.kept if world.begins_from_savepoint else None
+            if kept is not None and not is_restored(view, "", kept.savepoint):
+                view = seeded(view, kept.savepoint)
             if before is None:
                 left = view.sinks.difference(pipeline.sinks, pipeline.retired)
                 if left and world.variant.checks_sinks:

@@ -8,6 +8,8 @@ committed   the last transactions of each sink that are known to be committed: a
 savepoint   from which savepoint the job has begun last: told so again, it goes on from its log
 rewound     what targets had committed when the user let the job go back behind it: known, and
             nothing that this log has decided
+kept        what was decided before a rewind and stays so for the sinks whose targets do not tell
+            what they have committed; of all others it was taken back
 """
 
 from __future__ import annotations
@@ -41,6 +43,15 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class DecidedOfSink:
+    """`checkpoint` is the last one that `attempt` decided, for one sink id alone."""
+
+    sink_id: str
+    attempt: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogMemory:
     """As of one record, that record included."""
 
@@ -55,27 +66,39 @@ class LogMemory:
     """Its id, a space, and where it was; empty when the job has begun from none."""
     rewound: tuple[Decided, ...] = ()
     """By attempt, rising: the last checkpoint that a target had committed at the last rewind."""
+    kept: tuple[DecidedOfSink, ...] = ()
+    """Of each sink id by attempt, rising."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return what the log knows of a transaction that no retained checkpoint lists."""
         if transaction.attempt < self.since:
             return Coverage.FORGOTTEN
         through = {one.attempt: one.checkpoint for one in self.decided}.get(transaction.attempt, -1)
+        for one in self.kept:
+            if (one.sink_id, one.attempt) == (transaction.sink_id, transaction.attempt):
+                through = max(through, one.checkpoint)
         return Coverage.DECIDED if transaction.checkpoint <= through else Coverage.UNDECIDED
 
-    def knows(self, mark: Decided) -> bool:
+    def knows(self, mark: Decided, sink_id: str = "") -> bool:
         """Return whether a target may hold commits of an attempt up to a checkpoint, by this log.
 
-        They are decided, too old to be remembered, or were accepted at a rewind.
+        They are decided, of all sinks or of `sink_id`; too old to be remembered; or were accepted
+        at a rewind.
         """
-        known = (*self.decided, *self.rewound)
+        known = (*self.marks_of(sink_id), *self.rewound)
         through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)
         return mark.attempt < self.since or mark.checkpoint <= through
 
     def remember_decided(self, committables: Iterable[Committable]) -> LogMemory:
-        """Return the memory that knows `committables`, of whatever attempts, as decided."""
+        """Return the memory that knows `committables`, of whatever attempts, as decided.
+
+        What is `kept` is so already; a mark for all sinks would take back the others' rewind.
+        """
         marks = {one.attempt: one.checkpoint for one in self.decided}
+        kept = {(one.sink_id, one.attempt): one.checkpoint for one in self.kept}
         for transaction in (committable.transaction for committable in committables):
+            if transaction.checkpoint <= kept.get((transaction.sink_id, transaction.attempt), -1):
+                continue
             if transaction.attempt >= self.since:
                 through = marks.get(transaction.attempt, -1)
                 marks[transaction.attempt] = max(through, transaction.checkpoint)
@@ -118,7 +141,35 @@ class LogMemory:
     def settled(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
         left = tuple(sorted(set(self.sinks) - set(sinks)))
-        return replace(self, sinks=left, committed=_last_of(self.committed, left))
+        kept = tuple(one for one in self.kept if one.sink_id in left)
+        return replace(self, sinks=left, committed=_last_of(self.committed, left), kept=kept)
+
+    def keeping(self, before: LogMemory, sinks: Iterable[str]) -> LogMemory:
+        """Return the memory to which `sinks` are as they are to `before`, all others as they are.
+
+        For a rewind: what `before` has as decided and this one has not stays decided of `sinks`.
+        """
+        sinks = frozenset(sinks)
+        kept = [
+            DecidedOfSink(sink_id, mark.attempt, mark.checkpoint)
+            for sink_id in sorted(sinks)
+            for mark in before.marks_of(sink_id)
+            if not self._has_decided(mark)
+        ]
+        others = (one for one in self.kept if one.sink_id not in sinks)
+        return replace(self, kept=(*others, *kept))
+
+    def marks_of(self, sink_id: str) -> tuple[Decided, ...]:
+        """Return how far each attempt has decided for `sink_id`, by attempt, rising."""
+        marks = {one.attempt: one.checkpoint for one in self.decided}
+        for one in self.kept:
+            if one.sink_id == sink_id:
+                marks[one.attempt] = max(one.checkpoint, marks.get(one.attempt, -1))
+        return tuple(Decided(*one) for one in sorted(marks.items()))
+
+    def _has_decided(self, mark: Decided) -> bool:
+        through = {one.attempt: one.checkpoint for one in self.decided}.get(mark.attempt, -1)
+        return mark.attempt < self.since or mark.checkpoint <= through
 
     def advanced(
         self,
@@ -142,7 +193,8 @@ class LogMemory:
         forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
         since = forgotten[-1].attempt + 1 if forgotten else self.since
         memory = self.with_committed(listed_before=listed_before, listed=listed)
-        return replace(memory, since=since, decided=decided)
+        kept = tuple(one for one in self.kept if one.attempt >= since)
+        return replace(memory, since=since, decided=decided, kept=kept)
 
 
 NOTHING_REMEMBERED = LogMemory()

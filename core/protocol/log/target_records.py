@@ -75,7 +75,7 @@ def through_before(record: TargetRecord, attempt: AttemptId) -> CheckpointId:
 
 def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, ...]:
     """Return what the target has committed and `memory` does not know; empty when it knows all."""
-    return tuple(one for one in record.committed if not memory.knows(one))
+    return tuple(one for one in record.committed if not memory.knows(one, record.sink_id))
 
 
 def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:

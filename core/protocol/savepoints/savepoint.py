@@ -33,7 +33,7 @@ other storage, and comes back. It begins then as in new storage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onceflow.core.errors import SavepointRefused
@@ -49,6 +49,7 @@ from onceflow.core.protocol.log.memory import Coverage, Decided, LogMemory
 from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
 from onceflow.core.protocol.log.target_records import (
     TargetRecord,
+    is_set_back,
     through_before,
     to_record,
     unknown_commits,
@@ -85,10 +86,14 @@ class Savepoint:
 def seeded(view: LogView, savepoint: Savepoint) -> LogView:
     """Return `view`, unless it follows the savepoint's own log, with numbers that do.
 
-    Attempts and transactions get numbers that its job has not used by then.
+    Attempts and transactions get numbers that its job has not used by then. A rewind may list what
+    the savepoint's sinks have in doubt, also of those that were retired since.
     """
     if follows_savepoint(view, savepoint):
-        return view
+        if not goes_back(savepoint, view):
+            return view
+        listed = {c.transaction.sink_id for c in committables_of(savepoint.completed)}
+        return replace(view, memory=view.memory.claimed({*savepoint.memory.sinks, *listed}))
     attempt = max(view.attempt, savepoint.completed.attempt)
     if view.decided:
         memory = view.memory.claimed(savepoint.memory.sinks)
@@ -163,10 +168,10 @@ def check_savepoint(
     if not follows_savepoint(view, savepoint):
         if savepoint.kind in _TAKEN_WHILE_RUNNING and not allow_rewind:
             raise SavepointRefused(
-                f"{name} was taken while the job went on, and this storage does not hold its log:"
-                " nobody can tell what was committed since, and comes twice. Start it in the"
-                " storage of its job, or take one with `stop --savepoint`; or start it with"
-                " allow_rewind=True, knowing that"
+                f"{name} was taken while the job went on, and the log in this storage does not"
+                " hold what it follows: nobody can tell what was committed since, and comes twice."
+                " Start it in the storage of its job, or take one with `stop --savepoint`; or start"
+                " it with allow_rewind=True, knowing that"
             )
         return
     if gone := _rolled_back(savepoint, view, last_attempt):
@@ -182,7 +187,11 @@ def check_savepoint(
 
 
 def sinks_to_import(
-    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord]
+    savepoint: Savepoint,
+    view: LogView,
+    records: Iterable[TargetRecord],
+    *,
+    lacks_own: bool = False,
 ) -> frozenset[str]:
     """Return the sink ids whose staged rows the job needs out of the savepoint.
 
@@ -190,10 +199,53 @@ def sinks_to_import(
     """
     records = tuple(records)
     if follows_savepoint(view, savepoint):
-        known = _telling(records) if goes_back(savepoint, view) else frozenset[str]()
+        takes_back = lacks_own or goes_back(savepoint, view)
+        known = _telling(records) if takes_back else frozenset[str]()
     else:
         known = frozenset(savepoint.memory.sinks)
     return known - _passed_by(savepoint, records)
+
+
+def list_doubtful_sinks(savepoint: Savepoint, view: LogView) -> frozenset[str]:
+    """Return the sinks of which a start asks what they hold in doubt, to know of targets put back.
+
+    They have written before, so they are there to be asked; none where the log tells nothing.
+    """
+    if not follows_savepoint(view, savepoint):
+        return frozenset()
+    listed = (*committables_of(savepoint.completed), *committables_of(view.completed[-1]))
+    return frozenset(committable.transaction.sink_id for committable in listed)
+
+
+def lacks_own_commits(
+    savepoint: Savepoint,
+    view: LogView,
+    records: Iterable[TargetRecord],
+    in_doubt: Collection[TransactionId],
+) -> bool:
+    """Return whether a target was put back to before what the savepoint itself lists was committed.
+
+    It is not there, and not in doubt: `in_doubt` is what targets held before they were asked for
+    `records`. The log counts on it, so what was decided since is forgotten, though it be nothing.
+    """
+    listed = [c for c in committables_of(savepoint.completed) if c.transaction not in in_doubt]
+    return follows_savepoint(view, savepoint) and any(
+        record.proves_each and is_set_back(record, listed) for record in records
+    )
+
+
+def is_put_back(
+    view: LogView, records: Sequence[TargetRecord], in_doubt: Collection[TransactionId]
+) -> bool:
+    """Return whether targets were put back, so that a job begins again from its savepoint.
+
+    It has begun from it before, and decided `view` since. A target that lacks what is known to be
+    committed was put back. One that lacks what the last decision lists was put back, or has it in
+    doubt: `in_doubt` is what all targets held before they were asked for `records`.
+    """
+    listed = committables_of(view.completed[-1])
+    lost = [c for c in listed if c.transaction not in in_doubt]
+    return any(is_set_back(record, (*view.memory.committed, *lost)) for record in records)
 
 
 def goes_back(savepoint: Savepoint, view: LogView) -> bool:
@@ -270,15 +322,17 @@ def restored_from(
     attempt: AttemptId,
     now_ms: int,
     records: Iterable[TargetRecord] = (),
+    lacks_own: bool = False,
 ) -> CompletedCheckpoint:
     """Return the decision with which `attempt` begins from `savepoint`, once that was checked.
 
     Its state handles are still those of the savepoint. It lists what is decided and may not be
     committed: what the last decision lists, or what the savepoint does and no decision knows of.
-    `records` are of the targets that tell.
+    `records` are of the targets that tell; `lacks_own`: see `lacks_own_commits`.
     """
-    taken = savepoint.completed
-    follows, rewinds = follows_savepoint(view, savepoint), goes_back(savepoint, view)
+    taken, records = savepoint.completed, tuple(records)
+    follows = follows_savepoint(view, savepoint)
+    rewinds = follows and (lacks_own or goes_back(savepoint, view))
     last = view.completed[-1] if follows and not rewinds else None
     listed = [(s.subtask, o) for s in last.snapshots for o in s.operators] if last else []
     decided = [(ref, o) for ref, o in listed if o.committables]
@@ -296,7 +350,6 @@ def restored_from(
         replace(s, operators=tuple(replace(o, committables=()) for o in s.operators))
         for s in taken.snapshots
     )
-    records = tuple(records)
     if last is None:
         decided = _listed_at_rewind(savepoint, view if rewinds else None, decided, records)
     seen = [record.checkpoint_last for record in records]
@@ -318,11 +371,16 @@ def restored_from(
 
 
 def view_before(
-    savepoint: Savepoint, view: LogView, records: Iterable[TargetRecord] = ()
+    savepoint: Savepoint,
+    view: LogView,
+    records: Iterable[TargetRecord] = (),
+    *,
+    lacks_own: bool = False,
 ) -> LogView:
     """Return the log as it is to be when it decides `restored_from`, of the same arguments."""
-    rewinds = goes_back(savepoint, view)
-    if follows_savepoint(view, savepoint) and not rewinds:
+    follows = follows_savepoint(view, savepoint)
+    rewinds = follows and (lacks_own or goes_back(savepoint, view))
+    if follows and not rewinds:
         return view
     records = tuple(records)
     taken = savepoint.memory
@@ -340,9 +398,13 @@ def view_before(
         asked = [c for c in asked if c.transaction.sink_id in tell]
         asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]
     marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
+    # Of earlier rewinds, too: what targets had committed before those may be there still.
+    known = replace(known, rewound=())
     rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
     # What the savepoint lists and a target that has gone on still holds in doubt is decided, too.
     memory = replace(known.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
+    if rewinds:
+        memory = memory.keeping(view.memory, view.sinks - tell)
     return replace(view, memory=memory, starts_over=True)
 
 

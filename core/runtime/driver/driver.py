@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from typing_extensions import assert_never
@@ -112,6 +111,7 @@ from onceflow.core.spi import CommittedBy, Sink
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import ClaimedLog, JobStorage
 from onceflow.core.storage.filesystems.filesystem import StorageRefused
+from onceflow.core.storage.log.decision_log import draw_owner
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -198,6 +198,7 @@ class JobDriver:
         """When the attempt failed whose slots were then waited for."""
         self._cancelled_by_request = False
         self._log: ClaimedLog | None = None
+        self._drawn_owner = draw_owner()
         self._targets_agree = False
         """Whether the targets were asked, by the first attempt that could."""
         self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
@@ -507,14 +508,20 @@ class JobDriver:
         storage.check_creates()
         # Before the claim, which says that the job writes under the sink ids of this graph.
         view = storage.log.read()
-        savepoint = self._restore.read_checked(view) if self._restore else None
-        check_left = partial(check_sinks, graph, retired=self._plan.retired_sinks)
-        check_left(seeded(view, savepoint) if savepoint else view)
+        restore, drawn = self._restore, self._drawn_owner
+        savepoint = restore.read_checked(view, drawn) if restore else None
+
+        def check(view: LogView) -> None:
+            check_sinks(graph, view, retired=self._plan.retired_sinks)
+            if restore is not None:
+                restore.check_before_claim(view, drawn)
+
+        check(seeded(view, savepoint) if savepoint else view)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
         sinks = [work.sink_id for _, work in graph.sinks()]
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        return storage.log.claim(owner, sinks, savepoint, check_left)
+        return storage.log.claim(owner, sinks, savepoint, check, drawn=drawn)
 
     def _is_refused_at_start(self, error: OnceflowError) -> bool:
         """Whether storage has refused the first claim: nothing runs yet, and no restart helps.
@@ -534,14 +541,17 @@ class JobDriver:
         """
         if self._targets_agree:
             return log
-        recovery = self._sink_recovery(log)
+        recovery, restore = self._sink_recovery(log), self._restore
         try:
+            # First: what is committed meanwhile is in one of the two.
+            sinks = restore.list_doubtful_sinks(log.view) if restore else frozenset[str]()
+            in_doubt = recovery.list_in_doubt(sinks)
             records = recovery.ask_targets()
         finally:
             recovery.close()
-        if self._restore is not None:
+        if restore is not None:
             all_tell = len(records) == recovery.target_count
-            self._restore.check_targets(log.view, records, all_tell=all_tell)
+            restore.check_targets(log.view, records, in_doubt, all_tell=all_tell)
         else:
             require_not_behind(log.view, records, str(self._storage.log))
         newest = newest_attempt(records)

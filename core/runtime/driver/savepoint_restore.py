@@ -7,19 +7,22 @@ copies. From then on nothing reads the savepoint, and every later attempt goes o
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from onceflow.core.errors import SavepointRefused, StorageError
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.log.target_records import TargetRecord, is_set_back, require_not_behind
+from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
     check_form,
     check_savepoint,
     check_targets,
+    is_put_back,
     is_restored,
+    lacks_own_commits,
+    list_doubtful_sinks,
     restored_from,
     sinks_to_import,
 )
@@ -69,12 +72,15 @@ class SavepointRestore:
         self._begun_before: Savepoint | None = None
         """That from which the job has begun already, and gone on."""
         self._last_attempt = AttemptId(0)
+        """The last one of another driver: this one's own claims have rolled nothing back yet."""
         self._records: Sequence[TargetRecord] = ()
+        self._lacks_own = False
 
-    def read_checked(self, view: LogView) -> Savepoint | None:
+    def read_checked(self, view: LogView, drawn: str) -> Savepoint | None:
         """Read the savepoint and check it; None: the job has begun from it already.
 
-        Runs before the claim, so that what is refused disturbs no running job.
+        Runs before the claim, so that what is refused disturbs no running job. `drawn` is this
+        driver's own part of the owner's name.
 
         Raises:
             SavepointRefused: It may not be.
@@ -86,18 +92,42 @@ class SavepointRestore:
             if is_restored(view, str(self._directory)):
                 return None
             raise
-        self._last_attempt = view.attempt
         if is_restored(view, str(self._directory), savepoint):
+            self._last_attempt = view.attempt
             self._begun_before = savepoint
             return None
-        self._check(savepoint, view)
         self._savepoint = savepoint
+        self.check_before_claim(view, drawn)
         return savepoint
 
+    def check_before_claim(self, view: LogView, drawn: str) -> None:
+        """Raise SavepointRefused unless the savepoint may be begun from by a claim after `view`.
+
+        Another driver may have claimed since it was read. `drawn` is of this driver, whose own
+        claim may stand in the log: nobody has told it so.
+        """
+        if not view.owner.endswith(drawn):
+            self._last_attempt = view.attempt
+        if self._savepoint is not None:
+            self._check(self._savepoint, view)
+
+    def list_doubtful_sinks(self, view: LogView) -> frozenset[str]:
+        """Return the sinks that `check_targets` is to be told of what they hold in doubt."""
+        again = self._begun_before if self._settings.allow_rewind else None
+        savepoint = self._savepoint or again
+        return list_doubtful_sinks(savepoint, view) if savepoint else frozenset()
+
     def check_targets(
-        self, view: LogView, records: Sequence[TargetRecord], *, all_tell: bool
+        self,
+        view: LogView,
+        records: Sequence[TargetRecord],
+        in_doubt: Collection[TransactionId],
+        *,
+        all_tell: bool,
     ) -> None:
         """Raise an error unless the job may begin, or go on, with targets that have `records`.
+
+        `in_doubt` is what those of `list_doubtful_sinks` held before.
 
         Runs after the claim, before anything is decided. A job that has begun from the savepoint
         already goes on from its log; it begins again if it may, and a target was put back.
@@ -108,8 +138,7 @@ class SavepointRestore:
         """
         again = self._begun_before
         if self._savepoint is None and again is not None:
-            put_back = any(is_set_back(one, view.memory.committed) for one in records)
-            if self._settings.allow_rewind and put_back:
+            if self._settings.allow_rewind and is_put_back(view, records, in_doubt):
                 self._check(again, view)
                 self._savepoint = again
             else:
@@ -125,6 +154,7 @@ class SavepointRestore:
             allow_rewind=self._settings.allow_rewind,
         )
         self._records = records
+        self._lacks_own = lacks_own_commits(self._savepoint, view, records, in_doubt)
 
     def begin(
         self, log: ClaimedLog, max_parallelism: int | None, now_ms: int
@@ -145,14 +175,20 @@ class SavepointRestore:
             savepoint.completed, max_parallelism or savepoint.completed.max_parallelism
         )
         self._check(savepoint, log.view)
-        sinks = sinks_to_import(savepoint, log.view, self._records)
+        records, lacks_own = self._records, self._lacks_own
+        sinks = sinks_to_import(savepoint, log.view, records, lacks_own=lacks_own)
         self._storage.import_staged(self._directory, savepoint, sinks)
         decision = restored_from(
-            savepoint, log.view, attempt=log.attempt, now_ms=now_ms, records=self._records
+            savepoint,
+            log.view,
+            attempt=log.attempt,
+            now_ms=now_ms,
+            records=records,
+            lacks_own=lacks_own,
         )
         decision = self._storage.with_state_of(decision, self._directory.reader())
         location = str(self._directory)
-        log.begins_from(savepoint, location, self._records)
+        log.begins_from(savepoint, location, records, lacks_own=lacks_own)
         log.append(decision)
         self._savepoint = None
         if self._settings.claim:

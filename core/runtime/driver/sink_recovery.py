@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,6 +49,7 @@ from onceflow.core.protocol.committables import (
     Lost,
     Unknown,
 )
+from onceflow.core.protocol.ids import GENESIS, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
@@ -139,6 +140,28 @@ class SinkRecovery:
             if record is not None:
                 records.append(record)
         return tuple(records)
+
+    def list_in_doubt(self, sink_ids: Collection[str]) -> frozenset[TransactionId]:
+        """Return what the targets of `sink_ids`, which were open before, hold in doubt.
+
+        A whole checkpoint that was delivered is not in doubt, though the files of a target that was
+        put back may look so.
+
+        Raises:
+            SinkError: A target cannot be asked now.
+        """
+        in_doubt: set[TransactionId] = set()
+        for target in self._targets:
+            if target.context.sink_id not in sink_ids:
+                continue
+            self._begin(f"what sink {target.context.uid} holds in doubt")
+            if target.commits_whole:
+                committer: Committer = self._global_committer(target)
+                delivered = self._log.view.completed[-1].delivered_through
+            else:
+                committer, delivered = self._committer(target), GENESIS
+            in_doubt.update(c.transaction for c in committer.in_doubt() if c.checkpoint > delivered)
+        return frozenset(in_doubt)
 
     @property
     def target_count(self) -> int:
@@ -303,14 +326,18 @@ class SinkRecovery:
             self._global[sink_id] = open_global_committer(target.sink, target.context)
         return self._global[sink_id]
 
+    def _committer(self, target: _Target) -> Committer:
+        sink_id = target.context.sink_id
+        if sink_id not in self._committers:
+            self._committers[sink_id] = target.sink.committer(target.context)
+        return self._committers[sink_id]
+
     def _plan(
         self, target: _Target, checkpoint: CompletedCheckpoint
     ) -> tuple[CommitPlan, Committer]:
         sink_id = target.context.sink_id
         self._begin(f"what sink {target.context.uid} holds in doubt")
-        committer = self._committers.get(sink_id)
-        if committer is None:
-            committer = self._committers[sink_id] = target.sink.committer(target.context)
+        committer = self._committer(target)
         plan = plan_commits(
             committables_of(checkpoint),
             committer.in_doubt(),

@@ -154,15 +154,18 @@ class DecisionLog:
         sinks: Iterable[str] = (),
         savepoint: Savepoint | None = None,
         check: Callable[[LogView], None] = lambda _: None,
+        *,
+        drawn: str = "",
     ) -> ClaimedLog:
         """Return the log with the caller as its only appender; fences every earlier one.
 
-        `owner` is for people: host and process, say. `sinks` are the sink ids under which it may
-        write from then on. Runs on the driver, once for its first attempt; for the next ones see
-        `ClaimedLog.claim_again`. A crash during it leaves at most an attempt number that nobody
-        uses. A log that is new takes over the identity of `savepoint`, and its numbers. `check`
-        sees what the log says by then, which another driver may just have changed; what it raises
-        ends the claim.
+        `owner` is for people: host and process, say. `drawn` makes it unique; a caller that claims
+        again after `DecisionUnknown` draws it once, and knows its own claim by it. `sinks` are the
+        sink ids under which it may write from then on. Runs on the driver, once for its first
+        attempt; for the next ones see `ClaimedLog.claim_again`. A crash during it leaves at most an
+        attempt number that nobody uses. A log that is new takes over the identity of `savepoint`,
+        and its numbers. `check` sees what the log says by then, which another driver may just have
+        changed; what it raises ends the claim.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
@@ -171,7 +174,7 @@ class DecisionLog:
         self._fs.make_directory(self._paths.log)
         self._fs.make_directory(self._paths.shared)
         log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
-        owner = f"{owner} {uuid.uuid4().hex[:12]}"  # two containers can share host name and pid
+        owner = f"{owner} {drawn or draw_owner()}"  # two containers can share host name and pid
         known = tuple(sinks)
         seed = None if savepoint is None else partial(seeded, savepoint=savepoint)
 
@@ -331,6 +334,11 @@ class DecisionLog:
         )
 
 
+def draw_owner() -> str:
+    """Return what tells one driver from all others."""
+    return uuid.uuid4().hex[:12]
+
+
 _TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
 
 
@@ -416,14 +424,20 @@ class ClaimedLog:
                     self._forget_settled()  # the record may have been made before
 
     def begins_from(
-        self, savepoint: Savepoint, location: str, records: Iterable[TargetRecord] = ()
+        self,
+        savepoint: Savepoint,
+        location: str,
+        records: Iterable[TargetRecord] = (),
+        *,
+        lacks_own: bool = False,
     ) -> None:
         """Remember from the next decision on that the job has begun from `savepoint` at `location`.
 
-        `records` are of the targets that tell what they have committed.
+        `records` are of the targets that tell what they have committed, `lacks_own` whether one
+        was put back to before the savepoint's own commits.
         """
         with self._lock:
-            view = view_before(savepoint, self._view, records)
+            view = view_before(savepoint, self._view, records, lacks_own=lacks_own)
             memory = replace(view.memory, savepoint=f"{savepoint.id} {location}")
             self._view = replace(view, memory=memory)
 

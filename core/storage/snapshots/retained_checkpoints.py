@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from onceflow.core.errors import ConfigError, SavepointRefused
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.savepoints.savepoint import Savepoint, restored_from
 from onceflow.core.storage.descriptions import checkpoint_storage, savepoint_directory
@@ -43,14 +42,14 @@ class RetainedCheckpoint:
         """Return it as a savepoint that was taken then.
 
         In other storage nobody knows what the log has decided since. So there it counts as taken
-        by the last attempt, and lists what the log's last decision lists.
+        by the last attempt, after the last decision: numbers go on from those.
 
         Raises:
             SavepointRefused: The log does not hold it; says which it holds.
             CheckpointCorrupt: The log is damaged.
         """
         view = self.source.log.read()
-        matching = [one for one in view.completed if one.checkpoint == self.number]
+        matching = [one for one in view.decided if one.completed.checkpoint == self.number]
         if not matching:
             there = ", ".join(str(one.checkpoint) for one in view.completed) or "none"
             raise SavepointRefused(
@@ -58,21 +57,28 @@ class RetainedCheckpoint:
                 f" checkpoint {self.number} (retained: {there}); `onceflow checkpoints list` shows"
                 " those that are. A directory of that name is written ./chk-N"
             )
-        is_last = matching[0] == view.completed[-1]
+        decided, completed = matching[0], matching[0].completed
+        is_last = decided == view.decided[-1]
+        # What was decided later is no part of it: a start from it takes that back.
+        memory = (decided.memory or view.memory).claimed(view.memory.sinks)
         checkpoint = Savepoint(
-            f"checkpoint-{matching[0].attempt}-{self.number}",
+            f"checkpoint-{completed.attempt}-{self.number}",
             self.source.job,
             self.source.log_id,
             CheckpointKind.STOP if is_last else CheckpointKind.PERIODIC,
-            matching[0],
-            view.memory,
+            completed,
+            memory,
         )
         if self.is_own:
             return checkpoint
-        completed: CompletedCheckpoint = restored_from(
-            checkpoint, view, attempt=view.attempt, now_ms=matching[0].completed_at_ms
+        before = [one for one in view.decided if one.sequence <= decided.sequence]
+        copied = restored_from(
+            checkpoint,
+            replace(view, decided=tuple(before), memory=memory),
+            attempt=view.attempt,
+            now_ms=completed.completed_at_ms,
         )
-        return replace(checkpoint, completed=completed)
+        return replace(checkpoint, completed=replace(copied, checkpoint=view.next_checkpoint))
 
     def reader(self) -> FileStateReader:
         """Return what reads its state files."""

@@ -128,10 +128,14 @@ class FileStagingArea(StagingArea):
     def import_from(self, source: FileStagingArea) -> tuple[TransactionId, ...]:
         """Copy all that is staged in `source`, a savepoint's area; return its names. Idempotent.
 
+        There is nothing to copy from a checkpoint that the job itself retains.
+
         Raises:
             StateCorrupt: A file is not what was sealed.
             StorageError: Not all of it is durable here.
         """
+        if source.fs.location(source.directory) == self.fs.location(self.directory):
+            return ()
         names = [self._name(transaction) for transaction in source.transactions()]
         # Before the rows: they are never here without a sign of where they came from.
         self.fs.write(f"{self.directory}/{_IMPORTED}", ("\n".join(names).encode(),))

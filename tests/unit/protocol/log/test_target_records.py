@@ -17,7 +17,8 @@ from tests.unit.protocol.savepoints.test_savepoints import (
 from onceflow.core.commit.planner import plan_commits
 from onceflow.core.errors import SavepointRefused, StorageBehind
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import (
@@ -29,6 +30,8 @@ from onceflow.core.protocol.log.target_records import (
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import (
     check_targets,
+    is_put_back,
+    lacks_own_commits,
     restored_from,
     seeded,
     sinks_to_import,
@@ -209,3 +212,73 @@ def test_a_whole_checkpoint_that_a_later_attempt_has_committed_refuses_the_savep
     with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 9"):
         check(STOPPED, view, gone_on)
     check(STOPPED, view, gone_on, rewind=True)
+
+
+def _of_sink(sink_id: str, attempt: int, checkpoint: int) -> Committable:
+    transaction_id = TransactionId(sink_id, AttemptId(attempt), CheckpointId(checkpoint), 0)
+    return Committable(transaction_id, 5)
+
+
+def test_a_rewind_keeps_what_was_decided_of_a_target_that_does_not_tell_and_of_no_other() -> None:
+    """Two sinks have something of one decision: of one it is committed, of the other sent again."""
+    told, silent = transaction(1, 3), _of_sink("silent", 1, 3)
+    ran = replace(RAN, memory=RAN.memory.claimed(["silent"]))
+    view = claimed(decided(ran, cut(1, 3, 30, told, silent)))
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))])
+    assert silent in committables_of(begun)
+    after = decided(view_before(TAKEN, view, [record((1, 1))]), begun)
+    for _ in range(2):
+        assert after.memory.coverage(told.transaction).value == "undecided"
+        assert after.memory.coverage(silent.transaction).value == "decided"
+        after = decided(claimed(after), cut(after.attempt + 1, after.next_checkpoint, 40))
+    # Nor by another rewind, whose savepoint lists what is kept.
+    second = replace(
+        TAKEN, completed=cut(2, after.next_checkpoint, 50, silent), memory=after.memory
+    )
+    view = claimed(decided(after, cut(after.attempt, after.next_checkpoint, 60)))
+    told_now = [record((1, 1))]
+    begun = restored_from(second, view, attempt=view.attempt, now_ms=7, records=told_now)
+    after = decided(view_before(second, view, told_now), begun)
+    assert after.memory.coverage(told.transaction).value == "undecided"
+    assert after.memory.coverage(silent.transaction).value == "decided"
+    assert after.memory.settled(["silent"]).kept == ()
+
+
+def test_a_rewind_knows_what_targets_had_committed_at_the_rewind_before() -> None:
+    """The target was not put back then, and the savepoint of the second was taken after it."""
+    view = claimed(decided(RAN, cut(1, 9, 30, transaction(1, 9))))
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 9))])
+    after = decided(view_before(TAKEN, view, [record((1, 9))]), begun)
+    second = replace(TAKEN, completed=cut(2, 11, 50, transaction(2, 11)), memory=after.memory)
+    view = claimed(decided(after, cut(2, 12, 60, transaction(2, 12))))
+    begun = restored_from(second, view, attempt=AttemptId(3), now_ms=7, records=[record((1, 9))])
+    after = decided(view_before(second, view, [record((1, 9))]), begun)
+    require_not_behind(after, [record((1, 9), (2, 11))], "storage")
+    with pytest.raises(StorageBehind):
+        require_not_behind(after, [record((1, 10))], "storage")
+
+
+def test_a_target_that_lacks_what_the_last_decision_lists_was_put_back_or_has_it_in_doubt() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
+    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))])
+    view = decided(view_before(TAKEN, view, [record((1, 1))]), begun)
+    last = transaction(2, 9)
+    view = decided(view, cut(2, 9, 40, last))
+    assert is_put_back(view, [record((1, 2))], ())
+    assert not is_put_back(view, [record((1, 2))], {last.transaction}), "its commit was not over"
+    assert not is_put_back(view, [record((1, 2), (2, 9))], ())
+    assert not is_put_back(view, [], ()), "nobody tells"
+    # What is known to be committed was there.
+    later = decided(view, cut(2, 10, 50))
+    assert is_put_back(later, [record((1, 2))], {last.transaction})
+
+
+def test_a_stop_savepoints_rows_are_needed_where_a_target_was_put_back_to_before_them() -> None:
+    view = claimed(decided(RAN, cut(1, 3, 20, transaction(1, 2))))
+    own, copy = transaction(1, 2).transaction, [record((1, 1))]
+    assert lacks_own_commits(STOPPED, view, copy, ())
+    assert sinks_to_import(STOPPED, view, copy, lacks_own=True) == {"out"}
+    assert not lacks_own_commits(STOPPED, view, copy, {own}), "its commit was not over"
+    assert not lacks_own_commits(STOPPED, view, [record((1, 1), (1, 2))], ())
+    assert not lacks_own_commits(STOPPED, LogView(), copy, ()), "new storage has decided nothing"
+    assert sinks_to_import(STOPPED, view, copy) == frozenset()
