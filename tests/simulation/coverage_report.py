@@ -207,7 +207,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
         ),
         "recovery.py:begin_anew": Excuse("nobody deletes the model's state to begin anew"),
-        "savepoint.py:seeded": Excuse(_STORAGE),
+        "savepoint.py:seed_view": Excuse(_STORAGE),
         "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
         "savepoint.py:check_savepoint": Excuse(
             f"one job with one log, and no savepoint of DataFrames: {_STORAGE}",
@@ -219,7 +219,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "savepoint.py:check_form": Excuse("the model has one state backend"),
         "savepoint.py:is_staged_for": Excuse(_STAGED),
         "savepoint.py:sinks_to_import": Excuse(_STAGED),
-        "savepoint.py:_listed_at_rewind": Excuse(
+        "savepoint.py:_list_at_rewind": Excuse(
             _REWINDS, ("tell = ", "last = ", "listed = [(ref, _only", "listed += ")
         ),
         "savepoint.py:_only_undecided": Excuse(_REWINDS),

@@ -28,7 +28,7 @@ from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
     is_restored,
-    seeded,
+    seed_view,
     view_before,
 )
 from onceflow.core.storage.log.decision_log import DecisionUnknown
@@ -65,7 +65,7 @@ class LogOwner:
             view = replay(entries)
             kept = world.kept if world.begins_from_savepoint else None
             if kept is not None and not is_restored(view, "", kept.savepoint):
-                view = seeded(view, kept.savepoint)
+                view = seed_view(view, kept.savepoint)
             if before is None:
                 left = view.sinks.difference(pipeline.sinks, pipeline.retired)
                 if left and world.variant.checks_sinks:
@@ -94,7 +94,7 @@ class LogOwner:
             self._world.oracle.check_fenced(record.attempt)
             raise Fenced(f"record {record.sequence} of attempt {record.attempt}")
         view = apply(self.view, LogEntry(record, digest))
-        self.view = replace(view, memory=view.memory.settled(self._settled))
+        self.view = replace(view, memory=view.memory.without_sinks(self._settled))
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
     def begins_from(
@@ -106,7 +106,7 @@ class LogOwner:
 
     def settle(self, sinks: Iterable[str]) -> None:
         self._settled.update(sinks)
-        self.view = replace(self.view, memory=self.view.memory.settled(self._settled))
+        self.view = replace(self.view, memory=self.view.memory.without_sinks(self._settled))
 
     def prune(self, oldest: CheckpointId) -> None:
         kept = max(1, sum(c.checkpoint >= oldest for c in self.view.completed))

@@ -19,7 +19,7 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, replay
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.protocol.savepoints.savepoint import seeded
+from onceflow.core.protocol.savepoints.savepoint import seed_view
 
 if TYPE_CHECKING:
     from tests.simulation.savepoints import Kept
@@ -107,7 +107,7 @@ def check_kept_savepoint(world: World, kept: Kept) -> None:
         return
     view = LogView()
     for _ in range(TRIES):
-        view = _claimed(seeded(view, kept.savepoint))
+        view = _claimed(seed_view(view, kept.savepoint))
         records = (*records_of(targets), *whole_records_of(targets))
         try:
             world.variant.check_targets(

@@ -27,8 +27,8 @@ from onceflow.core.protocol.log.memory import LogMemory
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
+    build_first_decision,
     check_savepoint,
-    restored_from,
 )
 from onceflow.core.protocol.savepoints.savepoint import (
     _positions as _read_by,  # pyright: ignore[reportPrivateUsage]
@@ -120,7 +120,7 @@ def _counts_on_what_is_gone(savepoint: Savepoint, view: LogView, **told: Any) ->
 
 def _begins_with(**changes: Any) -> Callable[..., CompletedCheckpoint]:
     def begin(*arguments: Any, **named: Any) -> CompletedCheckpoint:
-        return replace(restored_from(*arguments, **named), **changes)
+        return replace(build_first_decision(*arguments, **named), **changes)
 
     return begin
 
@@ -134,12 +134,12 @@ def _begins_without_prepared(
         for s in savepoint.completed.snapshots
     )
     without = replace(savepoint, completed=replace(savepoint.completed, snapshots=stated))
-    return restored_from(without, view, **named)
+    return build_first_decision(without, view, **named)
 
 
 def _numbers_go_on(savepoint: Savepoint, view: LogView, **named: Any) -> CompletedCheckpoint:
     """In new storage, numbers go on right after the savepoint's: its last checkpoint has them."""
-    decision = restored_from(savepoint, view, **named)
+    decision = build_first_decision(savepoint, view, **named)
     number = savepoint.completed.checkpoint + 1
     return decision if view.decided else replace(decision, checkpoint=CheckpointId(number))
 

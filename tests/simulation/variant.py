@@ -35,9 +35,9 @@ from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.slot import SlotLoop
 from onceflow.core.protocol.recovery import retain_ledger_from
 from onceflow.core.protocol.savepoints.savepoint import (
+    build_first_decision,
     check_savepoint,
     check_targets,
-    restored_from,
 )
 from onceflow.core.protocol.splits import broadcast_copy, with_lists
 
@@ -70,7 +70,7 @@ class Variant:
     check_savepoint: Callable[..., None] = check_savepoint
     check_targets: Callable[..., None] = check_targets
     require_not_behind: Callable[..., None] = require_not_behind
-    restored_from: Callable[..., CompletedCheckpoint] = restored_from
+    restored_from: Callable[..., CompletedCheckpoint] = build_first_decision
     memory_at: Callable[[LogView, CompletedCheckpoint], LogMemory] = LogView.memory_at
     with_lists: Callable[..., CompletedCheckpoint] = with_lists
     next_decision: Callable[[LogView, CompletedCheckpoint], CheckpointDecided] = next_decision

@@ -49,12 +49,6 @@ FORBIDDEN_IN_PROSE = re.compile(
 TWINS = frozenset[str]()
 """Public class names that exist twice, each for a reason."""
 
-UNSWEPT: tuple[str, ...] = (
-    "core/protocol/log/",
-    "core/protocol/savepoints/savepoint.py",
-)
-"""Folders and files whose names are still to be mended; the list only gets shorter."""
-
 
 @cache
 def modules() -> tuple[Path, ...]:
@@ -77,10 +71,6 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 def forgotten_trees() -> Iterator[None]:
     yield
     nodes.cache_clear()
-
-
-def swept() -> Iterator[Path]:
-    return (path for path in modules() if not name_of(path).startswith(UNSWEPT))
 
 
 def name_of(path: Path) -> str:
@@ -110,7 +100,7 @@ def test_functions_are_verbs() -> None:
     """A property may be a state."""
     wrong = [
         f"{name_of(path)}:{node.lineno} {node.name}"
-        for path in swept()
+        for path in modules()
         for node in functions(path)
         if is_participle(node.name.strip("_").split("_")[0])
         and not decorators(node) & {"property", "cached_property", "setter"}
@@ -124,7 +114,7 @@ def test_a_check_says_what_it_raises() -> None:
     """ "Return when …" and "Return if …" are no sentences about a check."""
     wrong = [
         f"{name_of(path)}:{node.lineno} {node.name}"
-        for path in swept()
+        for path in modules()
         for node in functions(path)
         if re.match(r"Return (?:when|while|if)\b", ast.get_docstring(node) or "")
     ]
@@ -142,7 +132,7 @@ def bound_names(path: Path) -> Iterator[tuple[int, str]]:
 def test_variables_say_what_they_hold() -> None:
     wrong = [
         f"{name_of(path)}:{line} {name}"
-        for path in swept()
+        for path in modules()
         for line, name in bound_names(path)
         if name.strip("_") in FORBIDDEN_VARIABLES and (name_of(path), name) not in FIELDS_OF_FORMATS
     ]
@@ -156,7 +146,7 @@ def words(name: str) -> list[str]:
 def test_functions_and_classes_avoid_words_of_no_meaning() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno} {node.name}"
-        for path in swept()
+        for path in modules()
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not FORBIDDEN_IN_NAMES.isdisjoint(words(node.name))
@@ -168,7 +158,7 @@ def test_functions_and_classes_avoid_words_of_no_meaning() -> None:
 def test_docstrings_avoid_words_of_no_meaning() -> None:
     wrong = [
         f"{name_of(path)}:{getattr(node, 'lineno', 1)} {match.group()}"
-        for path in swept()
+        for path in modules()
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
         for match in FORBIDDEN_IN_PROSE.finditer(ast.get_docstring(node) or "")
@@ -178,7 +168,7 @@ def test_docstrings_avoid_words_of_no_meaning() -> None:
 
 def test_a_public_class_name_exists_once() -> None:
     where = defaultdict[str, list[str]](list)
-    for path in swept():
+    for path in modules():
         for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].append(name_of(path))
@@ -190,7 +180,7 @@ def test_help_texts_are_sentences() -> None:
     """A help text begins with a capital and ends as a sentence."""
     wrong = [
         f"{name_of(path)}:{node.lineno} {node.value.value}"
-        for path in swept()
+        for path in modules()
         for node in nodes(path)
         if isinstance(node, ast.keyword)
         and node.arg == "help"
@@ -204,6 +194,7 @@ def test_help_texts_are_sentences() -> None:
 @pytest.mark.only_proof
 def test_only_what_exists_is_excused() -> None:
     """An excuse that nothing needs any more hides the next one."""
-    assert [folder for folder in UNSWEPT if not (ROOT / folder).exists()] == []
     names = {node.name for path in modules() for node in functions(path)}
     assert names >= STATES
+    bound = {(name_of(path), name) for path in modules() for _, name in bound_names(path)}
+    assert bound >= FIELDS_OF_FORMATS

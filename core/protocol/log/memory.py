@@ -113,7 +113,7 @@ class LogMemory:
         """Return the last transactions of `sink_id` that are known to be committed."""
         return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)
 
-    def claimed(self, sinks: Iterable[str]) -> LogMemory:
+    def with_sinks(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once an attempt may write under `sinks`, too."""
         return replace(self, sinks=tuple(sorted({*self.sinks, *sinks})))
 
@@ -138,7 +138,7 @@ class LogMemory:
         done = (one for one in listed_before if one.transaction not in still)
         return replace(self, committed=_last_of((*self.committed, *done), self.sinks))
 
-    def settled(self, sinks: Iterable[str]) -> LogMemory:
+    def without_sinks(self, sinks: Iterable[str]) -> LogMemory:
         """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
         left = tuple(sorted(set(self.sinks) - set(sinks)))
         kept = tuple(one for one in self.kept if one.sink_id in left)
@@ -171,7 +171,7 @@ class LogMemory:
         through = {one.attempt: one.checkpoint for one in self.decided}.get(mark.attempt, -1)
         return mark.attempt < self.since or mark.checkpoint <= through
 
-    def advanced(
+    def with_decision(
         self,
         attempt: AttemptId,
         checkpoint: CheckpointId,

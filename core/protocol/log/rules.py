@@ -180,7 +180,7 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
     if isinstance(record, AttemptClaimed):
         # Higher than the next where a target has seen attempts of which this log knows nothing.
         attempt_expected, owner = max(view.attempt + 1, record.attempt), record.owner
-        memory = view.memory.claimed(record.sinks)
+        memory = view.memory.with_sinks(record.sinks)
     else:
         attempt_expected = view.attempt
         last = decided[-1].completed.checkpoint if decided else -1
@@ -348,7 +348,7 @@ def _before(first: LogRecord) -> LogView:
 
 def _memory_after(view: LogView, completed: CompletedCheckpoint) -> LogMemory:
     last = view.decided[-1].completed if view.decided and not view.starts_over else None
-    return view.memory.advanced(
+    return view.memory.with_decision(
         completed.attempt,
         completed.checkpoint,
         listed_before=committables_of(last) if last else (),

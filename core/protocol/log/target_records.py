@@ -117,12 +117,12 @@ def last_unknown_commit(view: LogView, record: TargetRecord) -> str:
 def _describe_lag(view: LogView, record: TargetRecord, committed: str, storage: str) -> str:
     if view.decided:
         last = view.completed[-1]
-        here = f"ends at checkpoint {last.checkpoint} of attempt {last.attempt}"
+        log_end = f"ends at checkpoint {last.checkpoint} of attempt {last.attempt}"
     else:
-        here = "has decided nothing"
+        log_end = "has decided nothing"
     return (
         f"sink id {record.sink_id!r}: its target has committed {committed} of this job, and the"
-        f" decision log in {storage} {here}: this"
+        f" decision log in {storage} {log_end}: this"
         " storage is older than what the target has committed. It is a copy, or the job has gone on"
         " in other storage since; or somebody has committed by hand what was not decided. A start"
         " from here would write those rows again, so nothing was written. Start the job in the"

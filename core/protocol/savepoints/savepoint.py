@@ -83,7 +83,7 @@ class Savepoint:
     """What sinks had staged by its barrier, rows and proofs of commits: it holds copies of them."""
 
 
-def seeded(view: LogView, savepoint: Savepoint) -> LogView:
+def seed_view(view: LogView, savepoint: Savepoint) -> LogView:
     """Return `view`, unless it follows the savepoint's own log, with numbers that do.
 
     Attempts and transactions get numbers that its job has not used by then. A rewind may list what
@@ -93,12 +93,12 @@ def seeded(view: LogView, savepoint: Savepoint) -> LogView:
         if not goes_back(savepoint, view):
             return view
         listed = {c.transaction.sink_id for c in committables_of(savepoint.completed)}
-        return replace(view, memory=view.memory.claimed({*savepoint.memory.sinks, *listed}))
+        return replace(view, memory=view.memory.with_sinks({*savepoint.memory.sinks, *listed}))
     attempt = max(view.attempt, savepoint.completed.attempt)
     if view.decided:
-        memory = view.memory.claimed(savepoint.memory.sinks)
+        memory = view.memory.with_sinks(savepoint.memory.sinks)
     else:
-        memory = savepoint.memory.claimed(view.memory.sinks)
+        memory = savepoint.memory.with_sinks(view.memory.sinks)
     return replace(view, attempt=AttemptId(attempt), memory=memory)
 
 
@@ -116,15 +116,15 @@ def follows_savepoint(view: LogView, savepoint: Savepoint) -> bool:
     return bool(view.decided) and all(map(view.memory.knows, savepoint.memory.decided))
 
 
-def is_restored(view: LogView, place: str, savepoint: Savepoint | None = None) -> bool:
+def is_restored(view: LogView, location: str, savepoint: Savepoint | None = None) -> bool:
     """Return whether the job has begun from this savepoint already: then it goes on from its log.
 
-    `place` is where the user says that it is; None: nothing is there any more.
+    `location` is where the user says that it is. Without `savepoint` nothing is there any more.
     """
-    found, _, where = view.memory.savepoint.partition(" ")
+    savepoint_id, _, where = view.memory.savepoint.partition(" ")
     if savepoint is None:
-        return bool(view.decided) and where == place
-    return bool(view.decided) and found == savepoint.id
+        return bool(view.decided) and where == location
+    return bool(view.decided) and savepoint_id == savepoint.id
 
 
 def check_savepoint(
@@ -136,13 +136,13 @@ def check_savepoint(
     last_attempt: AttemptId,
     allow_rewind: bool,
 ) -> None:
-    """Return when `job`, whose decision log says `view`, may begin from `savepoint`.
+    """Check that `job`, whose decision log says `view`, may begin from `savepoint`.
 
     `log_id` is empty for a job that never ran. `last_attempt` is the last one before the attempt
     that restores.
 
     Raises:
-        SavepointRefused: It may not; says what was committed since, or what is missing.
+        SavepointRefused: The job may not; says what was committed since, or what is missing.
     """
     kind = "savepoint" if savepoint.kind.is_savepoint else "checkpoint"
     name = f"{kind} {savepoint.completed.checkpoint} of job {savepoint.job!r}"
@@ -174,7 +174,7 @@ def check_savepoint(
                 " it with allow_rewind=True, knowing that"
             )
         return
-    if gone := _rolled_back(savepoint, view, last_attempt):
+    if gone := _find_rolled_back(savepoint, view, last_attempt):
         raise SavepointRefused(
             f"{name} counts on {len(gone)} transactions ({sum(c.rows for c in gone)} rows), the"
             f" first {gone[0].transaction}, which no checkpoint decided before attempt"
@@ -203,7 +203,7 @@ def sinks_to_import(
         known = _telling(records) if takes_back else frozenset[str]()
     else:
         known = frozenset(savepoint.memory.sinks)
-    return known - _passed_by(savepoint, records)
+    return known - _find_passed(savepoint, records)
 
 
 def list_doubtful_sinks(savepoint: Savepoint, view: LogView) -> frozenset[str]:
@@ -300,11 +300,7 @@ def check_targets(
 
 
 def check_form(savepoint: Savepoint, native_form: str) -> None:
-    """Return when a state backend whose own form is `native_form` can read the savepoint.
-
-    Raises:
-        SavepointRefused: It cannot; names both.
-    """
+    """Raise SavepointRefused unless a state backend of the form `native_form` can read it."""
     if savepoint.backend not in {"", native_form}:
         own = f"{native_form!r}" if native_form else "the canonical form alone"
         raise SavepointRefused(
@@ -315,7 +311,7 @@ def check_form(savepoint: Savepoint, native_form: str) -> None:
         )
 
 
-def restored_from(
+def build_first_decision(
     savepoint: Savepoint,
     view: LogView,
     *,
@@ -351,7 +347,7 @@ def restored_from(
         for s in taken.snapshots
     )
     if last is None:
-        decided = _listed_at_rewind(savepoint, view if rewinds else None, decided, records)
+        decided = _list_at_rewind(savepoint, view if rewinds else None, decided, records)
     seen = [record.checkpoint_last for record in records]
     decisions = [one.checkpoint for one in view.completed]
     newest = max(taken.checkpoint, *seen, *decisions, 0)
@@ -385,7 +381,7 @@ def view_before(
     records = tuple(records)
     taken = savepoint.memory
     known = taken.remember_decided(committables_of(savepoint.completed))
-    tell, passed = _telling(records), _passed_by(savepoint, records)
+    tell, passed = _telling(records), _find_passed(savepoint, records)
     # Asked for at the start: what each target has committed last, where it may still prove it.
     later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
     asked = [
@@ -402,7 +398,7 @@ def view_before(
     known = replace(known, rewound=())
     rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
     # What the savepoint lists and a target that has gone on still holds in doubt is decided, too.
-    memory = replace(known.claimed(view.sinks), committed=tuple(asked), rewound=rewound)
+    memory = replace(known.with_sinks(view.sinks), committed=tuple(asked), rewound=rewound)
     if rewinds:
         memory = memory.keeping(view.memory, view.sinks - tell)
     return replace(view, memory=memory, starts_over=True)
@@ -420,13 +416,13 @@ def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decide
     )
 
 
-def _passed_by(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
+def _find_passed(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
     """Return the sink ids whose target has committed more than the savepoint knows of.
 
     It may have pruned the proofs of what the savepoint lists.
     """
-    told = (one for one in records if one.proves_each)
-    return frozenset(one.sink_id for one in told if _unknown_commits(savepoint, one))
+    telling = (one for one in records if one.proves_each)
+    return frozenset(one.sink_id for one in telling if _unknown_commits(savepoint, one))
 
 
 def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
@@ -434,7 +430,7 @@ def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
     return frozenset(one.sink_id for one in records if one.proves_each)
 
 
-def _listed_at_rewind(
+def _list_at_rewind(
     savepoint: Savepoint,
     view: LogView | None,
     decided: Sequence[tuple[SubtaskRef, OperatorSnapshot]],
@@ -444,7 +440,7 @@ def _listed_at_rewind(
 
     `view` is of a log that forgets, `decided` what the savepoint lists.
     """
-    passed = _passed_by(savepoint, records)
+    passed = _find_passed(savepoint, records)
     listed = [(ref, _without(operator, passed)) for ref, operator in decided]
     if view is not None:
         # What no target tells of stays as the log says it is.
@@ -475,7 +471,9 @@ def _is_decided(committable: Committable, view: LogView) -> bool:
     return view.memory.coverage(committable.transaction) is Coverage.DECIDED
 
 
-def _rolled_back(savepoint: Savepoint, view: LogView, last_attempt: AttemptId) -> list[Committable]:
+def _find_rolled_back(
+    savepoint: Savepoint, view: LogView, last_attempt: AttemptId
+) -> list[Committable]:
     """Return what the savepoint lists, no decision covers, and a later attempt has rolled back."""
     if savepoint.completed.attempt == last_attempt:
         return []
@@ -493,12 +491,12 @@ def _is_after(decided: CompletedCheckpoint, taken: CompletedCheckpoint) -> bool:
 def _is_same_cut(savepoint: Savepoint, view: LogView) -> bool:
     """Return whether the last decision commits what the savepoint holds, and nothing more."""
     last = view.completed[-1]
-    return _positions(savepoint.completed) == _positions(last) and not _decided_since(
+    return _positions(savepoint.completed) == _positions(last) and not _find_decided_since(
         savepoint, view
     )
 
 
-def _decided_since(savepoint: Savepoint, view: LogView) -> list[Committable]:
+def _find_decided_since(savepoint: Savepoint, view: LogView) -> list[Committable]:
     """Return what was prepared after the savepoint's barrier and is decided, as far as is known.
 
     Of each sink the last transactions are known, also when the log has pruned their decision.
@@ -530,7 +528,7 @@ def _positions(completed: CompletedCheckpoint) -> Counter[tuple[str, str, bytes]
 def _since(name: str, savepoint: Savepoint, view: LogView) -> str:
     later = [done for done in view.completed if _is_after(done, savepoint.completed)]
     last = later[-1]
-    since = _decided_since(savepoint, view)
+    since = _find_decided_since(savepoint, view)
     sinks = sorted({c.transaction.sink_id for c in since} or view.sinks)
     rows = f", with at least {sum(c.rows for c in since)} rows" if since else ""
     return (

@@ -41,7 +41,7 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
     RestartTracker,
 )
-from onceflow.core.protocol.savepoints.savepoint import seeded
+from onceflow.core.protocol.savepoints.savepoint import seed_view
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
@@ -516,7 +516,7 @@ class JobDriver:
             if restore is not None:
                 restore.check_before_claim(view, drawn)
 
-        check(seeded(view, savepoint) if savepoint else view)
+        check(seed_view(view, savepoint) if savepoint else view)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
         sinks = [work.sink_id for _, work in graph.sinks()]

@@ -16,6 +16,7 @@ from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
+    build_first_decision,
     check_form,
     check_savepoint,
     check_targets,
@@ -23,7 +24,6 @@ from onceflow.core.protocol.savepoints.savepoint import (
     is_restored,
     lacks_own_commits,
     list_doubtful_sinks,
-    restored_from,
     sinks_to_import,
 )
 from onceflow.core.runtime.driver.restore import check_max_parallelism
@@ -178,7 +178,7 @@ class SavepointRestore:
         records, lacks_own = self._records, self._lacks_own
         sinks = sinks_to_import(savepoint, log.view, records, lacks_own=lacks_own)
         self._storage.import_staged(self._directory, savepoint, sinks)
-        decision = restored_from(
+        decision = build_first_decision(
             savepoint,
             log.view,
             attempt=log.attempt,

@@ -47,7 +47,7 @@ from onceflow.core.protocol.log.rules import (
     replay,
 )
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.protocol.savepoints.savepoint import Savepoint, seeded, view_before
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, seed_view, view_before
 from onceflow.core.storage.filesystems.filesystem import (
     AlreadyExists,
     Created,
@@ -176,7 +176,7 @@ class DecisionLog:
         log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
         owner = f"{owner} {drawn or draw_owner()}"  # two containers can share host name and pid
         known = tuple(sinks)
-        seed = None if savepoint is None else partial(seeded, savepoint=savepoint)
+        seed = None if savepoint is None else partial(seed_view, savepoint=savepoint)
 
         def claim(view: LogView) -> AttemptClaimed:
             check(view)
@@ -448,7 +448,7 @@ class ClaimedLog:
             self._forget_settled()
 
     def _forget_settled(self) -> None:
-        self._view = replace(self._view, memory=self._view.memory.settled(self._settled))
+        self._view = replace(self._view, memory=self._view.memory.without_sinks(self._settled))
 
     def prune(self, keep_from: CheckpointId) -> None:
         """Delete every record older than the decision of checkpoint `keep_from`. Idempotent.

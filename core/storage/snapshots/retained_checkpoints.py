@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from onceflow.core.errors import ConfigError, SavepointRefused
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.savepoints.savepoint import Savepoint, restored_from
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, build_first_decision
 from onceflow.core.storage.descriptions import checkpoint_storage, savepoint_directory
 from onceflow.core.storage.filesystems.bucket_settings import is_bucket
 from onceflow.core.storage.filesystems.webhdfs import is_hdfs
@@ -60,7 +60,7 @@ class RetainedCheckpoint:
         decided, completed = matching[0], matching[0].completed
         is_last = decided == view.decided[-1]
         # What was decided later is no part of it: a start from it takes that back.
-        memory = (decided.memory or view.memory).claimed(view.memory.sinks)
+        memory = (decided.memory or view.memory).with_sinks(view.memory.sinks)
         checkpoint = Savepoint(
             f"checkpoint-{completed.attempt}-{self.number}",
             self.source.job,
@@ -72,7 +72,7 @@ class RetainedCheckpoint:
         if self.is_own:
             return checkpoint
         before = [one for one in view.decided if one.sequence <= decided.sequence]
-        copied = restored_from(
+        copied = build_first_decision(
             checkpoint,
             replace(view, decided=tuple(before), memory=memory),
             attempt=view.attempt,

@@ -180,9 +180,9 @@ def test_a_sink_id_is_remembered_until_it_is_settled() -> None:
     assert log.view.sinks == {"a", "b"}
     log.decide(3)
     assert log.view.sinks == {"a", "b"}, "nobody has said that b is settled"
-    memory = log.view.memory.settled(["b"])
+    memory = log.view.memory.without_sinks(["b"])
     assert (memory.sinks, memory.of_sink("a")) == (("a",), (tx(1, 1, "a"),))
-    assert memory.settled(["a"]) == LogMemory(memory.since, memory.decided)
+    assert memory.without_sinks(["a"]) == LogMemory(memory.since, memory.decided)
 
 
 @given(

@@ -29,11 +29,11 @@ from onceflow.core.protocol.log.target_records import (
 )
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import (
+    build_first_decision,
     check_targets,
     is_put_back,
     lacks_own_commits,
-    restored_from,
-    seeded,
+    seed_view,
     sinks_to_import,
     view_before,
 )
@@ -75,15 +75,15 @@ def test_a_log_that_lacks_a_whole_commit_is_behind() -> None:
 
 def test_what_a_savepoint_lists_is_known_after_it_was_begun_from() -> None:
     """Also once the log has forgotten the transaction itself."""
-    view = claimed(seeded(LogView(), STOPPED))
-    view = decided(view, restored_from(STOPPED, view, attempt=view.attempt, now_ms=7))
+    view = claimed(seed_view(LogView(), STOPPED))
+    view = decided(view, build_first_decision(STOPPED, view, attempt=view.attempt, now_ms=7))
     for number in (103, 104):
         view = decided(view, cut(2, number, 30, transaction(2, number)))
     require_not_behind(view, [record((1, 2), (2, 104))], "storage")
 
 
 def test_a_target_that_has_gone_on_since_the_savepoint_refuses_it_in_any_storage() -> None:
-    view = claimed(seeded(LogView(), TAKEN))
+    view = claimed(seed_view(LogView(), TAKEN))
     check(TAKEN, view, record((1, 2)))
     with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
         check(TAKEN, view, record((1, 3)))
@@ -95,16 +95,16 @@ def test_a_target_that_has_gone_on_since_the_savepoint_refuses_it_in_any_storage
 
 def test_a_log_that_is_behind_the_savepoint_goes_on_as_the_savepoints_log() -> None:
     """The job was moved to other storage, and comes back."""
-    elsewhere = claimed(seeded(LogView(), STOPPED))
+    elsewhere = claimed(seed_view(LogView(), STOPPED))
     elsewhere = decided(
-        elsewhere, restored_from(STOPPED, elsewhere, attempt=elsewhere.attempt, now_ms=7)
+        elsewhere, build_first_decision(STOPPED, elsewhere, attempt=elsewhere.attempt, now_ms=7)
     )
     back = replace(STOPPED, completed=cut(2, 120, 90, transaction(2, 120)), memory=elsewhere.memory)
-    view = claimed(seeded(RAN, back))
+    view = claimed(seed_view(RAN, back))
     assert view.attempt == 3
     told = record((1, 2), (2, 120), attempt=2)
     check(back, view, told)
-    begun = restored_from(back, view, attempt=view.attempt, now_ms=7, records=[told])
+    begun = build_first_decision(back, view, attempt=view.attempt, now_ms=7, records=[told])
     assert begun.checkpoint > 120
     assert committables_of(begun) == (transaction(2, 120),), "and nothing of the older log"
     after = decided(view_before(back, view, [told]), begun)
@@ -117,7 +117,7 @@ def test_a_rewind_asks_a_target_that_was_put_back_for_the_savepoints_own_alone()
     view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
     told = record((1, 1))
     assert is_set_back(told, [transaction(1, 3)])
-    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    begun = build_first_decision(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
     assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
     assert sinks_to_import(TAKEN, view, [told]) == {"out"}
     after = decided(view_before(TAKEN, view, [told]), begun)
@@ -140,7 +140,7 @@ def test_a_target_that_proves_its_last_commit_alone_is_not_taken_for_one_that_wa
 def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
     view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
     told = record((1, 3))
-    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
+    begun = build_first_decision(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[told])
     assert committables_of(begun) == ()
     assert sinks_to_import(TAKEN, view, [told]) == frozenset()
     after = decided(view_before(TAKEN, view, [told]), begun)
@@ -157,7 +157,7 @@ def test_a_target_is_asked_for_no_proof_below_a_later_one_of_the_same_attempt(
     """The job may have committed more while it stopped, and pruned the proofs of before."""
     known = replace(STOPPED.memory, committed=(transaction(1, 1),))
     stopped = replace(STOPPED, memory=known, completed=cut(1, 2, 20, transaction(1, 2)))
-    view = claimed(seeded(LogView(), stopped))
+    view = claimed(seed_view(LogView(), stopped))
     after = view_before(stopped, view, [record(*proved)])
     assert len(after.memory.committed) == asked
 
@@ -166,9 +166,9 @@ def test_a_rewind_commits_what_the_savepoint_lists_and_a_target_that_has_gone_on
     None
 ):
     """Another subtask has committed since; this one was killed before it could."""
-    view = claimed(seeded(LogView(), TAKEN))
+    view = claimed(seed_view(LogView(), TAKEN))
     told = record((1, 3))
-    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    begun = build_first_decision(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
     after = decided(view_before(TAKEN, view, [told]), begun)
     in_doubt = [transaction(1, 2), transaction(1, 3)]
     plan = plan_commits(
@@ -187,9 +187,9 @@ def test_a_rewind_asks_a_target_that_proves_its_last_commits_alone_for_all_of_th
 ):
     """It has gone on, and one of its subtasks may not have."""
     told = to_record("out", 1, (Decided(1, 3),), proves_each=False)
-    view = claimed(seeded(LogView(), TAKEN))
+    view = claimed(seed_view(LogView(), TAKEN))
     assert sinks_to_import(TAKEN, view, [told]) == {"out"}
-    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
+    begun = build_first_decision(TAKEN, view, attempt=view.attempt, now_ms=7, records=[told])
     assert committables_of(begun) == (transaction(1, 1), transaction(1, 2))
     require_not_behind(decided(view_before(TAKEN, view, [told]), begun), [told], "storage")
     with pytest.raises(SavepointRefused, match="has committed since, last checkpoint 3"):
@@ -197,13 +197,13 @@ def test_a_rewind_asks_a_target_that_proves_its_last_commits_alone_for_all_of_th
     # In the job's own storage its staged rows and proofs are where they were.
     own = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
     assert sinks_to_import(TAKEN, own, [told]) == frozenset()
-    back = restored_from(TAKEN, own, attempt=own.attempt, now_ms=7, records=[told])
+    back = build_first_decision(TAKEN, own, attempt=own.attempt, now_ms=7, records=[told])
     assert committables_of(back) == (transaction(1, 3),)
 
 
 def test_a_whole_checkpoint_that_a_later_attempt_has_committed_refuses_the_savepoint() -> None:
     """Its own job may commit more while it stops: that alone is no later commit."""
-    view = claimed(seeded(LogView(), STOPPED))
+    view = claimed(seed_view(LogView(), STOPPED))
     own = TargetRecord("out", AttemptId(1), through=cut(1, 3, 2).checkpoint)
     check(STOPPED, view, own)
     check(STOPPED, view, replace(own, claims=(Decided(1, 0),)))
@@ -222,9 +222,11 @@ def _of_sink(sink_id: str, attempt: int, checkpoint: int) -> Committable:
 def test_a_rewind_keeps_what_was_decided_of_a_target_that_does_not_tell_and_of_no_other() -> None:
     """Two sinks have something of one decision: of one it is committed, of the other sent again."""
     told, silent = transaction(1, 3), _of_sink("silent", 1, 3)
-    ran = replace(RAN, memory=RAN.memory.claimed(["silent"]))
+    ran = replace(RAN, memory=RAN.memory.with_sinks(["silent"]))
     view = claimed(decided(ran, cut(1, 3, 30, told, silent)))
-    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))])
+    begun = build_first_decision(
+        TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))]
+    )
     assert silent in committables_of(begun)
     after = decided(view_before(TAKEN, view, [record((1, 1))]), begun)
     for _ in range(2):
@@ -237,21 +239,25 @@ def test_a_rewind_keeps_what_was_decided_of_a_target_that_does_not_tell_and_of_n
     )
     view = claimed(decided(after, cut(after.attempt, after.next_checkpoint, 60)))
     told_now = [record((1, 1))]
-    begun = restored_from(second, view, attempt=view.attempt, now_ms=7, records=told_now)
+    begun = build_first_decision(second, view, attempt=view.attempt, now_ms=7, records=told_now)
     after = decided(view_before(second, view, told_now), begun)
     assert after.memory.coverage(told.transaction).value == "undecided"
     assert after.memory.coverage(silent.transaction).value == "decided"
-    assert after.memory.settled(["silent"]).kept == ()
+    assert after.memory.without_sinks(["silent"]).kept == ()
 
 
 def test_a_rewind_knows_what_targets_had_committed_at_the_rewind_before() -> None:
     """The target was not put back then, and the savepoint of the second was taken after it."""
     view = claimed(decided(RAN, cut(1, 9, 30, transaction(1, 9))))
-    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 9))])
+    begun = build_first_decision(
+        TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 9))]
+    )
     after = decided(view_before(TAKEN, view, [record((1, 9))]), begun)
     second = replace(TAKEN, completed=cut(2, 11, 50, transaction(2, 11)), memory=after.memory)
     view = claimed(decided(after, cut(2, 12, 60, transaction(2, 12))))
-    begun = restored_from(second, view, attempt=AttemptId(3), now_ms=7, records=[record((1, 9))])
+    begun = build_first_decision(
+        second, view, attempt=AttemptId(3), now_ms=7, records=[record((1, 9))]
+    )
     after = decided(view_before(second, view, [record((1, 9))]), begun)
     require_not_behind(after, [record((1, 9), (2, 11))], "storage")
     with pytest.raises(StorageBehind):
@@ -260,7 +266,9 @@ def test_a_rewind_knows_what_targets_had_committed_at_the_rewind_before() -> Non
 
 def test_a_target_that_lacks_what_the_last_decision_lists_was_put_back_or_has_it_in_doubt() -> None:
     view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
-    begun = restored_from(TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))])
+    begun = build_first_decision(
+        TAKEN, view, attempt=AttemptId(2), now_ms=7, records=[record((1, 1))]
+    )
     view = decided(view_before(TAKEN, view, [record((1, 1))]), begun)
     last = transaction(2, 9)
     view = decided(view, cut(2, 9, 40, last))

@@ -23,11 +23,11 @@ from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.savepoints.savepoint import (
     UNSEEN_CHECKPOINTS,
     Savepoint,
+    build_first_decision,
     check_savepoint,
     is_restored,
     is_staged_for,
-    restored_from,
-    seeded,
+    seed_view,
 )
 
 LOG_ID = "log"
@@ -91,7 +91,7 @@ def listed(completed: CompletedCheckpoint) -> list[Committable]:
 def test_what_the_savepoint_has_prepared_is_decided_by_the_attempt_that_comes_next() -> None:
     check(TAKEN, RAN)
     view = claimed(RAN)
-    begun = restored_from(TAKEN, view, attempt=view.attempt, now_ms=7)
+    begun = build_first_decision(TAKEN, view, attempt=view.attempt, now_ms=7)
     assert (begun.checkpoint, begun.attempt) == (3, 2)
     assert listed(begun) == [transaction(1, 1), transaction(1, 2)]
     decided(view, begun)
@@ -111,7 +111,7 @@ def test_a_savepoint_before_the_last_decision_is_refused_unless_told_otherwise()
     with pytest.raises(SavepointRefused, match=r"checkpoints 3-3 were committed since, with"):
         check(TAKEN, view)
     check(TAKEN, view, rewind=True)
-    begun = restored_from(TAKEN, claimed(view), attempt=AttemptId(2), now_ms=7)
+    begun = build_first_decision(TAKEN, claimed(view), attempt=AttemptId(2), now_ms=7)
     assert begun.checkpoint == 4
     assert listed(begun) == [transaction(1, 2), transaction(1, 3)], "what the last decision lists"
     assert begun.operator("sum")[0][1].keyed == (STATE,)
@@ -160,9 +160,9 @@ def test_what_a_writer_prepares_after_a_stop_savepoint_is_empty_and_no_reason_to
 def test_a_new_log_goes_on_where_the_savepoints_log_has_ended() -> None:
     stopped = replace(TAKEN, kind=CheckpointKind.SAVEPOINT_STOP)
     check(stopped, LogView())
-    view = claimed(seeded(LogView(), stopped))
+    view = claimed(seed_view(LogView(), stopped))
     assert view.attempt == 2
-    begun = restored_from(stopped, view, attempt=view.attempt, now_ms=7)
+    begun = build_first_decision(stopped, view, attempt=view.attempt, now_ms=7)
     assert begun.checkpoint == 2 + UNSEEN_CHECKPOINTS
     assert listed(begun) == [transaction(1, 1), transaction(1, 2)]
     after = decided(view, begun)
@@ -205,7 +205,7 @@ def test_rows_in_flight_of_a_checkpoint_are_begun_with() -> None:
     with pytest.raises(SavepointRefused, match="^checkpoint 1 of job"):
         check(checkpoint, view)
     check(checkpoint, view, rewind=True)
-    begun = restored_from(checkpoint, claimed(view), attempt=AttemptId(2), now_ms=7)
+    begun = build_first_decision(checkpoint, claimed(view), attempt=AttemptId(2), now_ms=7)
     assert begun.in_flight("sum") == (rows,)
     assert listed(begun) == [transaction(1, 2)], "what the last decision lists"
 
