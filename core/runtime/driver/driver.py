@@ -187,11 +187,8 @@ class JobDriver:
         )
         self._recorder = RunRecorder(self._storage)
         self._tracker = self._observation.tracker
-        self._endpoint = (
-            None
-            if plan.endpoint is None
-            else EndpointServer(plan.endpoint, self, self._storage.driver_address)
-        )
+        endpoint, address = plan.endpoint, self._storage.driver_address
+        self._endpoint = EndpointServer(endpoint, self, address) if endpoint else None
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._asked_to_leave = threading.Event()
         self._failed_at: float | None = None
@@ -494,11 +491,9 @@ class JobDriver:
         return self._run_on_cluster(context, server)
 
     def _sink_recovery(self, log: ClaimedLog) -> SinkRecovery:
-        plan = self._plan
+        plan, storage = self._plan, self._storage
         deadline_s = plan.settings.commit_deadline_s
-        return SinkRecovery(
-            plan.graph, plan.retired_sinks, plan.name, log, self._storage, deadline_s
-        )
+        return SinkRecovery(plan.graph, plan.retired_sinks, plan.name, log, storage, deadline_s)
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""
