@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, MissingExtra
+from onceflow.core.extras import naming_extras
 from onceflow.core.spi.connector import SinkConnector, SourceConnector
 
 if TYPE_CHECKING:  # what only a look-up needs is imported by the first one
@@ -107,7 +108,10 @@ class ConnectorCatalog(Generic[T]):
     def _load(self, point: EntryPoint) -> T:
         text = f"{self.kind} {point.name!r} ({point.value} of {_origin(point)})"
         try:
-            value: object = point.load()
+            with naming_extras():
+                value: object = point.load()
+        except MissingExtra as error:
+            raise MissingExtra(f"{self.kind} {point.name!r}: {error}") from error
         except Exception as error:  # another package's module may raise anything
             raise ConfigError(
                 f"{text} cannot be loaded: {type(error).__name__}: {error}; mend or uninstall that"

@@ -2,6 +2,7 @@
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
+    │   ├── MissingExtra                user, never: a package that an extra installs is not there
     │   ├── PreparedLimitReached        user, never: a server holds so many transactions and no more
     │   ├── SavepointRefused            user, never: the job cannot begin from it
     │   ├── StagingMissing              user, never: rows must wait in files, and nothing says where
@@ -67,6 +68,10 @@ class ConfigError(OnceflowError):
 
     domain = "user"
     retry = "never"
+
+
+class MissingExtra(ConfigError, ImportError):
+    """Raised when a package is not installed here that one of onceflow's extras installs."""
 
 
 class PreparedLimitReached(ConfigError):
@@ -271,6 +276,7 @@ __all__ = [
     "Fenced",
     "InvariantViolation",
     "MessageCorrupt",
+    "MissingExtra",
     "OffsetOutOfRange",
     "OnceflowError",
     "PreCommitFailed",

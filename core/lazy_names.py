@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from onceflow.core.extras import naming_extras
+
 
 def lazy_names(
     package: str, modules: Mapping[str, str]
@@ -17,7 +19,8 @@ def lazy_names(
     """Return the `__getattr__` and `__dir__` of `package`, given each module's public names.
 
     A name becomes an ordinary attribute of the package with its first use, so later ones cost
-    nothing. What its module raises while it is imported passes through.
+    nothing. What its module raises while it is imported passes through; a package that is missing
+    and that an extra installs is told with the extra.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
@@ -25,7 +28,8 @@ def lazy_names(
         module = module_of.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(import_module(module), name)
+        with naming_extras():
+            value: object = getattr(import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from onceflow.connectors.spark.reused_worker import spare_imports
 from onceflow.connectors.spark.state_formats import STATE_FORMATS
+from onceflow.core.extras import naming_extras
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,12 +104,14 @@ class _OwnFormat(SinkFormat):
     @classmethod
     @override
     def make_sink(cls, options: Mapping[str, str]) -> Sink:
-        return cls.write_options().make(options)
+        with naming_extras():
+            return cls.write_options().make(options)
 
     @classmethod
     @override
     def write_words(cls) -> OptionWords:
-        return cls.write_options().words
+        with naming_extras():
+            return cls.write_options().words
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
@@ -128,7 +131,7 @@ class _SqlFormat(_OwnFormat):
         from onceflow.connectors.spark.readers.sql import sql_schema
 
         table = self.read_options()
-        with table.words.translate_errors():
+        with naming_extras(), table.words.translate_errors():
             return sql_schema(table.make(self.options).source)
 
     @override
@@ -136,7 +139,8 @@ class _SqlFormat(_OwnFormat):
         from onceflow.connectors.spark.readers.sql import sql_reader
 
         table = self.read_options()
-        read = table.make(self.options)
+        with naming_extras():
+            read = table.make(self.options)
         with table.words.translate_errors():
             reader = sql_reader(read.source, schema, bounds=read.bounds, tasks=read.tasks)
         return reader.speaking(table.words)
@@ -150,9 +154,9 @@ class PostgresFormat(_SqlFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import POSTGRES_WRITE
+        from onceflow.connectors.spark.options.sql import describe_postgres_writes
 
-        return POSTGRES_WRITE
+        return describe_postgres_writes()
 
     @staticmethod
     @override
@@ -170,9 +174,9 @@ class MySQLFormat(_SqlFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import MYSQL_WRITE
+        from onceflow.connectors.spark.options.sql import describe_mysql_writes
 
-        return MYSQL_WRITE
+        return describe_mysql_writes()
 
     @staticmethod
     @override
@@ -190,9 +194,9 @@ class SQLiteFormat(_OwnFormat):
     @staticmethod
     @override
     def write_options() -> OptionTable[Sink]:
-        from onceflow.connectors.spark.options.sql import SQLITE_WRITE
+        from onceflow.connectors.spark.options.sql import describe_sqlite_writes
 
-        return SQLITE_WRITE
+        return describe_sqlite_writes()
 
 
 class KafkaFormat(_OwnFormat):
@@ -210,14 +214,17 @@ class KafkaFormat(_OwnFormat):
     @override
     def schema(self) -> StructType:
         from onceflow.connectors.spark.arrow_rows import spark_schema
-        from onceflow.connectors.spark.options.kafka import schema_of_reading
+
+        with naming_extras():
+            from onceflow.connectors.spark.options.kafka import schema_of_reading
 
         return spark_schema(schema_of_reading(self.options))
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from onceflow.connectors.spark.options.kafka import KAFKA_READ_STREAM
-        from onceflow.connectors.spark.readers.kafka_stream import KafkaStreamReader
+        with naming_extras():
+            from onceflow.connectors.spark.options.kafka import KAFKA_READ_STREAM
+            from onceflow.connectors.spark.readers.kafka_stream import KafkaStreamReader
 
         reading, words = KAFKA_READ_STREAM.make(self.options), KAFKA_READ_STREAM.words
         with words.translate_errors():
@@ -225,8 +232,9 @@ class KafkaFormat(_OwnFormat):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        from onceflow.connectors.spark.options.kafka import KAFKA_READ
-        from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
+        with naming_extras():
+            from onceflow.connectors.spark.options.kafka import KAFKA_READ
+            from onceflow.connectors.spark.readers.kafka import KafkaBatchReader
 
         reading, words = KAFKA_READ.make(self.options), KAFKA_READ.words
         with words.translate_errors():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.extras import naming_extras, require_package
 from onceflow.core.scratch import directory_of_process
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
 from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
@@ -45,6 +46,7 @@ class RocksDBBackend(StateBackend):
     write_buffer_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        require_package("rocksdict")
         if self.cache_entries < 1:
             raise ConfigError(f"cache_entries={self.cache_entries} must be 1 or more")
         for name in ("block_cache_bytes", "write_buffer_bytes"):
@@ -55,8 +57,9 @@ class RocksDBBackend(StateBackend):
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
         """Return a store over a new database, holding what `restored` says about the key groups."""
-        from onceflow.core.state.rocksdb.database import DatabaseOptions
-        from onceflow.core.state.rocksdb.store import RocksDBStore
+        with naming_extras():
+            from onceflow.core.state.rocksdb.database import DatabaseOptions
+            from onceflow.core.state.rocksdb.store import RocksDBStore
 
         home = context.scratch_dir
         if self.directory:

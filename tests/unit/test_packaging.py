@@ -114,7 +114,7 @@ def test_wheel_names_its_license_version_and_command(wheel: Path) -> None:
     assert metadata["Version"] == onceflow.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in license_text
-    assert entry_points["console_scripts"]["onceflow"] == "onceflow.cli.main:main"
+    assert entry_points["console_scripts"]["onceflow"] == "onceflow.cli.entry:main"
     assert {"files", "kafka", "mariadb", "mysql", "postgres"} <= entry_points[
         "onceflow.sinks"
     ].keys()

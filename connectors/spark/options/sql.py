@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING
+
 from onceflow.connectors.spark.options.tables import OptionTable
-from onceflow.sinks.mysql import MySQLSink
-from onceflow.sinks.postgres import PostgresSink
-from onceflow.sinks.sqlite import SQLiteSink
+
+if TYPE_CHECKING:
+    from onceflow.sinks.mysql import MySQLSink
+    from onceflow.sinks.postgres import PostgresSink
+    from onceflow.sinks.sqlite import SQLiteSink
 
 _NO_DRIVER = "no JDBC driver is used"
 _IGNORED = {
@@ -28,24 +33,43 @@ _REFUSED = {
 }
 
 
-POSTGRES_WRITE = OptionTable(
-    format="onceflow-postgres",
-    direction="write",
-    description=PostgresSink,
-    ignored=_IGNORED,
-    refused=_REFUSED,
-)
-MYSQL_WRITE = OptionTable(
-    format="onceflow-mysql",
-    direction="write",
-    description=MySQLSink,
-    ignored=_IGNORED,
-    refused=_REFUSED,
-)
-SQLITE_WRITE = OptionTable(
-    format="onceflow-sqlite",
-    direction="write",
-    description=SQLiteSink,
-    ignored=_IGNORED,
-    refused=_REFUSED,
-)
+@cache
+def describe_postgres_writes() -> OptionTable[PostgresSink]:
+    """Return the options of `onceflow-postgres` when it is written; imports its sink."""
+    from onceflow.sinks.postgres import PostgresSink
+
+    return OptionTable(
+        format="onceflow-postgres",
+        direction="write",
+        description=PostgresSink,
+        ignored=_IGNORED,
+        refused=_REFUSED,
+    )
+
+
+@cache
+def describe_mysql_writes() -> OptionTable[MySQLSink]:
+    """Return the options of `onceflow-mysql` when it is written; imports its sink."""
+    from onceflow.sinks.mysql import MySQLSink
+
+    return OptionTable(
+        format="onceflow-mysql",
+        direction="write",
+        description=MySQLSink,
+        ignored=_IGNORED,
+        refused=_REFUSED,
+    )
+
+
+@cache
+def describe_sqlite_writes() -> OptionTable[SQLiteSink]:
+    """Return the options of `onceflow-sqlite` when it is written; imports its sink."""
+    from onceflow.sinks.sqlite import SQLiteSink
+
+    return OptionTable(
+        format="onceflow-sqlite",
+        direction="write",
+        description=SQLiteSink,
+        ignored=_IGNORED,
+        refused=_REFUSED,
+    )

@@ -9,13 +9,9 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from onceflow.connectors.spark.options.tables import OptionTable
-from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
-from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.options import COUNT, option
-from onceflow.sinks.mysql.endpoint import endpoint_of as mysql_endpoint_of
-from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_of
 from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.tables import TableName
 
@@ -94,7 +90,11 @@ class PostgresRead(SqlRead):
     @property
     @override
     def source(self) -> RowSource:
-        endpoint = postgres_endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
+        # Whoever reads one database has the driver of that one.
+        from onceflow.connectors.spark.readers.postgres_rows import PostgresRows
+        from onceflow.sinks.postgres.connection import endpoint_of
+
+        endpoint = endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
         return PostgresRows(endpoint, *_parse_relation(self.table, self.query))
 
 
@@ -104,7 +104,10 @@ class MySQLRead(SqlRead):
     @property
     @override
     def source(self) -> RowSource:
-        endpoint = mysql_endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
+        from onceflow.connectors.spark.readers.mysql_rows import MySQLRows
+        from onceflow.sinks.mysql.endpoint import endpoint_of
+
+        endpoint = endpoint_of(self, lock_timeout_s=_LOCK_TIMEOUT_S)
         return MySQLRows(endpoint, *_parse_relation(self.table, self.query))
 
 

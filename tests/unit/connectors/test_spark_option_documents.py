@@ -13,7 +13,11 @@ from pathlib import Path
 
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
-from onceflow.connectors.spark.options.sql import MYSQL_WRITE, POSTGRES_WRITE, SQLITE_WRITE
+from onceflow.connectors.spark.options.sql import (
+    describe_mysql_writes,
+    describe_postgres_writes,
+    describe_sqlite_writes,
+)
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
 from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, SparkOption
 from onceflow.connectors.spark.versions import SparkInterface
@@ -56,9 +60,9 @@ def _versions() -> str:
 
 
 OPTIONS = (
-    POSTGRES_WRITE,
-    MYSQL_WRITE,
-    SQLITE_WRITE,
+    describe_postgres_writes(),
+    describe_mysql_writes(),
+    describe_sqlite_writes(),
     KAFKA_WRITE,
     KAFKA_READ_STREAM,
     KAFKA_READ,
@@ -72,9 +76,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **{
         f"{table.format} {table.direction}": lambda table=table: _options(table)  # type: ignore[misc]
         for table in (
-            POSTGRES_WRITE,
-            MYSQL_WRITE,
-            SQLITE_WRITE,
+            describe_postgres_writes(),
+            describe_mysql_writes(),
+            describe_sqlite_writes(),
             KAFKA_WRITE,
             KAFKA_READ_STREAM,
             KAFKA_READ,

@@ -1,0 +1,21 @@
+"""The program `onceflow`: the command line, or what it says where its packages are missing."""
+
+from __future__ import annotations
+
+import sys
+
+from onceflow.core.errors import MissingExtra
+from onceflow.core.extras import naming_extras
+
+_EXIT_USAGE = 2
+
+
+def main() -> None:
+    """Run the command line; the entry point of the package."""
+    try:
+        with naming_extras():
+            from onceflow.cli.main import main as run_command
+    except MissingExtra as error:
+        print(f"onceflow: {error}", file=sys.stderr)
+        raise SystemExit(_EXIT_USAGE) from error
+    run_command()

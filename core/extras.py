@@ -1,0 +1,65 @@
+"""What is installed by an extra of onceflow, and the error that names it when it is missing.
+
+Whoever imports such a package for a user does it inside `naming_extras`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from onceflow.core.errors import MissingExtra
+
+EXTRA_OF_PACKAGE: Mapping[str, str] = MappingProxyType(
+    {
+        "adbc_driver_manager": "postgres",
+        "adbc_driver_postgresql": "postgres",
+        "confluent_kafka": "kafka",
+        "pgpq": "postgres",
+        "psycopg": "postgres",
+        "pymysql": "mysql",
+        "rich": "cli",
+        "rocksdict": "rocksdb",
+        "typer": "cli",
+    }
+)
+"""By the name under which a package is imported."""
+
+
+def find_missing_extra(error: ImportError) -> MissingExtra | None:
+    """Return the error that names the extra; None where `error` is about another package."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF_PACKAGE.get(package)
+    return None if extra is None else MissingExtra(_describe(package, extra))
+
+
+@contextmanager
+def naming_extras() -> Generator[None]:
+    """Raise MissingExtra in place of ModuleNotFoundError for a package that an extra installs.
+
+    Raises:
+        MissingExtra: The package is not installed here; names the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = find_missing_extra(error)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def require_package(package: str) -> None:
+    """Raise MissingExtra unless `package`, which an extra installs, can be imported here."""
+    with naming_extras():
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"no package {package}", name=package)
+
+
+def _describe(package: str, extra: str) -> str:
+    return (
+        f"the package {package} is not installed here: install onceflow[{extra}] where the driver"
+        " and where the slots run"
+    )
