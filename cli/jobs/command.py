@@ -334,7 +334,7 @@ def _unread(name: str, timeout_s: float) -> Answer:
 
 
 def _cell_of(summary: Answer, key: str) -> str:
-    text = str(summary[key])
+    text = "-" if summary[key] is None else str(summary[key])
     error = str(summary.get("error", "")).partition("\n")[0]
     return f"{text}: {error[:200]}" if key == "state" and error else text
 

@@ -195,6 +195,7 @@ def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path)
         assert "Its last decision is checkpoint" in error
     (listed,) = asked(tmp_path, "list")["jobs"]
     assert listed["state"] == "its driver is gone"
+    assert run(tmp_path, "list")[1].splitlines()[1].endswith("  -"), "an address of no driver"
     finish(tmp_path)
 
 
