@@ -6,8 +6,8 @@
        faster: 1.
     4. forget the staged descriptions
 
-A crash between 3 and 4 leaves descriptions of committed files, which the next commit or abort
-forgets. A lost reply is no failure: the table is read again.
+A crash between 3 and 4 leaves descriptions of committed files, which the next start forgets. A lost
+reply is no failure: the table is read again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,22 @@ class LakeCommitter(GlobalCommitter):
 
     @override
     def in_doubt(self) -> Sequence[Committable]:
-        return [make_staged_committable(one) for one in self._staging.transactions()]
+        """Return what is staged, and forget what a driver has committed right before it died.
+
+        Raises:
+            SinkError: The table cannot be asked now.
+        """
+        transactions = self._staging.transactions()
+        if not transactions:
+            return []
+        version = self._table.load()
+        through = version.record.through if version.record else 0
+        left = (
+            one
+            for one in transactions
+            if one.checkpoint > through or not self._forget_committed(version, one)
+        )
+        return [make_staged_committable(one) for one in left]
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -161,6 +176,14 @@ class LakeCommitter(GlobalCommitter):
             return Unknown(f"{error}; asked again: {unanswered}")
         self._forget(committables)
         return AlreadyCommitted()
+
+    def _forget_committed(self, version: TableVersion, transaction: TransactionId) -> bool:
+        """Return whether `version` has its files, or nothing is staged; then it is forgotten."""
+        staged = self._read_staged(transaction)
+        if staged is not None and not version.refers_to(staged):
+            return False
+        self._forget([make_staged_committable(transaction)])
+        return True
 
     def _read_staged(self, transaction: TransactionId) -> pa.RecordBatch | None:
         parts = self._staging.read(transaction)

@@ -230,6 +230,21 @@ def test_aborted_files_are_deleted_and_committed_ones_never(tmp_path: Path) -> N
     assert len(list((tmp_path / "warehouse").rglob("*.parquet"))) == 1
 
 
+def test_descriptions_of_committed_files_are_forgotten_by_the_next_start(tmp_path: Path) -> None:
+    """A driver died between its commit and its last step."""
+    job = IcebergJob(tmp_path).open()
+    committed, later = job.prepare(1, one(1)), job.prepare(2, one(2))
+    description = next(batch for _, batch in job.staging.read(committed.transaction) or ())
+    assert job.commit(1, committed) == Committed()
+    staged = job.staging.open()
+    staged.write(description)
+    staged.seal(committed.transaction)
+    with job.committer(attempt=2) as committer:
+        assert [one.transaction for one in committer.in_doubt()] == [later.transaction]
+    assert job.staging.transactions() == [later.transaction]
+    assert job.ids() == [1]
+
+
 def test_files_have_the_tables_partitions_column_ids_bounds_and_size(tmp_path: Path) -> None:
     job = IcebergJob(
         tmp_path,
