@@ -30,6 +30,9 @@ CONDA_NAMES = {
 }
 """Where conda-forge calls a package by another name."""
 
+EXTRAS = ("cli", "kafka", "mysql", "postgres", "rocksdb")
+"""What the recipe always installs: conda knows no extras."""
+
 
 def project() -> dict[str, Any]:
     described: dict[str, Any] = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -57,6 +60,11 @@ def test_a_tag_reaches_the_shell_as_a_variable_only() -> None:
     assert commands == ['script/release --tag "$TAG"']
 
 
+def requirements_of(extras: tuple[str, ...]) -> list[str]:
+    described = project()["optional-dependencies"]
+    return [required for extra in extras for required in described[extra]]
+
+
 def test_the_recipe_asks_for_what_the_wheel_asks_for() -> None:
     recipe = yaml.safe_load(RECIPE.read_text("utf-8"))
     assert recipe["context"]["version"] == onceflow.__version__
@@ -64,7 +72,7 @@ def test_the_recipe_asks_for_what_the_wheel_asks_for() -> None:
     assert recipe["context"]["python_min"] == oldest
     asked = {
         CONDA_NAMES.get(required.name, required.name): str(required.specifier)
-        for required in map(Requirement, project()["dependencies"])
+        for required in map(Requirement, [*project()["dependencies"], *requirements_of(EXTRAS)])
         if required.marker is None
     }
     run = recipe["requirements"]["run"]
