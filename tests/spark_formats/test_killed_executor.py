@@ -104,7 +104,7 @@ def needed(name: str) -> set[str]:
 
 
 def is_installed(requirement: Requirement) -> bool:
-    extras = ("", "binary", "rsa")
+    extras = ("", "binary", "rsa", "kafka", "mysql", "postgres", "rocksdb")
     if requirement.marker and not any(requirement.marker.evaluate({"extra": x}) for x in extras):
         return False
     return bool(list(importlib.metadata.distributions(name=requirement.name)))
