@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from onceflow.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from onceflow.sinks.delta import DeltaSink
     from onceflow.sinks.files import FileSink, PublishedFiles, list_committed_files
     from onceflow.sinks.iceberg import IcebergSink
     from onceflow.sinks.kafka import KafkaSink
@@ -17,6 +18,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "onceflow.sinks.delta": "DeltaSink",
             "onceflow.sinks.files": "FileSink PublishedFiles list_committed_files",
             "onceflow.sinks.iceberg": "IcebergSink",
             "onceflow.sinks.kafka": "KafkaSink",
@@ -27,6 +29,7 @@ else:
     )
 
 __all__ = [
+    "DeltaSink",
     "FileSink",
     "IcebergSink",
     "KafkaSink",

@@ -1,19 +1,15 @@
-"""Reaching a table by a catalog: its errors, each by name.
-
-Catalogs raise what their clients raise (HTTP, SQL, Thrift, AWS), and pyiceberg's own errors have no
-root, so this module alone catches every exception, at the calls into pyiceberg.
-"""
+"""Which table of which catalog, and how the catalog is reached."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onceflow.core.errors import ConfigError, OnceflowError, SinkError
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.secret_references import follow_references
+from onceflow.sinks.lake.errors import describe_error
 
 if TYPE_CHECKING:  # a program without the extra gets an error that says so
     from pyiceberg.catalog import Catalog
@@ -69,22 +65,5 @@ class TableAddress:
             raise ConfigError(f"{setting} ({self.catalog_name!r}): {error}") from error
         except Exception as error:
             raise SinkError(
-                f"{setting} ({self.catalog_name!r}) cannot be reached: {describe(error)}"
+                f"{setting} ({self.catalog_name!r}) cannot be reached: {describe_error(error)}"
             ) from error
-
-
-@contextmanager
-def catalog_errors(what: str) -> Generator[None, None, None]:
-    """Raise SinkError, which begins with `what`, for whatever a catalog or its storage raises."""
-    try:
-        yield
-    except OnceflowError:
-        raise
-    except Exception as error:
-        raise SinkError(f"{what}: {describe(error)}") from error
-
-
-def describe(error: Exception) -> str:
-    """Return the first line of what a library says, after the name of its error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

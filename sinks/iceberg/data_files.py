@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -28,18 +29,15 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
-from onceflow.sinks.iceberg.catalogs import TableAddress, catalog_errors
-from onceflow.sinks.iceberg.columns import TableColumns
+from onceflow.sinks.iceberg.catalogs import TableAddress
+from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files
+from onceflow.sinks.lake.errors import library_errors
+from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles
 from onceflow.sinks.lake.table import DataFiles
 
 _logger = logging.getLogger("onceflow.sinks.iceberg")
-
-ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""Of rows that wait in memory, of all files of a writer; then the fullest has a row group."""
-OPEN_FILES_MAX = 128
-"""Partitions that a writer writes at a time; with more, files get smaller."""
 
 
 class IcebergDataFiles(DataFiles):
@@ -55,64 +53,35 @@ class IcebergDataFiles(DataFiles):
         """
         self._address, self._table, self._bad_rows = address, table, bad_rows
         self._schema, self._spec = table.schema(), table.spec()
-        self._columns = TableColumns(str(address), self._schema, context.schema)
+        self._columns = make_columns(str(address), self._schema, context.schema)
         self._prefix = f"onceflow-{context.attempt}"
         self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
         self._checkpoint = context.first_checkpoint
         self._number = 0
-        self._roll_bytes = int(
-            table.properties.get(
-                TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
-                TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
-            )
+        roll_bytes = table.properties.get(
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
         )
-        self._open: dict[str, _OpenFile] = {}
-        self._ended: list[DataFile] = []
+        self._files = RollingFiles[DataFile](int(roll_bytes), lambda file: file.file_path)
 
     @override
     def write(self, rows: pa.RecordBatch) -> int:
         rows = self._columns.convert(rows, self._bad_rows)
-        with catalog_errors(f"{self._address}: rows cannot be written"):
+        with library_errors(f"{self._address}: rows cannot be written"):
             for key, part in split_rows(rows, self._spec, self._schema):
-                self._add(key, part)
+                name = key.to_path() if key else ""
+                self._files.add(name, part, partial(self._begin, key))
         return rows.num_rows
 
     @override
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
-        with catalog_errors(f"{self._address}: data files are not durable"):
-            for file in self._open.values():
-                self._ended.append(file.end())
-            self._open.clear()
+        with library_errors(f"{self._address}: data files are not durable"):
             self._checkpoint = CheckpointId(checkpoint + 1)
-            ended, self._ended = self._ended, []
-            return encode_files(self._table, ended)
+            return encode_files(self._table, self._files.end())
 
     @override
     def drop(self) -> None:
-        open_files, self._open = list(self._open.values()), {}
-        paths = [file.path for file in open_files] + [file.file_path for file in self._ended]
-        self._ended = []
-        for file in open_files:
-            file.drop()
-        delete_files(self._table.io, paths)
-
-    def _add(self, key: PartitionKey | None, rows: pa.RecordBatch) -> None:
-        if not rows.num_rows:
-            return
-        name = key.to_path() if key else ""
-        file = self._open.get(name)
-        if file is None:
-            if len(self._open) >= OPEN_FILES_MAX:
-                self._end_file(max(self._open, key=lambda one: self._open[one].buffered_bytes))
-            file = self._open[name] = self._begin(key)
-        file.add(rows)
-        if sum(one.buffered_bytes for one in self._open.values()) >= ROW_GROUP_BYTES:
-            max(self._open.values(), key=lambda one: one.buffered_bytes).flush()
-        if file.size_bytes >= self._roll_bytes:
-            self._end_file(name)
-
-    def _end_file(self, name: str) -> None:
-        self._ended.append(self._open.pop(name).end())
+        delete_files(self._table.io, self._files.drop())
 
     def _begin(self, key: PartitionKey | None) -> _OpenFile:
         name = f"{self._prefix}-{self._checkpoint}-{self._suffix}-{self._number}.parquet"
@@ -134,38 +103,27 @@ def delete_files(io: FileIO, paths: Sequence[str]) -> None:
             )
 
 
-class _OpenFile:
-    """One Parquet file that is being written."""
-
+class _OpenFile(EncodedFile[DataFile]):
     def __init__(self, table: Table, path: str, key: PartitionKey | None) -> None:
         self.path = path
-        self.buffered_bytes = 0
         self._key = key
         self._spec_id = table.metadata.default_spec_id
         self._output = _CountedOutput(table.io.new_output(path))
         self._writer = FileFormatFactory.get(FileFormat.PARQUET).create_writer(
             self._output, sanitize_column_names(table.schema()), table.properties
         )
-        self._buffered: list[pa.RecordBatch] = []
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """What is in the file so far."""
         return self._output.size_bytes
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        self._buffered.append(rows)
-        self.buffered_bytes += rows.nbytes
+    @override
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write(rows)
 
-    def flush(self) -> None:
-        """Write what waits as a row group."""
-        if self._buffered:
-            self._writer.write(pa.Table.from_batches(self._buffered))
-            self._buffered, self.buffered_bytes = [], 0
-
+    @override
     def end(self) -> DataFile:
-        """Make the file whole and durable; return it as a manifest names it."""
-        self.flush()
         statistics = self._writer.close()
         _make_local_file_durable(self.path)
         return DataFile.from_args(
@@ -181,9 +139,8 @@ class _OpenFile:
             **statistics.to_serialized_dict(),
         )
 
+    @override
     def drop(self) -> None:
-        """End it as far as it was written; the caller deletes it."""
-        self._buffered = []
         self._output.close()
 
 

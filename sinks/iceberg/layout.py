@@ -16,12 +16,13 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids, promote
 from pyiceberg.table import Table
 from pyiceberg.types import PrimitiveType
 
-from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.iceberg.catalogs import TableAddress, catalog_errors, describe
-from onceflow.sinks.iceberg.columns import TableColumns
+from onceflow.sinks.iceberg.catalogs import TableAddress
+from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import parse_spec
 from onceflow.sinks.iceberg.table import IcebergTable
+from onceflow.sinks.lake.columns import to_plain_schema
+from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _FORMAT_VERSION = 2
 
@@ -48,7 +49,7 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
             f" `{address.branch}`"
         )
     schema = _union(address, table, rows) if evolve else table.schema()
-    TableColumns(str(address), schema, rows)
+    make_columns(str(address), schema, rows)
 
 
 def check_new_table(address: TableAddress, rows: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -72,7 +73,7 @@ def create_table(
     Raises:
         SinkError: The catalog refused, or did not answer.
     """
-    with catalog_errors(f"{address} cannot be created"):
+    with library_errors(f"{address} cannot be created"):
         if catalog.table_exists(address.table):
             return
         schema = _new_schema(address, rows)
@@ -97,7 +98,7 @@ def evolve_table(address: TableAddress, table: IcebergTable, rows: pa.Schema) ->
     changes = _changes(address, loaded.schema(), rows)
     if changes is None:
         return
-    with catalog_errors(f"{address} cannot be evolved"), loaded.update_schema() as update:
+    with library_errors(f"{address} cannot be evolved"), loaded.update_schema() as update:
         update.union_by_name(changes)
 
 
@@ -111,7 +112,7 @@ def _union(address: TableAddress, table: Table, rows: pa.Schema) -> Schema:
         with transaction.update_schema() as update:
             update.union_by_name(changes)
     except Exception as error:
-        raise ConfigError(f"{address} cannot be evolved: {describe(error)}") from error
+        raise ConfigError(f"{address} cannot be evolved: {describe_error(error)}") from error
     return transaction.table_metadata.schema()
 
 
@@ -119,7 +120,7 @@ def _changes(address: TableAddress, schema: Schema, rows: pa.Schema) -> pa.Schem
     """Return the columns of `rows` that are new or wider than the table's; None: there are none."""
     names = {field.name: field for field in schema.fields}
     changed: list[pa.Field] = []
-    for column in _plain(rows):
+    for column in to_plain_schema(rows):
         known = names.get(column.name)
         if known is None:
             changed.append(column.with_nullable(True))
@@ -132,7 +133,7 @@ def _changes(address: TableAddress, schema: Schema, rows: pa.Schema) -> pa.Schem
             if wider != known.field_type and promote(known.field_type, wider) == wider:
                 changed.append(column.with_nullable(not known.required))
         except ResolveError:
-            pass  # `TableColumns` says why it does not fit
+            pass  # `make_columns` says why it does not fit
     return pa.schema(changed) if changed else None
 
 
@@ -143,12 +144,8 @@ def _new_schema(address: TableAddress, rows: pa.Schema) -> Schema:
         ConfigError: A type has no counterpart in Iceberg.
     """
     try:
-        return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(_plain(rows)))
+        return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(to_plain_schema(rows)))
     except Exception as error:
         raise ConfigError(
-            f"{address} cannot be made from columns {rows.names}: {describe(error)}"
+            f"{address} cannot be made from columns {rows.names}: {describe_error(error)}"
         ) from error
-
-
-def _plain(rows: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_type(to_plain_type(field.type)) for field in rows])

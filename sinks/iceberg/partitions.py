@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.partitioning import (
@@ -19,6 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 
 from onceflow.core.errors import ConfigError
+from onceflow.sinks.lake.rolling_files import group_rows
 
 _TERM = re.compile(r"(\w+)\((?:(\d+)\s*,\s*)?([^()]+)\)")
 _FIRST_PARTITION_ID = 1000
@@ -32,19 +32,7 @@ def split_rows(
         yield None, rows
         return
     values = [_transform(rows, field, schema) for field in spec.fields]
-    groups = np.zeros(rows.num_rows, np.int64)
-    for column in values:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        # At most rows times values, which fits: the groups are numbered anew for each column.
-        _, groups = np.unique(groups * len(encoded.dictionary) + codes, return_inverse=True)
-        groups = groups.reshape(-1)
-    order = np.argsort(groups, kind="stable")
-    ends = np.cumsum(np.bincount(groups))
-    sorted_rows = rows if len(ends) == 1 else rows.take(pa.array(order))
-    begin = 0
-    for end in ends.tolist():
-        row = int(order[begin])
+    for row, part in group_rows(rows, values):
         key = PartitionKey(
             field_values=[
                 PartitionFieldValue(field=field, value=column[row].as_py())
@@ -53,8 +41,7 @@ def split_rows(
             partition_spec=spec,
             schema=schema,
         )
-        yield key, sorted_rows.slice(begin, end - begin)
-        begin = end
+        yield key, part
 
 
 def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:

@@ -33,9 +33,10 @@ from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.iceberg.catalogs import TableAddress, catalog_errors, describe
+from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import delete_files
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
+from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
@@ -69,7 +70,7 @@ class IcebergTable(LakeTable):
         Raises:
             SinkError: The catalog cannot be asked now.
         """
-        with catalog_errors(f"{self._address} cannot be loaded"):
+        with library_errors(f"{self._address} cannot be loaded"):
             try:
                 return self.catalog.load_table(self._address.table)
             except (NoSuchTableError, NoSuchNamespaceError):
@@ -165,7 +166,7 @@ class IcebergVersion(TableVersion):
             f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
         }
         commit = _Commit(self.table)
-        with catalog_errors(f"{self.address}: no snapshot was made"):
+        with library_errors(f"{self.address}: no snapshot was made"):
             last = commit.append_files(
                 [decode_files(one) for one in staged], summary, self.address.branch
             )
@@ -187,7 +188,7 @@ class IcebergVersion(TableVersion):
         paths = {file.file_path for file in decoded.files}
         if decoded.table_uuid != str(self.table.metadata.table_uuid):
             return False
-        with catalog_errors(f"{self.address}: its manifests cannot be read"):
+        with library_errors(f"{self.address}: its manifests cannot be read"):
             later = [one for one in self._snapshots() if _number_of(one) > decoded.sequence_last]
             manifests = {
                 manifest.manifest_path: manifest
@@ -230,7 +231,7 @@ class IcebergVersion(TableVersion):
             return self.table.io.new_input(path).exists()
 
         with (
-            catalog_errors(f"{self.address}: data files cannot be looked for"),
+            library_errors(f"{self.address}: data files cannot be looked for"),
             ThreadPoolExecutor(_FILES_ASKED_AT_ONCE) as threads,
         ):
             answers = zip(paths, threads.map(exists, paths), strict=True)
@@ -282,10 +283,10 @@ class _Commit(Transaction):
                     self._updates, (*self._requirements, uuid)
                 )
         except (CommitFailedException, ValidationException) as error:
-            raise CommitConflict(f"{table}: {describe(error)}") from error
+            raise CommitConflict(f"{table}: {describe_error(error)}") from error
         except Exception as error:
             raise CommitUnknown(
-                f"{table}: whether the snapshot was made is not known: {describe(error)}"
+                f"{table}: whether the snapshot was made is not known: {describe_error(error)}"
             ) from error
 
 

@@ -35,6 +35,7 @@ from onceflow.integration.conformance.harness import Effort
 
 WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
 EXAMPLES = {
+    "TestDeltaExample",
     "TestDeltaSink",
     "TestHttpSink",
     "TestIcebergSink",
@@ -59,11 +60,13 @@ OF_DEATHS = (
 """What a server does when it, or who speaks with it, dies."""
 NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
 LACKING = {
-    "TestDeltaSink": {*NO_SERVER, "bad_batch"},
+    "TestDeltaExample": {*NO_SERVER, "bad_batch"},
+    "TestDeltaSink": NO_SERVER,
     "TestFileSink": NO_SERVER,
     "TestHttpSink": {"kill", "start", "pause", "unpause", "bad_batch"},
     "TestIcebergSink": NO_SERVER,
     "TestOwnSink": NO_SERVER,
+    "TestPartitionedDeltaSink": NO_SERVER,
     "TestPartitionedIcebergSink": NO_SERVER,
     "TestPartitionedFileSink": NO_SERVER,
     "TestReferenceSink": NO_SERVER,
@@ -71,14 +74,20 @@ LACKING = {
     "TestSQLiteUpserts": NO_SERVER,
 }
 """What clauses need and these sinks' targets have none of: a library of the writing process."""
-GLOBAL = {"TestDeltaSink", "TestIcebergSink", "TestPartitionedIcebergSink"}
+GLOBAL = {
+    "TestDeltaExample",
+    "TestDeltaSink",
+    "TestIcebergSink",
+    "TestPartitionedDeltaSink",
+    "TestPartitionedIcebergSink",
+}
 """Sinks that commit whole checkpoints, in their order."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
 def is_slow(test: str, clause: Clause) -> bool:
     """Return whether `clause` is a slow test for the sink of class `test`, not among `WHOLE`."""
-    if test == "TestPartitionedIcebergSink":
+    if test in {"TestPartitionedDeltaSink", "TestPartitionedIcebergSink"}:
         return True
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS

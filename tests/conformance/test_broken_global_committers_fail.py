@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from deltalake import DeltaTable
 from examples.delta_sink import DeltaCommitter, DeltaSink
-from tests.conformance.test_delta_sink_conforms import DeltaTarget
+from tests.conformance.test_delta_example_conforms import DeltaTarget
 
 from onceflow.connectors import (
     AlreadyCommitted,

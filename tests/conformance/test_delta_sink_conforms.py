@@ -1,42 +1,56 @@
-"""The Delta Lake sink of the examples keeps every clause, also those of whole checkpoints."""
+"""The Delta sink keeps every clause, also those of whole checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from examples.delta_sink import DeltaSink
 
-from onceflow.connectors import Committable, Sink
+from onceflow.core.spi import Sink
 from onceflow.integration.conformance import SinkConformance, SinkTarget
+from onceflow.sinks import DeltaSink
 
 
 class DeltaTarget(SinkTarget):
     """A table in a directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = str(directory / "table")
+        self._settings = settings
 
     def sink(self) -> Sink:
-        return DeltaSink(self.path)
-
-    def lose(self, committable: Committable) -> None:
-        it = committable.transaction
-        name = f"{it.attempt}-{it.checkpoint}-{it.subtask}-{it.sequence}.parquet"
-        Path(self.path, "onceflow", it.sink_id, name).unlink()
+        return DeltaSink(self.path, create=True, **self._settings)
 
     def rows(self) -> list[dict[str, Any]]:
         if not DeltaTable.is_deltatable(self.path):
             return []
-        found: list[dict[str, Any]] = (
+        rows: list[dict[str, Any]] = (
             cast("Any", DeltaTable(self.path)).to_pyarrow_table().to_pylist()
         )
-        return found
+        return rows
+
+    def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
+        """Return rows of which one has a null where the table allows none."""
+        good = self.batch(ids)
+        keys = pa.array([None, *ids[1:]], pa.int64())
+        return pa.RecordBatch.from_arrays([keys, *good.columns[1:]], schema=good.schema)
 
 
 class TestDeltaSink(SinkConformance):
     @pytest.fixture
-    def sink_target(self, tmp_path: Path) -> SinkTarget:
-        return DeltaTarget(tmp_path)
+    def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
+        target = DeltaTarget(tmp_path)
+        yield target
+        target.close()
+
+
+class TestPartitionedDeltaSink(SinkConformance):
+    @pytest.fixture
+    def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
+        target = DeltaTarget(tmp_path, partition_by=("account",))
+        yield target
+        target.close()

@@ -1,0 +1,82 @@
+"""Where a Delta table is, and how it is reached."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.secret_references import follow_references
+from onceflow.sinks.lake.errors import library_errors
+
+if TYPE_CHECKING:  # a program without the extra gets an error that says so
+    from deltalake import DeltaTable
+    from pyarrow.fs import FileSystem
+
+
+@dataclass(frozen=True)
+class TableLocation:
+    """One table: a directory, or a prefix of a bucket."""
+
+    url: str
+    storage_options: Mapping[str, str] = field(repr=False)
+    """As deltalake calls them; values may refer to secrets."""
+
+    def __str__(self) -> str:
+        return f"Delta table {self.url}"
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory, where it is one of a file system."""
+        return None if "://" in self.url else Path(self.url)
+
+    def resolve_options(self) -> dict[str, str]:
+        """Return the options, with the secrets that they refer to.
+
+        Raises:
+            ConfigError: One cannot be followed here.
+        """
+        return {
+            name: follow_references(value, setting=f"storage option {name!r} of {self}")
+            for name, value in self.storage_options.items()
+        }
+
+    def require_library(self) -> None:
+        """Raise ConfigError unless deltalake is installed here.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        try:
+            importlib.import_module("deltalake")
+        except ImportError as error:
+            raise ConfigError(
+                f"{self} needs deltalake: pip install '/path/to/onceflow[delta]', for driver and"
+                f" executors alike ({error})"
+            ) from error
+
+    def find_table(self) -> DeltaTable | None:
+        """Return the newest version; None where there is no table.
+
+        Raises:
+            SinkError: The storage cannot be asked now.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        options = self.resolve_options()
+        with library_errors(f"{self} cannot be loaded"):
+            try:
+                return DeltaTable(self.url, storage_options=options)
+            except TableNotFoundError:
+                return None
+
+    def open_files(self) -> FileSystem:
+        """Return the file system whose root is the table."""
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(DeltaStorageHandler(self.url, self.resolve_options()))

@@ -1,0 +1,175 @@
+"""What a user writes to have rows in a Delta Lake table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.spi import (
+    CommittedBy,
+    CommitterContext,
+    GlobalCommitter,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.connector import SinkConnector
+from onceflow.core.spi.options import document_options, option
+from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.lake.claim import claim_table, read_target_record
+from onceflow.sinks.lake.committer import LakeCommitter
+from onceflow.sinks.lake.writer import LakeWriter
+
+_UNSAFE_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
+
+
+@document_options
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DeltaSink(Sink):
+    """Appends rows to a Delta Lake table, each exactly once: one version a checkpoint.
+
+    Subtasks write Parquet files into the table's directory; the driver makes one version of those
+    of a checkpoint. Pickles with its storage options, prints without them.
+
+    Raises:
+        ConfigError: A setting is wrong by itself; what needs the storage is found by `validate`.
+    """
+
+    instead_of_replacing: ClassVar[str] = "Append to a new table, and let readers go there"
+
+    url: str = field(
+        kw_only=False,
+        metadata=option(
+            "The table: a directory that driver and executors share, or `s3://…`, `gs://…`,"
+            " `az://…`, `abfss://…`"
+        ),
+    )
+    storage_options: Mapping[str, str] = field(
+        default_factory=dict[str, str],
+        metadata=option(
+            "What deltalake reaches the storage with: credentials, endpoint. A value may refer to a"
+            " secret: `${env:NAME}` or `${file:/path}`",
+            secret=True,
+        ),
+    )
+    create: bool = field(default=False, metadata=option("Create the table from the rows' columns"))
+    partition_by: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Partition columns of a table that is created. An existing table keeps its own"
+        ),
+    )
+    properties: Mapping[str, str] = field(
+        default_factory=dict[str, str],
+        metadata=option(
+            "Table properties of a table that is created, such as `delta.logRetentionDuration`"
+        ),
+    )
+    evolve: bool = field(
+        default=False, metadata=option("Add columns that the table lacks, at each start")
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition_by, str):
+            raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of column names")
+        for setting in ("partition_by", "properties"):
+            if getattr(self, setting) and not self.create:
+                raise ConfigError(f"{setting} is for a table that is created; say create=True")
+        unsafe = [name for name in self.storage_options if name.lower() in _UNSAFE_OPTIONS]
+        if unsafe:
+            raise ConfigError(
+                f"storage option {unsafe[0]!r}: two drivers could make the same version, and one of"
+                " them would be lost; leave it out, and deltalake commits by a conditional write"
+            )
+        # Absolute from here on, for the executors may have another working directory.
+        url = self.url.removeprefix("file://")
+        object.__setattr__(self, "url", url if "://" in url else str(Path(url).resolve()))
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+
+    @override
+    def __repr__(self) -> str:
+        return f"DeltaSink({self.url!r})"
+
+    @property
+    @override
+    def committed_by(self) -> CommittedBy:
+        """Have the driver make one version for each checkpoint."""
+        return CommittedBy.DRIVER
+
+    @override
+    def validate(self, context: CommitterContext, schema: pa.Schema) -> None:
+        check_sink_id(context.sink_id)
+        self._location.require_library()
+        from onceflow.sinks.delta import layout
+
+        table = self._location.find_table()
+        if table is not None:
+            layout.check_table(self._location, table)
+            added = {one.name for one in layout.find_new_columns(table, schema)}
+            known = [one for one in schema if not (self.evolve and one.name in added)]
+            layout.make_columns(str(self._location), table, pa.schema(known))
+        elif self.create:
+            layout.make_schema(self._location, schema, self.partition_by)
+        else:
+            raise ConfigError(f"{self._location} does not exist; create it, or say create=True")
+
+    @override
+    def open(self, context: CommitterContext, schema: pa.Schema) -> None:
+        """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
+        self.validate(context, schema)
+        from onceflow.sinks.delta import layout
+        from onceflow.sinks.delta.table import DeltaLakeTable
+
+        if self.create:
+            layout.create_table(self._location, schema, self.partition_by, self.properties)
+        table = DeltaLakeTable(self._location, context.sink_id)
+        if self.evolve:
+            layout.evolve_table(self._location, table.load().table, schema)
+        claim_table(table, context, take_over=_take_over(context.sink_id))
+
+    @override
+    def target_record(self, context: CommitterContext) -> TargetRecord:
+        self._location.require_library()
+        from onceflow.sinks.delta.table import DeltaLakeTable
+
+        if self._location.find_table() is None:
+            return TargetRecord(context.sink_id)
+        version = DeltaLakeTable(self._location, context.sink_id).load()
+        return read_target_record(version, context, take_over=_take_over(context.sink_id))
+
+    @override
+    def writer(self, context: WriterContext) -> SinkWriter:
+        from onceflow.sinks.delta.data_files import DeltaDataFiles
+        from onceflow.sinks.delta.table import DeltaLakeTable
+
+        bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
+        table = DeltaLakeTable(self._location, context.sink_id).load().table
+        files = DeltaDataFiles(self._location, table, context, bad_rows)
+        return LakeWriter(context, files, bad_rows)
+
+    @override
+    def committer(self, context: CommitterContext) -> GlobalCommitter:
+        from onceflow.sinks.delta.table import DeltaLakeTable
+
+        return LakeCommitter(DeltaLakeTable(self._location, context.sink_id), context)
+
+    @property
+    def _location(self) -> TableLocation:
+        return TableLocation(self.url, self.storage_options)
+
+
+def _take_over(sink_id: str) -> str:
+    return f"removing the table property 'onceflow.sink.{sink_id}'"
+
+
+CONNECTOR = SinkConnector(sink=DeltaSink)
+"""What the catalogue finds."""

@@ -1,0 +1,203 @@
+"""One Delta table as the common committer uses it: a commit is one version with its proof.
+
+    txn             application id: the sink id; version: the last checkpoint that is committed
+    configuration   onceflow.sink.<sink id>: the log that owns it, its attempts and their claims
+    commit info     onceflow.sink-id, .log-id, .attempt, .checkpoint, .checkpoint-before, .attempts
+
+A version is made right after the one that was read, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileType
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.delta.data_files import decode_files, delete_files
+from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.lake.errors import describe_error, library_errors
+from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
+from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
+
+_PREFIX = "onceflow."
+_VERSIONS_READ = (1, 16, 256, None)
+"""Of the history, until the last commit of the sink id is found: usually it is the newest."""
+
+
+class DeltaLakeTable(LakeTable):
+    """The table at `location`, for one sink id."""
+
+    def __init__(self, location: TableLocation, sink_id: str) -> None:
+        """Connect to nothing yet."""
+        self._location, self._sink_id = location, sink_id
+
+    @override
+    def load(self) -> DeltaVersion:
+        table = self._location.find_table()
+        if table is None:
+            raise SinkError(f"{self._location} does not exist")
+        return DeltaVersion(self._location, self._sink_id, table)
+
+    @override
+    def delete_files(self, staged: pa.RecordBatch) -> None:
+        _, files = decode_files(staged)
+        with library_errors(f"{self._location}: data files are not deleted"):
+            delete_files(self._location.open_files(), [file.path for file in files])
+
+    @override
+    def close(self) -> None:
+        """Hold nothing open."""
+
+
+@dataclass(frozen=True)
+class DeltaVersion(TableVersion):
+    """The table as one load of it has it."""
+
+    location: TableLocation
+    sink_id: str
+    table: DeltaTable
+
+    @property
+    @override
+    def record(self) -> SinkRecord | None:
+        text = self.table.metadata().configuration.get(self._record_name)
+        record = parse_record(text, f"{self.location}: property {self._record_name!r}")
+        return record and msgspec.structs.replace(record, through=self._through)
+
+    @property
+    @override
+    def damage(self) -> str:
+        """A RESTORE takes rows away, and leaves `txn`."""
+        if not self._through:
+            return ""
+        for limit in _VERSIONS_READ:
+            with library_errors(f"{self.location}: its history cannot be read"):
+                history = self.table.history(limit)
+            for commit in history:
+                if commit.get(f"{_PREFIX}sink-id") == self.sink_id:
+                    return ""
+                if commit.get("operation") == "RESTORE":
+                    return (
+                        f"{self.location}: version {commit['version']} has restored an older"
+                        f" version, after sink id {self.sink_id!r} had committed checkpoint"
+                        f" {self._through}: rows that the job has committed may be gone. Restore"
+                        f" version {commit['version'] - 1}, the one before, and start again"
+                    )
+            if limit is None or len(history) < limit:
+                break
+        return ""
+
+    @override
+    def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
+        decoded = [decode_files(one) for one in staged]
+        mine = str(self.table.metadata().id)
+        other = next((table_id for table_id, _ in decoded if table_id != mine), "")
+        if other:
+            return (
+                f"{self.location} has id {mine}, and the rows were written for the table with id"
+                f" {other}, which was here before: it was deleted and created anew"
+            )
+        paths = [file.path for _, files in decoded for file in files]
+        with library_errors(f"{self.location}: data files cannot be looked for"):
+            files = self.location.open_files().get_file_info(paths)
+        gone = [one.path for one in files if one.type is FileType.NotFound]
+        return f"{self.location}: data file {gone[0]} is gone" if gone else ""
+
+    @override
+    def append(
+        self,
+        staged: Sequence[pa.RecordBatch],
+        record: SinkRecord,
+        transactions: Sequence[TransactionId],
+    ) -> None:
+        info: dict[str, Any] = {
+            f"{_PREFIX}sink-id": self.sink_id,
+            f"{_PREFIX}log-id": record.log_id,
+            f"{_PREFIX}attempt": str(record.attempt),
+            f"{_PREFIX}checkpoint": str(record.through),
+            f"{_PREFIX}checkpoint-before": str(self._through),
+            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+        }
+        try:
+            if record.through == self._through:
+                self._claim(record, info)
+            else:
+                self._append_files(staged, record, info)
+        except CommitFailedError as error:
+            raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
+        except Exception as error:
+            raise CommitUnknown(
+                f"{self.location}: whether the version was made is not known:"
+                f" {describe_error(error)}"
+            ) from error
+
+    @override
+    def is_committed(self, transaction: TransactionId) -> bool:
+        with library_errors(f"{self.location}: its history cannot be read"):
+            return any(
+                _has_transaction(one, self.sink_id, transaction) for one in self.table.history()
+            )
+
+    @override
+    def refers_to(self, staged: pa.RecordBatch) -> bool:
+        table_id, files = decode_files(staged)
+        if table_id != str(self.table.metadata().id):
+            return False
+        paths = {file.path for file in files}
+        with library_errors(f"{self.location}: its files cannot be listed"):
+            return any(uri.rpartition("/")[2] in paths for uri in self.table.file_uris())
+
+    def _claim(self, record: SinkRecord, info: dict[str, Any]) -> None:
+        self.table.alter.set_table_properties(
+            {self._record_name: record.to_json()},
+            raise_if_not_exists=False,
+            commit_properties=CommitProperties(custom_metadata=info, max_commit_retries=0),
+        )
+
+    def _append_files(
+        self, staged: Sequence[pa.RecordBatch], record: SinkRecord, info: dict[str, Any]
+    ) -> None:
+        now_ms = int(time.time() * 1000)
+        files = [file for one in staged for file in decode_files(one)[1]]
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.statistics)
+            for file in files
+        ]
+        self.table.create_write_transaction(
+            actions,
+            "append",
+            self.table.schema(),
+            partition_by=self.table.metadata().partition_columns,
+            commit_properties=CommitProperties(
+                custom_metadata=info,
+                max_commit_retries=0,
+                app_transactions=[Transaction(self.sink_id, record.through)],
+            ),
+        )
+
+    @property
+    def _through(self) -> int:
+        return self.table.transaction_version(self.sink_id) or 0
+
+    @property
+    def _record_name(self) -> str:
+        return f"{_PREFIX}sink.{self.sink_id}"
+
+
+def _has_transaction(commit: dict[str, Any], sink_id: str, transaction: TransactionId) -> bool:
+    if commit.get(f"{_PREFIX}sink-id") != sink_id:
+        return False
+    first, last = (int(commit[f"{_PREFIX}{name}"]) for name in ("checkpoint-before", "checkpoint"))
+    attempts = str(commit[f"{_PREFIX}attempts"]).split(",")
+    return first < transaction.checkpoint <= last and str(transaction.attempt) in attempts

@@ -1,0 +1,108 @@
+"""Rows of the stream as rows of a table: columns by name, values in the table's types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+
+from onceflow.core.arrow.kinds import to_plain_type
+from onceflow.core.errors import ConfigError
+from onceflow.core.spi.bad_rows import BadRows, quote_value
+
+
+class TableColumns:
+    """How rows of one schema become rows of one table. The types are checked by the caller."""
+
+    def __init__(
+        self,
+        table: str,
+        names: Collection[str],
+        required: Collection[str],
+        target: pa.Schema,
+        rows: pa.Schema,
+    ) -> None:
+        """Check that rows of schema `rows` have the right columns.
+
+        Args:
+            table: The table, for errors.
+            names: Its columns, in its order.
+            required: Those that take no null.
+            target: What is written: one field for each of `names`, maybe under another name.
+            rows: The schema of the rows.
+
+        Raises:
+            ConfigError: They have not; names the column, and what to do.
+        """
+        _require_columns(table, names, required, rows)
+        self._target = target
+        self._names = [name if name in rows.names else None for name in names]
+        self._required = [name for name in names if name in required]
+
+    def convert(self, rows: pa.RecordBatch, bad_rows: BadRows) -> pa.RecordBatch:
+        """Return `rows` as the table has them; rows that it can never take are rejected.
+
+        Raises:
+            BadRow: There is such a row, and bad rows fail the job.
+        """
+        for name in self._required:
+            if rows.column(name).null_count:
+                why = f"column {name!r} is required in the table, and the row has a null in it"
+                rows = bad_rows.sift(rows, rows.column(name).is_null(), why)
+        try:
+            return self._cast(rows)
+        except pa.ArrowInvalid:
+            rows = bad_rows.without(rows, dict(self._find_misfits(rows)))
+            return self._cast(rows)
+
+    def _cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            pa.nulls(rows.num_rows, field.type)
+            if name is None
+            else _to_type(rows.column(name), field.type)
+            for name, field in zip(self._names, self._target, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._target)
+
+    def _find_misfits(self, rows: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+        for name, field in zip(self._names, self._target, strict=True):
+            if name is None:
+                continue
+            column = rows.column(name)
+            for row in range(rows.num_rows):
+                try:
+                    _to_type(column.slice(row, 1), field.type)
+                except pa.ArrowInvalid:
+                    value = quote_value(column, row)
+                    yield row, f"column {name!r} is {field.type} in the table, and {value} is not"
+
+
+def to_plain_schema(rows: pa.Schema) -> pa.Schema:
+    """Return `rows` without dictionaries, run ends and extensions."""
+    return pa.schema([field.with_type(to_plain_type(field.type)) for field in rows])
+
+
+def _to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    plain = to_plain_type(column.type)
+    return (column if column.type == plain else column.cast(plain)).cast(kind)
+
+
+def _require_columns(
+    table: str, names: Collection[str], required: Collection[str], rows: pa.Schema
+) -> None:
+    doubled = sorted({name for name in rows.names if rows.names.count(name) > 1})
+    if doubled:
+        raise ConfigError(f"the rows have several columns called {', '.join(doubled)}; rename them")
+    unknown = [name for name in rows.names if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"{table} has no column {', '.join(map(repr, unknown))}; its columns are"
+            f" {', '.join(names)}. Say evolve=True to add what is missing, or drop it before the"
+            " sink"
+        )
+    lacking = [name for name in names if name in required and name not in rows.names]
+    if lacking:
+        raise ConfigError(
+            f"{table} requires column {', '.join(map(repr, lacking))}, and the rows have"
+            f" {', '.join(rows.names)}; add it before the sink"
+        )
