@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.support.chromium import MISSING, Tab, find_chromium, open_tab, start_chromium
+from tests.support.chromium import Tab, open_tab, start_chromium
 from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
 from tests.support.page_pictures import PICTURES, make_pictures
@@ -325,7 +325,9 @@ def test_a_users_traceback_is_on_the_page(browser: Browser, tmp_path: Path) -> N
             (tmp_path / "mistake").touch()
             restarts = card(tab.page, "Attempts and restarts")
             restarts.get_by_text("Traceback").first.click(timeout=PATIENCE_MS)
-            expect(restarts.locator("pre").first).to_contain_text("in check_currency")
+            expect(restarts.locator("pre").first).to_contain_text(
+                "in check_currency", timeout=PATIENCE_MS
+            )
             (tmp_path / "mistake").unlink()
             expect(state_of(tab.page)).to_have_text("running", timeout=PATIENCE_MS)
     finally:
@@ -333,10 +335,10 @@ def test_a_users_traceback_is_on_the_page(browser: Browser, tmp_path: Path) -> N
 
 
 @pytest.mark.servers
-def test_the_pictures_of_the_documentation_can_be_made_anew(tmp_path: Path) -> None:
-    if find_chromium() is None:
-        pytest.skip(MISSING)
-    make_pictures(tmp_path, runs_s=6)
+def test_the_pictures_of_the_documentation_can_be_made_anew(
+    browser: Browser, tmp_path: Path
+) -> None:
+    make_pictures(browser, tmp_path, runs_s=6)
     kept = REPOSITORY / "docs" / "images"
     for name in PICTURES:
         assert (tmp_path / name).read_bytes()[:8] == (kept / name).read_bytes()[:8]

@@ -26,9 +26,9 @@ WIDTH, HEIGHT = 1200, 1040
 PICTURES = ("page-light.png", "page-dark.png", "page-proof.png")
 
 
-def make_pictures(directory: Path, runs_s: float = RUNS_S) -> None:
+def make_pictures(browser: Browser, directory: Path, runs_s: float = RUNS_S) -> None:
     """Write the pictures; takes `runs_s` and the time that a job needs to start and restart."""
-    with tempfile.TemporaryDirectory() as scratch, start_chromium() as browser:
+    with tempfile.TemporaryDirectory() as scratch:
         job = PageJobProcess(Path(scratch), rows_per_s=2_000, parallelism=2)
         try:
             job.start()
@@ -70,4 +70,6 @@ def _sign_in(page: Page, job: PageJobProcess) -> None:
 
 
 if __name__ == "__main__":
-    make_pictures(Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "docs" / "images")
+    named = Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "docs" / "images"
+    with start_chromium() as chromium:
+        make_pictures(chromium, named)
