@@ -60,13 +60,10 @@ _DAMAGED = "damaged storage is not modelled"
 _GUARD = "an attempt that is over tells its coordinator nothing; this holds if it did"
 _BLOCKERS = "whom sinks wait for is told to people, and decides nothing"
 _STORAGE = "a savepoint begins where its log is"
-_OLD_DECISIONS = "no schedule has 128 decisions"
 
 _SLOTS_DIE = "a slot of the model is killed; tests/unit/protocol/test_slot_loop.py has its end"
 _IN_TIME = "what begins in the model begins in time"
 _NO_HEARTBEATS = "slots of the model are never silent, and are as their driver"
-_STAGED = "staged rows of the model are where every storage finds them"
-_REWINDS = "nobody allows a rewind"
 EXCUSES: Mapping[str, Excuse] = MappingProxyType(
     {
         "attempt.py:AttemptLoop.wait_s": Excuse("drivers of the model wait as they are drawn to"),
@@ -201,13 +198,11 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             ('return StepFailed("committed"', "case Lost(", "return StepFailed("),
         ),
         "steps.py:to_committables": Excuse("asked for the words of an error"),
-        "memory.py:LogMemory.coverage": Excuse(_OLD_DECISIONS, ("return Coverage.FORGOTTEN",)),
         "planner.py:judge_transaction": Excuse(
-            f"targets list their own sink's transactions, and {_OLD_DECISIONS}",
-            ("return Standing.FOREIGN", "case Coverage.FORGOTTEN", "return Standing.FORGOTTEN"),
+            "targets list their own sink's transactions, and no member of an enum is left",
+            ("return Standing.FOREIGN", "case Coverage.FORGOTTEN"),
         ),
         "recovery.py:begin_anew": Excuse("nobody deletes the model's state to begin anew"),
-        "savepoint.py:seed_view": Excuse(_STORAGE),
         "savepoint.py:is_restored": Excuse(_STORAGE, ("return bool(view.decided) and where",)),
         "savepoint.py:check_savepoint": Excuse(
             f"one job with one log, and no savepoint of DataFrames: {_STORAGE}",
@@ -216,14 +211,10 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
                 "return",
             ),
         ),
-        "savepoint.py:check_form": Excuse("the model has one state backend"),
-        "savepoint.py:is_staged_for": Excuse(_STAGED),
-        "savepoint.py:sinks_to_import": Excuse(_STAGED),
-        "savepoint.py:_list_at_rewind": Excuse(
-            _REWINDS, ("tell = ", "last = ", "listed = [(ref, _only", "listed += ")
+        "savepoint.py:check_targets": Excuse(
+            "nobody goes back to storage that the job has left", ("raise SavepointRefused",)
         ),
-        "savepoint.py:_only_undecided": Excuse(_REWINDS),
-        "target_records.py:is_set_back": Excuse(_REWINDS),
+        "savepoint.py:check_form": Excuse("the model has one state backend"),
         "target_records.py:newest_attempt": Excuse("attempts of the model are never claimed above"),
         "snapshots.py:paths_of": Excuse("the model asks for handles"),
         "splits.py:default_max_parallelism": Excuse("once in a job's life, before it begins"),

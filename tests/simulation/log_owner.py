@@ -25,12 +25,7 @@ from onceflow.core.protocol.log.rules import (
     replay,
 )
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.protocol.savepoints.savepoint import (
-    Savepoint,
-    is_restored,
-    seed_view,
-    view_before,
-)
+from onceflow.core.protocol.savepoints.savepoint import Savepoint, is_restored, seed_view
 from onceflow.core.storage.log.decision_log import DecisionUnknown
 
 if TYPE_CHECKING:
@@ -98,9 +93,14 @@ class LogOwner:
         self._world.clock.say(f"attempt {completed.attempt} decides {completed.checkpoint}")
 
     def begins_from(
-        self, savepoint: Savepoint, location: str, records: Iterable[TargetRecord]
+        self,
+        savepoint: Savepoint,
+        location: str,
+        records: Iterable[TargetRecord],
+        *,
+        lacks_own: bool,
     ) -> None:
-        view = view_before(savepoint, self.view, records)
+        view = self._world.variant.view_before(savepoint, self.view, records, lacks_own=lacks_own)
         memory = replace(view.memory, savepoint=f"{savepoint.id} {location}")
         self.view = replace(view, memory=memory)
 

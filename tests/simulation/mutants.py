@@ -13,6 +13,7 @@ from tests.simulation.log_mutants import LOG_MUTANTS
 from tests.simulation.loop_mutants import LOOP_MUTANTS
 from tests.simulation.older_copy_mutants import OLDER_COPY_MUTANTS
 from tests.simulation.overtaking_mutants import OVERTAKING_MUTANTS
+from tests.simulation.rewind_mutants import REWIND_MUTANTS
 from tests.simulation.savepoint_mutants import SAVEPOINT_MUTANTS
 from tests.simulation.targets import Staged
 from tests.simulation.variant import Variant
@@ -569,6 +570,7 @@ MUTANTS: tuple[Variant, ...] = (
     *OLDER_COPY_MUTANTS,
     *LOOP_MUTANTS,
     *SAVEPOINT_MUTANTS,
+    *REWIND_MUTANTS,
     Variant("names transactions without the attempt", attempt_in_name=False),
     Variant("records the position one too early", position_shift=-1),
     Variant("records the position one too late", position_shift=1),

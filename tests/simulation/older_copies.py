@@ -71,7 +71,7 @@ def whole_records_of(targets: Iterable[Target]) -> tuple[TargetRecord, ...]:
 def check_older_copy(world: World, copy: OlderCopy) -> None:
     """Raise Violation unless a start from `copy` is refused where it would write rows again."""
     since = committed_in(world) - copy.known
-    if not since or world.went_back:
+    if not since or world.went_back or world.has_gone_back:
         return
     view = copy.view
     for _ in range(TRIES):
@@ -103,7 +103,7 @@ def check_kept_savepoint(world: World, kept: Kept) -> None:
         and not (kept.savepoint.kind.ends_emission and one.attempt == taken.attempt)
     }
     since |= {one for one in whole - listed if one.attempt > taken.attempt}
-    if not since or world.went_back:
+    if not since or world.went_back or world.has_gone_back:
         return
     view = LogView()
     for _ in range(TRIES):

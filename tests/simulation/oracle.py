@@ -19,13 +19,13 @@ from tests.simulation.stages import (
     holds_group,
 )
 from tests.simulation.storage import handles_in
-from tests.simulation.targets import Target, names
+from tests.simulation.targets import Target, Versioned, names
 
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
-from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
+from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogRecord, LogView, replay
 from onceflow.core.protocol.recovery import committables_of
 
@@ -50,7 +50,10 @@ class Oracle:
         self._last_commit: dict[tuple[str, int, int], int] = {}
         self._versions: dict[str, int] = {}
         self._left_behind: set[CheckpointId] = set()
-        """Decisions after the savepoint by which the job moved: its new log has none of them."""
+        """Decisions after the savepoint by which the job moved: its new log has none of them. Or
+        the job has gone back behind them."""
+        self._rewinds: dict[tuple[AttemptId, CheckpointId], CompletedCheckpoint] = {}
+        """By attempt and number of the decision that begins from it: the savepoint."""
         self._ends: list[dict[str, int]] = []
         """Where the sources stood each time that functions made their last rows."""
         self._drained: dict[str, int] | None = None
@@ -130,12 +133,18 @@ class Oracle:
         last = self.decided[-1].completed.checkpoint if self.decided else -1
         if completed.checkpoint <= last:
             raise Violation(f"I5 checkpoint {completed.checkpoint} decided after {last}")
+        if taken := self._rewinds.get((record.attempt, completed.checkpoint)):
+            self.moved(taken)
         self.decided.append(record)
         self._names.update(c.transaction for c in committables_of(completed))
         self._partitions |= positions_in(completed).keys()
         if completed.checkpoint > GENESIS:
             self.check_state(completed)
             self._check_last_rows(completed)
+
+    def is_decided(self, transaction: TransactionId) -> bool:
+        """Return whether a decision has ever listed `transaction`."""
+        return transaction in self._names
 
     def check_fenced(self, attempt: int) -> None:
         """I5: nobody is fenced by its own record, whose creation it was not told of."""
@@ -243,11 +252,23 @@ class Oracle:
         numbers = (record.completed.checkpoint for record in self.decided)
         self._left_behind.update(one for one in numbers if one > taken.checkpoint)
 
+    def expect_rewind(self, decision: CompletedCheckpoint, taken: CompletedCheckpoint) -> None:
+        """Take in that `decision`, if it is made, takes back what was decided after `taken`."""
+        self._rewinds[decision.attempt, decision.checkpoint] = taken
+
     def swept(self) -> None:
         """I3: what older attempts had left by the first decision is gone."""
         for sink_id, left in self._left.items():
-            if still := left.intersection(self._world.targets[sink_id].in_doubt):
+            target = self._world.targets[sink_id]
+            if still := left.intersection(target.in_doubt) - self._unseen(target):
                 raise Violation(f"I3 sinks are swept and hold {names(list(still))}")
+
+    def _unseen(self, target: Target) -> set[TransactionId]:
+        """Return what a table holds of attempts that the log has forgotten: files nobody sees."""
+        memory = self.decided[-1].memory
+        if memory is None or not isinstance(target, Versioned):
+            return set()
+        return {one for one in target.in_doubt if one.attempt < memory.since}
 
     def went_back(self, sink_id: str) -> None:
         """What was committed since has never been, for this sink."""
@@ -317,11 +338,13 @@ class Oracle:
         passed = {(p, o) for p, at in positions_in(last).items() for o in range(at)}
         wanted = self._wanted(target, passed | self._made(last))
         seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
-        if doubled := sorted(row for row, times in seen.items() if times > 1):
+        doubled = sorted(row for row, times in seen.items() if times > 1)
+        if doubled and not self._may_double(target):
             raise Violation(f"I2 {target.sink_id}: rows {doubled} are there twice")
         if missing := wanted - seen.keys():
             raise Violation(f"I2 {target.sink_id}: rows {sorted(missing)} are decided and missing")
-        if early := seen.keys() - wanted:
+        early = seen.keys() - wanted
+        if early and not self._may_double(target):
             raise Violation(f"I1 {target.sink_id}: rows {sorted(early)} are of no checkpoint")
 
     # --- at the end of the schedule --------------------------------------------------------------
@@ -329,7 +352,7 @@ class Oracle:
     def ended(self) -> None:
         """Faults have stopped, the job is done and was started once more."""
         world = self._world
-        exact = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
+        whole = world.alignment_mode is AlignmentMode.ALIGNED or world.variant.mode is not None
         everything = {
             (partition, offset)
             for partitions in world.sources.values()
@@ -338,6 +361,7 @@ class Oracle:
             for offset in range(world.records)
         } | self._made(self.decided[-1].completed)
         for target in world.targets.values():
+            exact = whole and not self._may_double(target)
             wanted = self._wanted(target, everything)
             seen = Counter((partition, offset) for partition, offset, _, _ in target.rows)
             if missing := wanted - seen.keys():
@@ -356,7 +380,7 @@ class Oracle:
             if target.sink_id not in world.pipeline.sinks:
                 # What an overtaken driver's slots prepare after the sweep nobody looks for.
                 late = set(target.in_doubt) - self._owed.get(target.sink_id, set(target.in_doubt))
-            if still := set(target.in_doubt) - late:
+            if still := set(target.in_doubt) - late - self._unseen(target):
                 raise Violation(f"I3 still in doubt: {names(list(still))}")
         kept = replay(world.log.entries()).completed[-world.shape.checkpoints.retained :]
         named = {handle.path for completed in kept for handle in handles_in(completed)}
@@ -400,6 +424,10 @@ class Oracle:
                 if key < 0 and holds_group(handle, key % KEY_GROUPS):
                     found[key] = max(count, found.get(key, 0))
         return found
+
+    def _may_double(self, target: Target) -> bool:
+        """Return whether the job has gone back, and the target has not."""
+        return self._world.has_gone_back and target.sink_id in self._world.silent
 
     def _wanted(self, target: Target, passed: set[Record]) -> set[Record]:
         """Return which of `passed` went by while the pipeline wrote to `target`."""

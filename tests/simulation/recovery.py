@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Gone, Process, Steps, Violation
@@ -25,7 +25,7 @@ from onceflow.core.commit.steps import (
     to_commits,
 )
 from onceflow.core.commit.whole_checkpoints import find_undecided
-from onceflow.core.errors import CheckpointError, CommitFailed, Fenced, PreparedTransactionLost
+from onceflow.core.errors import CommitFailed, DecisionForgotten, Fenced, PreparedTransactionLost
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -35,7 +35,7 @@ from onceflow.core.protocol.committables import (
     Committed,
     Lost,
 )
-from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.protocol.recovery import committables_of
 
@@ -59,6 +59,17 @@ class SinkRecovery:
         asked = sorted(self.retired) if world.variant.asks_retired else []
         self._targets = [world.targets[sink_id] for sink_id in (*pipeline.sinks, *asked)]
 
+    def list_in_doubt(self, sink_ids: Collection[str]) -> frozenset[TransactionId]:
+        """Return what the targets of `sink_ids` hold in doubt, at one moment."""
+        in_doubt: set[TransactionId] = set()
+        for target in self._targets:
+            whole = isinstance(target, Versioned)
+            last = self.log.view.completed[-1:]
+            delivered = last[0].delivered_through if whole and last else GENESIS
+            if target.sink_id in sink_ids:
+                in_doubt.update(one for one in target.in_doubt if one.checkpoint > delivered)
+        return frozenset(in_doubt)
+
     @property
     def target_count(self) -> int:
         return len(self._targets)
@@ -71,7 +82,8 @@ class SinkRecovery:
             for target in self._targets
             if isinstance(target, Versioned) and view.decided and target.sink_id in view.sinks
         )
-        return (*records_of(self._targets), *whole)
+        silent = self.world.silent
+        return (*records_of(t for t in self._targets if t.sink_id not in silent), *whole)
 
     def recover(self, restored: CompletedCheckpoint) -> Steps[None]:
         """Commit what `restored` lists, abort what older attempts left; raises OnceflowError."""
@@ -151,7 +163,9 @@ class SinkRecovery:
             memory=self.log.view.memory,
         )
         if plan.refuse:
-            raise CheckpointError(f"of attempts that are forgotten: {plan.refuse}")
+            if self._attempt >= self.world.claimed:
+                self.world.decide_by_hand(target, plan.refuse)
+            raise DecisionForgotten(f"of attempts that are forgotten: {plan.refuse}")
         return plan
 
     def _settle(self, target: Target, steps: Sequence[Step]) -> Steps[None]:
@@ -243,7 +257,7 @@ class CheckpointsCleaner:
         for sweep in self._left_by_older:
             try:
                 yield from sweep(newest)
-            except (CommitFailed, Gone) as failed:
+            except (CommitFailed, DecisionForgotten, Gone) as failed:
                 self.world.clock.say(f"the sweep is to be tried again: {failed!r}")
                 left.append(sweep)
         self._left_by_older = left

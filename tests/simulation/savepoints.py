@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Steps, Violation
 from tests.simulation.older_copies import committed_in
+from tests.simulation.rewinds import import_staged, note_savepoint
 from tests.simulation.storage import handles_in
 
 from onceflow.core.errors import SavepointRefused
@@ -20,7 +21,9 @@ from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.savepoints.savepoint import (
     Savepoint,
+    goes_back,
     is_restored,
+    list_doubtful_sinks,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +57,9 @@ def write(world: World, decision: WriteSavepoint, view: LogView) -> None:
     if request.kind is CheckpointKind.SAVEPOINT_DRAIN:
         world.oracle.drained(completed)
     kept.committed = committed_in(world)
-    world.kept = kept
+    if world.rewound is None:
+        world.kept = kept
+    note_savepoint(world, kept)
     world.clock.say(f"savepoint {completed.checkpoint} is written")
 
 
@@ -63,9 +68,15 @@ def begin_from(world: World, log: LogOwner, sinks: SinkRecovery) -> Steps[None]:
     kept = world.kept
     if not world.begins_from_savepoint or kept is None:
         return
-    if is_restored(log.view, PLACE, kept.savepoint):
+    allow_rewind = world.rewound is not None
+    restored = is_restored(log.view, PLACE, kept.savepoint)
+    if restored and not allow_rewind:
         return
+    asked = list_doubtful_sinks(kept.savepoint, log.view)
+    in_doubt = sinks.list_in_doubt(asked)
     records = sinks.ask_targets()
+    if restored and not world.variant.is_put_back(log.view, records, in_doubt):
+        return
     try:
         world.variant.check_savepoint(
             kept.savepoint,
@@ -73,14 +84,14 @@ def begin_from(world: World, log: LogOwner, sinks: SinkRecovery) -> Steps[None]:
             job=JOB,
             log_id=LOG_ID,
             last_attempt=AttemptId(log.attempt - 1),
-            allow_rewind=False,
+            allow_rewind=allow_rewind,
         )
         world.variant.check_targets(
             kept.savepoint,
             log.view,
             records,
             all_tell=len(records) == sinks.target_count,
-            allow_rewind=False,
+            allow_rewind=allow_rewind,
         )
     except SavepointRefused as error:
         if not log.view.decided:
@@ -88,12 +99,23 @@ def begin_from(world: World, log: LogOwner, sinks: SinkRecovery) -> Steps[None]:
         world.clock.say(f"refused: {error}")
         return
     now_ms = world.clock.wall_ms()
+    lacks_own = world.variant.lacks_own_commits(kept.savepoint, log.view, records, in_doubt)
     decision = world.variant.restored_from(
-        kept.savepoint, log.view, attempt=log.attempt, now_ms=now_ms, records=records
+        kept.savepoint,
+        log.view,
+        attempt=log.attempt,
+        now_ms=now_ms,
+        records=records,
+        lacks_own=lacks_own,
     )
     for path in sorted({handle.path for handle in handles_in(decision)}):
         world.files.write(_copy(decision, path), kept.content[path])
-    log.begins_from(kept.savepoint, PLACE, records)
+    import_staged(
+        world, world.variant.sinks_to_import(kept.savepoint, log.view, records, lacks_own=lacks_own)
+    )
+    if lacks_own or goes_back(kept.savepoint, log.view):
+        world.oracle.expect_rewind(decision, kept.savepoint.completed)
+    log.begins_from(kept.savepoint, PLACE, records, lacks_own=lacks_own)
     yield from log.append(_renamed(decision))
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from tests.simulation.clock import Violation
 from tests.simulation.job import Driver
 from tests.simulation.older_copies import OlderCopy, check_kept_savepoint, check_older_copy
+from tests.simulation.rarities import remembering
+from tests.simulation.rewinds import may_go_back, put_targets_back
 from tests.simulation.variant import Variant
 from tests.simulation.world import World
 
@@ -16,8 +18,8 @@ from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log.rules import replay
 
 CALM_AFTER_S = 4.0
-DECIDED_BY_COPY = 3
-"""How many decisions there are when somebody copies the storage."""
+AGAIN_S = 0.7
+"""How long after a savepoint the next one is asked for, where rows take long."""
 LIMIT_S = 60.0
 SLOW_LIMIT_S = 240.0
 """Where attempts die all the time, or the first one lives long."""
@@ -41,9 +43,10 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
     supervisor = _Supervisor(world)
     violation = ""
     try:
-        supervisor.run_job()
-        if not world.lost:
-            supervisor.run_once_more()
+        with remembering(world.rarities.attempts_remembered):
+            supervisor.run_job()
+            if not world.lost:
+                supervisor.run_once_more()
         if not world.lost:
             world.oracle.ended()
             supervisor.start_from_older_storage()
@@ -76,13 +79,14 @@ class _Supervisor:
         self._manual_at = now_s + rng.uniform(0.1, 1.5) if shape.manual else None
         self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
         self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
-        self._grow_at = now_s + rng.uniform(0.1, 2.5) if shape.grows else None
+        grow_at = [now_s + rng.uniform(0.1, 2.5)] if shape.grows else []
+        self._grow_at = sorted([*grow_at, *(now_s + at for at in world.rarities.partitions_at_s)])
         self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
         self._begin_at: float | None = None
         """When the user starts from the last savepoint, while the job runs."""
         restoring = world.restoring
-        self._begins = restoring.begins_after_s is not None
+        self._begins = restoring.begins_after_s is not None and world.rewinds is None
         self._back_at: float | None = None
         """When an older copy of a target takes its place while the job is not done."""
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
@@ -97,7 +101,11 @@ class _Supervisor:
         self._watch()
         while True:
             self._run()
-            if not self._world.stopped or self._world.lost:
+            if self._world.lost:
+                return
+            if self._goes_back_once_done():
+                continue
+            if not self._world.stopped:
                 return
             self._stop_at = self._save_at = None
             self._world.begins_from_savepoint = self._world.kept is not None
@@ -115,10 +123,33 @@ class _Supervisor:
             and kept.savepoint.completed.attempt == self._world.finished_by
         )
 
+    def _goes_back_once_done(self) -> bool:
+        """Put the targets back to the savepoint, and start from it, if the user does so now."""
+        world, point = self._world, self._world.rewind_point
+        if world.rewinds is None or not world.rewinds.once_done or not point:
+            return False
+        if not may_go_back(world, point):
+            return False
+        self._stop_at = self._save_at = self._manual_at = None
+        self._start_again()
+        put_targets_back(world, point)
+        return True
+
+    def _go_back(self) -> None:
+        """Kill the job, put the targets back to its savepoint, and have it start from that."""
+        world, point = self._world, self._world.rewind_point
+        if world.rewinds is None or world.rewinds.once_done or world.finished or not point:
+            return
+        if world.now_s >= point.at_s and may_go_back(world, point):
+            self._kill_all("the targets are put back")
+            put_targets_back(world, point)
+
     def run_once_more(self) -> None:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
         self._world.clock.run(lambda: self._world.calm, LIMIT_S)
         self._save_at = None
+        # What appears at the end of the input is read at the next start.
+        self._grow_at.clear()
         # What the log has settled it asks for no more: the user can drop it.
         self._world.pipeline = replace(self._world.pipeline, retired=frozenset())
         self._start_again()
@@ -145,7 +176,7 @@ class _Supervisor:
 
     def _run(self) -> None:
         world = self._world
-        hurried = world.lifetime_s is None and not world.waits
+        hurried = world.lifetime_s is None and not (world.waits or world.starves)
         limit_s = LIMIT_S if hurried else SLOW_LIMIT_S
         if not world.clock.run(lambda: world.finished or world.lost, limit_s):
             raise Violation(f"I2 the job is not done after {limit_s:.0f} s")
@@ -163,6 +194,7 @@ class _Supervisor:
         if world.shape.grows:
             world.sources.setdefault("added", ["a0", "a1"])
         world.finished = world.stopped = False
+        world.rewound = None
 
     # --- every tenth of a second -----------------------------------------------------------------
 
@@ -178,7 +210,8 @@ class _Supervisor:
             self._start_drivers()
         self._ask()
         self._harm()
-        if self._older_copy is None and len(world.oracle.decided) >= DECIDED_BY_COPY:
+        decided_by_copy = world.rarities.decided_by_copy
+        if self._older_copy is None and len(world.oracle.decided) >= decided_by_copy:
             self._older_copy = OlderCopy.take(world)
         world.clock.after(0.1, self._watch)
 
@@ -233,6 +266,9 @@ class _Supervisor:
                 self._manual_at = None
         if world.saves and self._save_at is not None and world.now_s >= self._save_at:
             self._request(world.saves)
+            if world.starves and not world.calm:
+                self._save_at = world.now_s + AGAIN_S
+                self._asked.clear()
         self._ask_at_any_moment()
         asks = self._stop_at is not None or self._manual_at is not None
         world.input_ends = not asks and not world.waits
@@ -240,7 +276,8 @@ class _Supervisor:
     def _ask_at_any_moment(self) -> None:
         world = self._world
         running = [driver for driver in self._drivers if driver.alive and not world.finished]
-        if not world.calm and world.lifetime_s is None and world.asking.wants_savepoint():
+        asks = not (world.calm or world.waits) and world.lifetime_s is None
+        if asks and world.asking.wants_savepoint():
             for driver in running:
                 driver.request(CheckpointKind.SAVEPOINT)
         if self._cancel_at is not None and world.now_s >= self._cancel_at:
@@ -259,10 +296,10 @@ class _Supervisor:
         if self._clock_at is not None and world.now_s >= self._clock_at:
             world.clock.set_wall(world.rng.choice([-3600.0, 3600.0, -86400.0 * 365]))
             self._clock_at = None
-        if self._grow_at is not None and world.now_s >= self._grow_at and not world.finished:
+        if self._grow_at and world.now_s >= self._grow_at[0] and not world.finished:
             world.sources["source"].append(f"p{len(world.sources['source'])}")
             world.clock.say("a partition appears")
-            self._grow_at = None
+            del self._grow_at[0]
         if self._copy_at is not None and world.now_s >= self._copy_at:
             self._copy()
         if self._back_at is not None and world.now_s >= self._back_at and not world.finished:
@@ -271,6 +308,7 @@ class _Supervisor:
             self._back_at = None
         if self._dba_at is not None and world.now_s >= self._dba_at:
             self._roll_back_one()
+        self._go_back()
 
     def _copy(self) -> None:
         """Copy a target; where much is to be in doubt then, wait for it for a while."""

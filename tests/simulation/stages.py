@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.channels import KEY_GROUPS, Inputs, Outputs
 from tests.simulation.clock import Bell, Gone, Sleep, Steps, Violation
 from tests.simulation.committer import Committer, Confirmations, PreCommitter
+from tests.simulation.rarities import BUNDLE_ROWS
 from tests.simulation.targets import Row, Target, Versioned
 from tests.simulation.uploads import Finish
 
@@ -286,14 +287,35 @@ class RelayTask(StageTask):
             sender=slot.index,
         )
         self._confirmed = Confirmations(0, lambda n: slot.report(CommittedThrough(self.ref, n)))
+        self._bundle: list[Row] = []
+        self._bundle_ends_s = 0.0
 
     def on_row(self, row: Row) -> None:
-        self.outputs.send_row(row, group_of(KEYED, row))
+        if not self._bundle:
+            self._bundle_ends_s = self.world.now_s + self.world.bundle_s
+        self._bundle.append(row)
+        if not self.world.bundle_s or len(self._bundle) == BUNDLE_ROWS:
+            self._pass_on()
+
+    @property
+    def waits_for_clock(self) -> bool:
+        return bool(self._bundle)
+
+    def on_time(self) -> None:
+        if self._bundle and self.world.now_s >= self._bundle_ends_s:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        rows, self._bundle = self._bundle, []
+        for row in rows:
+            self.outputs.send_row(row, group_of(KEYED, row))
 
     def on_end(self) -> None:
+        self._pass_on()
         self.outputs.end()
 
     def make_last_rows(self) -> None:
+        self._pass_on()
         for group in self.groups:
             self.outputs.send_row((LAST, 0, LAST_KEYS[group], 0), group)
 
@@ -301,6 +323,7 @@ class RelayTask(StageTask):
         return self.outputs.flush()
 
     def forward(self, barrier: Barrier) -> list[Row]:
+        self._pass_on()
         return self.outputs.forward(barrier)
 
     def completed(self, checkpoint: CheckpointId) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from tests.simulation.clock import Clock, Gone, Request, Server, Steps, Violation
@@ -81,6 +82,10 @@ class Target(Server, ABC):
         """Drop what is in doubt, behind everybody's back."""
 
     @abstractmethod
+    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
+        """Commit what is in doubt, or drop it, as a person has found out."""
+
+    @abstractmethod
     def _state(self) -> tuple[Any, ...]: ...
 
     @abstractmethod
@@ -98,6 +103,15 @@ class Target(Server, ABC):
         self._backup = None
         self._set(backup)
         return len(self.rows) < rows_before or not known_before <= self._known()
+
+    def copy_state(self) -> tuple[Any, ...]:
+        """Return a copy of what is in the target; rows that wait in storage are not."""
+        return deepcopy(self._state())
+
+    def become(self, state: tuple[Any, ...]) -> None:
+        """Become such a copy: what was sent before does not arrive."""
+        self._copies += 1
+        self._set(state)
 
     def _known(self) -> set[TransactionId]:
         return {*self.in_doubt, *self.proofs, *self.pruned}
@@ -169,6 +183,11 @@ class TwoPhase(Target):
 
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.prepared[transaction]
+
+    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
+        rows = self.prepared.pop(transaction, None)
+        if decided and rows is not None:
+            self._take(transaction, rows)
 
     def _prepare(self, transaction: TransactionId, rows: list[Row]) -> None:
         if transaction in self.prepared or transaction in self.proofs:
@@ -256,6 +275,11 @@ class Staged(Target):
 
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.staged[transaction]
+
+    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
+        rows = self.staged.pop(transaction, None)
+        if decided and rows is not None and transaction not in self.proofs:
+            self._take(transaction, rows)
 
     def _refuses(self, transaction: TransactionId) -> bool:
         below = self.keeps_floor and transaction.checkpoint < self.floor
@@ -372,6 +396,9 @@ class Versioned(Target):
 
     def roll_back_by_hand(self, transaction: TransactionId) -> None:
         del self.files[transaction]
+
+    def finish_by_hand(self, transaction: TransactionId, *, decided: bool) -> None:
+        raise Violation(f"a version has {transaction}, which nobody remembers, decided: {decided}")
 
     def _apply(self, commit: GlobalCommit) -> CommitOutcome:
         if self.keeps_order and commit.checkpoint <= self.highest:

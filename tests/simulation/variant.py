@@ -38,6 +38,10 @@ from onceflow.core.protocol.savepoints.savepoint import (
     build_first_decision,
     check_savepoint,
     check_targets,
+    is_put_back,
+    lacks_own_commits,
+    sinks_to_import,
+    view_before,
 )
 from onceflow.core.protocol.splits import broadcast_copy, with_lists
 
@@ -71,6 +75,10 @@ class Variant:
     check_targets: Callable[..., None] = check_targets
     require_not_behind: Callable[..., None] = require_not_behind
     restored_from: Callable[..., CompletedCheckpoint] = build_first_decision
+    is_put_back: Callable[..., bool] = is_put_back
+    lacks_own_commits: Callable[..., bool] = lacks_own_commits
+    sinks_to_import: Callable[..., frozenset[str]] = sinks_to_import
+    view_before: Callable[..., LogView] = view_before
     memory_at: Callable[[LogView, CompletedCheckpoint], LogMemory] = LogView.memory_at
     with_lists: Callable[..., CompletedCheckpoint] = with_lists
     next_decision: Callable[[LogView, CompletedCheckpoint], CheckpointDecided] = next_decision

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import START_S, Clock, Network
 from tests.simulation.oracle import Oracle
+from tests.simulation.rarities import BUNDLE_S, Rarities
+from tests.simulation.rewinds import RewindPoint, Rewinds, draw_silent
 from tests.simulation.savepoints import Kept
 from tests.simulation.slots import RULE, RULES
 from tests.simulation.storage import Files, SharedLog
@@ -18,6 +20,7 @@ from tests.simulation.variant import Variant
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
+from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
 from onceflow.core.protocol.log.rules import AttemptClaimed, LogRecord
@@ -42,6 +45,7 @@ RESTARTS: tuple[RestartStrategy, ...] = (
 )
 
 
+LONG_S = 1e6
 LIFETIME_S = 1.5
 """Of an attempt where all die soon: enough for a checkpoint, and not for all rows that wait."""
 
@@ -148,9 +152,37 @@ class Shape:
 
 def _drawn_saves(seed: int) -> CheckpointKind | None:
     """Drawn apart, so that a schedule without savepoints is what it is without them."""
+    if _drawn_starving(seed):
+        return CheckpointKind.SAVEPOINT
     rng = random.Random(f"savepoints {seed}")
     kinds = [kind for kind in CheckpointKind if kind.is_savepoint]
-    return rng.choice(kinds) if rng.random() < 0.2 else None
+    drawn = rng.random() < 0.2
+    return rng.choice(kinds) if drawn or Rewinds.draw(seed) else None
+
+
+def _drawn_starving(seed: int) -> bool:
+    """Whether a relay waits for credits while it is asked for a savepoint; drawn apart, too."""
+    return random.Random(f"starving 1 {seed}").random() < 0.01
+
+
+def _starving(shape: Shape) -> Shape:
+    """Where rows take so long that a savepoint is given up while its barrier waits behind them."""
+    settings = replace(
+        shape.checkpoints,
+        interval_s=0.15,
+        timeout_s=0.6,
+        tolerable_failures=4,
+        overtakes_after_s=0.0,
+    )
+    return replace(
+        shape,
+        checkpoints=settings,
+        mode=AlignmentMode.ALIGNED,
+        records=20,
+        relay=True,
+        credits=1,
+        row_s=0.15,
+    )
 
 
 def _drawn_clock_work(seed: int) -> bool:
@@ -324,27 +356,22 @@ class World:
 
     def __init__(self, seed: int, variant: Variant, calm_after_s: float) -> None:
         self.rng = random.Random(seed)
-        self.shape = shape = Shape.draw(self.rng)
         self.variant = variant
-        if variant.mode is not None:
-            aligned = replace(shape.checkpoints, overtakes_after_s=None)
-            self.shape = shape = replace(shape, checkpoints=aligned)
         self.lifetime_s: float | None = None
         """After which each attempt loses a slot, also when faults have stopped."""
         self.stand_stills: tuple[StandStill, ...] = ()
-        if impatient := _impatient(seed, shape):
-            self.shape, self.lifetime_s = impatient, LIFETIME_S
-            shape = impatient
-        elif stand_stills := _drawn_stand_stills(seed, START_S):
-            self.shape = shape = _standing(seed, shape)
-            self.stand_stills = stand_stills
+        self.starves = _drawn_starving(seed) and variant.mode is None
+        """Whether rows take so long that savepoints are given up, and asked for again."""
         self.waits = False
         """Whether sources stand still, and nothing goes wrong, until many decisions are made."""
-        if not self.stand_stills and (patient := _patient(seed, shape)):
-            self.shape, self.waits = patient, True
-            shape = patient
+        self.shape = shape = self._drawn_shape(seed)
         self.restoring = Restoring.draw(seed)
         self.asking = Asking(seed)
+        self.rarities = Rarities.draw(seed)
+        self.bundle_s = BUNDLE_S if self.rarities.bundles else 0.0
+        """For how long the relay keeps rows at the most, to pass several on at once."""
+        if self.starves:
+            self.bundle_s = LONG_S
         self.records = shape.records
         self.alignment_mode = variant.mode or shape.mode
         self.clock = Clock(self.rng)
@@ -378,6 +405,13 @@ class World:
         self.went_back = False
         self.kept: Kept | None = None
         """The last savepoint."""
+        self.rewinds = self._drawn_rewinds(seed)
+        self.rewind_point: RewindPoint | None = None
+        self.rewound: Kept | None = None
+        """The savepoint from which the user starts with leave to go back; None: without leave."""
+        self.has_gone_back = False
+        self.silent = draw_silent(self)
+        """The sinks whose targets do not tell what they have committed."""
         self.saves = _drawn_saves(seed)
         """What kind of savepoint the user asks for, if any."""
         self.works_by_clock = _drawn_clock_work(seed)
@@ -389,6 +423,32 @@ class World:
         """What somebody else has rolled back."""
         self._calm_after_s = calm_after_s
         self._calm_at = self.clock.now_s + calm_after_s
+
+    def _drawn_shape(self, seed: int) -> Shape:
+        shape = Shape.draw(self.rng)
+        if self.variant.mode is not None:
+            aligned = replace(shape.checkpoints, overtakes_after_s=None)
+            shape = replace(shape, checkpoints=aligned)
+        if self.starves:
+            return _starving(shape)
+        if impatient := _impatient(seed, shape):
+            self.lifetime_s = LIFETIME_S
+            shape = impatient
+        elif stand_stills := _drawn_stand_stills(seed, START_S):
+            self.stand_stills = stand_stills
+            return _standing(seed, shape)
+        if patient := _patient(seed, shape):
+            self.waits = True
+            shape = patient
+        return shape
+
+    def _drawn_rewinds(self, seed: int) -> Rewinds | None:
+        """Return None, too, where a target has what it is put back to from elsewhere."""
+        shape = self.shape
+        others = shape.goes_back or shape.rolled_back_by_somebody or self.retirement is not None
+        if others or self.waits or self.starves or self.lifetime_s is not None:
+            return None
+        return Rewinds.draw(seed)
 
     def _target(self, sink_id: str, kind: type[Target]) -> Target:
         target = kind(self.clock, sink_id, self.oracle.committed)
@@ -405,6 +465,13 @@ class World:
         retired = frozenset({gone} if self.retirement.handed_over else ())
         self.pipeline = Pipeline(tuple(s for s in kept if s), retired)
         self.clock.say(f"{gone} is removed from the pipeline, which writes to {kept}")
+
+    def decide_by_hand(self, target: Target, forgotten: Iterable[Committable]) -> None:
+        """A person finds out what became of checkpoints that the log has forgotten."""
+        for committable in forgotten:
+            transaction = committable.transaction
+            self.clock.say(f"a person decides what becomes of {transaction}")
+            target.finish_by_hand(transaction, decided=self.oracle.is_decided(transaction))
 
     def hand_over(self) -> None:
         """The user does what the refused start has said."""
@@ -423,13 +490,14 @@ class World:
 
     def _let_servers_fail(self) -> None:
         self.files.fault_rate = self.log.fault_rate = self.shape.storage_faults
+        self.log.slow_rate = self.rarities.slow_log
         for target in self.targets.values():
             target.fault_rate = self.shape.database_faults
             target.slow_rate = self.shape.slow_commits
 
     def calm_down(self) -> None:
         self.network.loss = self.network.doubling = 0.0
-        self.files.fault_rate = self.log.fault_rate = 0.0
+        self.files.fault_rate = self.log.fault_rate = self.log.slow_rate = 0.0
         for target in self.targets.values():
             target.fault_rate = target.slow_rate = 0.0
 
@@ -468,7 +536,7 @@ class World:
         """The user gives the job new storage: without its log, and without its files."""
         files, log = Files(self.clock), SharedLog(self.clock, self._logged)
         files.fault_rate, log.fault_rate = self.files.fault_rate, self.log.fault_rate
-        log.overwrites = self.variant.overwrites
+        log.overwrites, log.slow_rate = self.variant.overwrites, self.log.slow_rate
         self.files, self.log = files, log
         if self.kept is not None:
             self.oracle.moved(self.kept.savepoint.completed)
