@@ -60,8 +60,7 @@ class PipelineTarget:
         """Raise ConfigError unless it is a Pipeline, or a function of one argument or none."""
         if isinstance(self.value, Pipeline):
             return
-        if isinstance(self.value, type) or not callable(self.value):
-            kind = "class" if inspect.isclass(self.value) else type(self.value).__name__
+        if kind := _find_wrong_kind(self.value):
             raise ConfigError(
                 f"{self.text} is a {kind} and neither a Pipeline nor a function that returns one"
             )
@@ -165,6 +164,13 @@ def _put_on_path(directory: Path) -> None:
     inherited = os.environ.get("PYTHONPATH", "")
     if str(directory) not in inherited.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(directory), inherited)))
+
+
+def _find_wrong_kind(value: object) -> str:
+    """Return what `value` is if it cannot return a pipeline; empty text if it can."""
+    if isinstance(value, type):
+        return "class"
+    return "" if callable(value) else type(value).__name__
 
 
 def _list_required(function: Callable[..., object]) -> list[str]:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,13 +80,17 @@ def test_a_line_has_what_is_known_of_process_thread_arguments_and_call(lines: Li
 
 
 @pytest.mark.parametrize(
-    "text", ['a "quoted"\nline\r\n\u2028', "half a pair \ud800", "\x00\x85\u2029"]
+    "text",
+    ['a "quoted"\nline\r\n\u2028', "half a pair \ud800", "\x00\x85\u2029"],
+    ids=["quotes and line ends", "half of a surrogate pair", "control characters"],
 )
 def test_one_event_is_one_line_whatever_it_says(lines: Lines, text: str) -> None:
     try:
         raise ValueError(text)
     except ValueError:
-        LOGGER.exception("refused: %s", text, extra={"cause": text})
+        # Past the logger: pytest puts what it hears into a report, which cannot have half of a pair.
+        arguments = ("refused: %s", (text,), sys.exc_info(), None, {"cause": text})
+        lines.handler.handle(LOGGER.makeRecord(LOGGER.name, logging.ERROR, __file__, 1, *arguments))
     (line,) = lines.take()
     assert "Traceback" in line["trace"]
     assert line["message"].startswith("refused: ")
