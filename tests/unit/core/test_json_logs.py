@@ -88,7 +88,7 @@ def test_one_event_is_one_line_whatever_it_says(lines: Lines, text: str) -> None
     try:
         raise ValueError(text)
     except ValueError:
-        # Past the logger: pytest puts what it hears into a report, which cannot have half of a pair.
+        # Past the logger: pytest reports what it hears, and cannot report half of a pair.
         arguments = ("refused: %s", (text,), sys.exc_info(), None, {"cause": text})
         lines.handler.handle(LOGGER.makeRecord(LOGGER.name, logging.ERROR, __file__, 1, *arguments))
     (line,) = lines.take()
