@@ -67,7 +67,8 @@ from onceflow.sinks.sql.tables import TableName
 _T = TypeVar("_T")
 CLAIM_TRIES_MAX = 16
 """More lost races in a row than runs of one job that anybody starts at once."""
-_WHO = "who claimed it last is not told"
+_WHO = "the last run that claimed it cannot be read"
+_DECIDED = "its decided batches cannot be read"
 _COLUMNS = "source, number, attempt, fingerprint, run, committables, settled"
 
 
@@ -130,7 +131,7 @@ class SqlBatchDecisions(BatchDecisions):
             except Fenced:
                 # Another was quicker; it may claim once, and decide.
                 continue
-            return self._ask(partial(self._load_claim, attempt), "what is decided is not told")
+            return self._ask(partial(self._load_claim, attempt), _DECIDED)
         raise Fenced(
             f"sink id {self._sink_id!r}: {CLAIM_TRIES_MAX} times another run claimed it first; stop"
             " all but one"
@@ -139,8 +140,7 @@ class SqlBatchDecisions(BatchDecisions):
     @override
     def read_claim(self) -> BatchClaim:
         attempt = AttemptId(self._ask(self._newest, _WHO))
-        text = "what is decided is not told"
-        return BatchClaim(attempt, self._ask(self._all_if_any, text) if attempt else ())
+        return BatchClaim(attempt, self._ask(self._all_if_any, _DECIDED) if attempt else ())
 
     @override
     def claimant(self) -> Claimant:
@@ -177,9 +177,7 @@ class SqlBatchDecisions(BatchDecisions):
     @override
     def with_committables(self, claim: BatchClaim) -> BatchClaim:
         """Ask again: a claim reads only what is not settled, which is little."""
-        decisions = self._ask(
-            lambda: self._all(self._open_session(), _COLUMNS), "what is decided is not told"
-        )
+        decisions = self._ask(lambda: self._all(self._open_session(), _COLUMNS), _DECIDED)
         return replace(claim, decisions=decisions)
 
     @override

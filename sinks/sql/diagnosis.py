@@ -62,7 +62,8 @@ class SqlDiagnosis:
             try:
                 server = settings.dialect.look_at_server(session)
             except SqlError as error:
-                return [DATABASE.problem(f"it tells nothing of itself: {error}", "", "")]
+                problem = f"its version and settings cannot be read: {error}"
+                return [DATABASE.problem(problem, "", "")]
             return _Examination(settings, server, session).findings(mode, tables, parallelism)
 
     def _not_connected(self, sink: SqlSink, error: OnceflowError) -> Finding:

@@ -148,5 +148,5 @@ def _read_commit_mode(settings: SqlSettings, context: WriterContext) -> str | No
         except TableMissing:
             return None
         except SqlError as error:
-            text = f"sink {context.sink_id}: {settings.endpoint}: the commit mode is not told"
+            text = f"sink {context.sink_id}: {settings.endpoint}: the commit mode cannot be read"
             raise refusal(error, text) from error

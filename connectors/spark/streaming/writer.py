@@ -146,8 +146,8 @@ def _stream_commits(
     if not given:
         raise ConfigError(
             "option checkpointLocation is missing: give it to this query by"
-            " .option('checkpointLocation', …). It is what tells the query from all others; the"
-            " session's spark.sql.streaming.checkpointLocation is not told to formats"
+            " .option('checkpointLocation', …). It names the query. Spark does not pass the"
+            " session's spark.sql.streaming.checkpointLocation on to formats"
         )
     location = CheckpointLocation(given)
     key = pickle.dumps((location.query_id(), sorted(options.items()), overwrite))

@@ -58,7 +58,7 @@ def test_recorded_mode_that_may_not_be_read_is_not_guessed(
 ) -> None:
     with _auto(database, staging) as job:
         job.check()
-    refused = pytest.raises(SinkError, match="the commit mode is not told.*denied")
+    refused = pytest.raises(SinkError, match="the commit mode cannot be read.*denied")
     with database.user("SELECT ON ledger") as limited:
         job = SqlJob(limited.sink(table="ledger"), staging=staging)
         with job, refused:
