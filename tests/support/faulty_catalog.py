@@ -1,8 +1,11 @@
-"""A catalog whose commits go wrong once, in the way that a property names."""
+"""Catalogs whose commits go wrong once: by an answer, or by the end of the process."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from pyiceberg.catalog.sql import SqlCatalog
@@ -41,3 +44,31 @@ class FaultyCatalog(SqlCatalog):
         if fault == "made, called failed":
             raise CommitFailedException("by a test, after it was made")
         return response
+
+
+class SteppingCatalog(SqlCatalog):
+    """A SQL catalog whose process dies or stands still around a commit, once for each order.
+
+    An order is an empty file in the directory that the property `orders` names: `kill-before`,
+    `kill-after`, `stop-before` or `stop-after` the database has the commit.
+    """
+
+    @override
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        self._obey("before")
+        response = super().commit_table(table, requirements, updates)
+        self._obey("after")
+        return response
+
+    def _obey(self, when: str) -> None:
+        for word, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+            try:
+                Path(self.properties["orders"], f"{word}-{when}").unlink()
+            except FileNotFoundError:
+                continue
+            os.kill(os.getpid(), number)
