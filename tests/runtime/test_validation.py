@@ -24,7 +24,7 @@ from onceflow.sinks import SQLiteSink
     ],
 )
 def test_a_sink_that_cannot_take_the_rows_keeps_the_others_from_being_opened(
-    cluster: AnyCluster, tmp_path: Path, table: str, why: str
+    cluster: AnyCluster, tmp_path: Path, table: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "there.db")) as db:
         db.execute("CREATE TABLE narrow (id INTEGER PRIMARY KEY)")
@@ -43,6 +43,7 @@ def test_a_sink_that_cannot_take_the_rows_keeps_the_others_from_being_opened(
     records.write(SQLiteSink(str(tmp_path / "there.db"), table=table), uid="there")
     with pytest.raises(ConfigError, match=why):
         pipeline.run(60)
+    assert "killed" not in caplog.text, "a slot that dials in late is told to leave"
     assert not (tmp_path / "fresh.db").exists()
     with closing(sqlite3.connect(tmp_path / "there.db")) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("narrow",)]

@@ -144,10 +144,6 @@ class Attempt:
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=wait_s))
 
-    def cancel(self, reason: str) -> None:
-        """Tell every slot to leave at once."""
-        self._slots.send_all(Shutdown(reason))
-
     @property
     def unanswered(self) -> tuple[Request, ...]:
         """What the user asked for and this attempt, now ended, has neither done nor refused."""

@@ -582,7 +582,7 @@ class JobDriver:
         except BaseException as error:
             self._failed_at = time.monotonic()
             self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
-            attempt.cancel(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
+            server.dismiss(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
             # Each of eight parts may take `cancel_timeout_s` to end.

@@ -22,7 +22,13 @@ from pyarrow import flight
 from onceflow.core.errors import MessageCorrupt, SlotLost
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import DriverLost
-from onceflow.core.protocol.messages import DriverMessage, Hello, PartFailed, SlotMessage
+from onceflow.core.protocol.messages import (
+    DriverMessage,
+    Hello,
+    PartFailed,
+    Shutdown,
+    SlotMessage,
+)
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 
@@ -145,6 +151,20 @@ class ControlServer(flight.FlightServerBase):
         super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
         self.address = f"{credentials.scheme}://{host}:{self.port}"
         self._post = post
+        self._lock = threading.Lock()
+        self._links: list[SlotLink] = []
+        self._refusal: Shutdown | None = None
+
+    def dismiss(self, reason: str) -> None:
+        """Tell every slot to leave, those that dial in from now on, too.
+
+        An attempt may have failed before it has heard of a slot, which would then wait for its work
+        until it is killed.
+        """
+        with self._lock:
+            self._refusal = Shutdown(reason)
+            for link in self._links:
+                link.send(self._refusal)
 
     def close(self, timeout_s: float) -> bool:
         """Accept nothing more; return whether all streams end within `timeout_s`.
@@ -165,6 +185,10 @@ class ControlServer(flight.FlightServerBase):
         if not isinstance(hello, Hello):
             raise flight.FlightServerError(f"a control stream begins with Hello, not {hello!r}")
         link = SlotLink(hello, writer)
+        with self._lock:
+            self._links.append(link)
+            if self._refusal is not None:
+                link.send(self._refusal)
         self._post(SlotConnected(link))
         reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
         try:
@@ -178,6 +202,8 @@ class ControlServer(flight.FlightServerBase):
             reason = f"{reason} ({error})"
         finally:
             self._post(SlotGone(hello.slot, hello.attempt, reason))
+            with self._lock:
+                self._links.remove(link)
             link.close()
 
 
