@@ -102,7 +102,7 @@ class ManySlots:
         """Stand in for the server that slots dial."""
         del host, credentials
         self._post = post
-        return _Server()
+        return _Server(self)
 
     def start(self, plan: AttemptPlan, ended: Callable[[OnceflowError], None]) -> Any:
         """Have every slot dial in."""
@@ -130,6 +130,11 @@ class ManySlots:
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
+
+    def ask_all(self, message: DriverMessage) -> None:
+        """Take a message of the driver's to every slot that has dialled in."""
+        for slot in range(self._plan.parallelism if self._plan else 0):
+            self.ask(slot, encode_message(message))
 
     def ask(self, slot: int, data: bytes) -> None:
         """Take a message of the driver's to `slot`."""
@@ -192,6 +197,12 @@ class ManySlots:
 
 class _Server:
     address = "grpc://127.0.0.1:0"
+
+    def __init__(self, slots: ManySlots) -> None:
+        self._slots = slots
+
+    def dismiss(self, reason: str) -> None:
+        self._slots.ask_all(Shutdown(reason))
 
     def close(self, timeout_s: float) -> bool:
         del timeout_s
