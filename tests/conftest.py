@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 import uuid
 from collections import defaultdict
@@ -48,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Run in the background of a script. Programs that tests start would ignore it, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     offer_packages()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(DearFirst())
