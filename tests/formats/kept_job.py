@@ -126,10 +126,6 @@ class KeptJob:
     backend: str
 
     @property
-    def storage(self) -> Path:
-        return self.directory / "checkpoints"
-
-    @property
     def savepoint(self) -> Path:
         return self.directory / "savepoint"
 

@@ -12,7 +12,6 @@ from tests.formats.write import KEPT
 from onceflow import JobState
 
 VERSIONS = sorted(path.name for path in KEPT.iterdir())
-LATEST = VERSIONS[-1]
 
 
 def unpack(version: str, end: str, backend: str, directory: Path) -> KeptJob:
