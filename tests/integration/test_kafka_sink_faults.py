@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,8 @@ def broker() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
-def job(
-    broker: EmbeddedKafka, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[KafkaJob]:
-    topic = broker.create_topic(f"t-{abs(hash(request.node.name))}", 2)
+def job(broker: EmbeddedKafka, tmp_path: Path) -> Iterator[KafkaJob]:
+    topic = broker.create_topic(f"t-{uuid.uuid4().hex[:8]}", 2)
     sink = KafkaSink(broker.bootstrap_servers, topic=topic, key="account", deadline_s=20)
     with KafkaJob(sink, directory=tmp_path, sink_id=topic[:32]) as made:
         yield made
