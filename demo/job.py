@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from typing_extensions import assert_never
 
 from onceflow import Checkpointing, HeapBackend, Pipeline, RocksDBBackend, count, sum_
+from onceflow.connectors.spark.session import session
 from onceflow.core.decoders import json_decoder
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
@@ -112,17 +113,12 @@ def main(spec_path: str) -> None:
         OnceflowError: The job failed and may not be restarted.
     """
     spec = json_decoder(JobSpec).decode(Path(spec_path).read_bytes())
-    spark = (
-        SparkSession.Builder()
-        .master(spec.spark_master)
-        .appName("onceflow demo")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
-        # It only starts slots: half of what its start takes would be compiling for a long run.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    spark = session(
+        spec.spark_master,
+        name="onceflow demo",
+        conf={**loopback, "spark.ui.enabled": "false"},
+        make_archive=False,
     )
     job = build(spec, spark).start(from_savepoint=spec.from_savepoint)
     stop = Path(spec.stop_path)

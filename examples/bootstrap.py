@@ -22,6 +22,7 @@ from onceflow import (
     ValueStateDescriptor,
     connectors,
     count,
+    session,
     sum_,
 )
 from onceflow.connectors import Sink, Source
@@ -85,7 +86,7 @@ def balances(
 
 def main(directory: str) -> None:
     """Run it over generated payments."""
-    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    spark = session("local[2]")
     connectors.register(spark)
     try:
         accounts = spark.range(100).selectExpr(

@@ -9,7 +9,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from onceflow import Checkpointing, LocalProcesses, Pipeline
+from onceflow import Checkpointing, LocalProcesses, Pipeline, session
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
 
@@ -43,7 +43,7 @@ def copy_of_orders(
 
 def main(servers: str, topic: str, url: str, storage: str) -> None:
     """Run it until it is interrupted."""
-    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    spark = session("local[2]")
     try:
         print(copy_of_orders(spark, servers, topic, url, storage).run())
     finally:

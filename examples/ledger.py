@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
-from onceflow import Checkpointing, Pipeline, count, sum_
+from onceflow import Checkpointing, Pipeline, count, session, sum_
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
 
@@ -29,7 +28,7 @@ PAYMENT = pa.schema(
 
 def main(servers: str, url: str, storage: str) -> None:
     """Build the pipeline and run it until it is interrupted."""
-    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    spark = session("local[2]")
     pipeline = Pipeline(
         spark,
         name="ledger",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
+from onceflow.connectors.spark.session import session
 from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 
@@ -49,12 +50,10 @@ class OpenedCluster:
     def _open_session(self) -> SparkSession | ConnectSession:
         from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.appName("onceflow run")
-        for name, value in self.conf.items():
-            if name != "spark.master":
-                builder = builder.config(name, value)
-        if self.master is not None and self.master.startswith("sc://"):
-            return cast("ConnectSession", builder.remote(self.master).getOrCreate())
-        if self.master is not None:
-            builder = builder.master(self.master)
-        return builder.getOrCreate()
+        conf = {name: value for name, value in self.conf.items() if name != "spark.master"}
+        if self.master is None or not self.master.startswith("sc://"):
+            return session(self.master, name="onceflow run", conf=conf)
+        builder = SparkSession.Builder().appName("onceflow run").remote(self.master)
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        return cast("ConnectSession", builder.getOrCreate())

@@ -51,6 +51,14 @@ def archive_options() -> str:
         return ""
 
 
+def archive_is_missing() -> bool:
+    """Return whether an archive can be made that is not there. False where one has failed."""
+    try:
+        return not _archive_path().is_dir()
+    except NoArchive:
+        return False
+
+
 def archive_classes() -> str:
     """Return `archive_options()`, once the archive is made if there was none.
 
@@ -88,7 +96,7 @@ def _archive_path() -> Path:
     java = shutil.which(f"{home}/bin/java" if home else "java")
     if java is None:
         raise NoArchive("no java: set JAVA_HOME")
-    program, jars = Path(java).resolve(), _spark_home() / "jars"
+    program, jars = Path(java).resolve(), spark_home() / "jars"
     try:
         stamps = [f"{path} {path.stat().st_mtime_ns}" for path in (program, jars)]
     except OSError as error:
@@ -97,7 +105,8 @@ def _archive_path() -> Path:
     return cache_directory() / f"spark-classes-{key}"
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
+    """Return the directory of the Spark that a session of this process starts."""
     from pyspark import find_spark_home
 
     # There is no public way, and this is the one that starts the JVM.
@@ -105,7 +114,7 @@ def _spark_home() -> Path:
 
 
 def _make(archive: Path) -> None:
-    """Leave `place` with a whole archive in it, or empty.
+    """Leave the directory `archive` with a whole archive in it, or empty.
 
     A JVM that maps half an archive dies: it appears under its name only once it is proven. The
     directory is of this user alone: whoever writes there decides what later JVMs run.

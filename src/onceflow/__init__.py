@@ -8,6 +8,7 @@ from onceflow.core.lazy_names import lazy_names
 from onceflow.core.version import VERSION as _VERSION
 
 if TYPE_CHECKING:
+    from onceflow.connectors.spark.session import session
     from onceflow.core.api.broadcast_stream import BroadcastStream
     from onceflow.core.api.connected_streams import KeyedConnectedStreams, WindowedConnectedStreams
     from onceflow.core.api.event_time import WatermarkStrategy
@@ -150,6 +151,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "onceflow.connectors.spark.session": "session",
             "onceflow.core.api.broadcast_stream": "BroadcastStream",
             "onceflow.core.settings.pipeline_settings": (
                 "Checkpointing Delivery Endpoint Metrics RuntimeSettings TlsFiles"
@@ -334,5 +336,6 @@ __all__ = [
     "count",
     "max_",
     "min_",
+    "session",
     "sum_",
 ]

@@ -1,0 +1,117 @@
+"""The session that starts fast: what its JVM is told, and whose options hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onceflow import session
+from onceflow.connectors.spark.class_archive import archive_options
+from onceflow.core.errors import ConfigError
+
+_OURS = "-XX:TieredStopAtLevel=1"
+_SESSION = """
+import os, sys
+import onceflow
+conf = dict(setting.split("=", 1) for setting in sys.argv[1:])
+spark = onceflow.session("local[1]", conf={"spark.ui.enabled": "false", **conf})
+jvm = spark.sparkContext._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+print(*jvm.getInputArguments())
+print(spark.sparkContext.getConf().get("spark.python.daemon.module"))
+print(spark.range(3).rdd.map(str).count())
+print(os.environ.get("SPARK_SUBMIT_OPTS"))
+again = onceflow.session(conf={"spark.sql.shuffle.partitions": "3"})
+print(again.sparkContext is spark.sparkContext)
+spark.stop()
+"""
+_JAVA_THAT_TELLS = """#!/bin/sh
+echo "$SPARK_SUBMIT_OPTS" >> "$TOLD"
+exit 3
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that has the options of the JVM, once a session was asked for; it never starts."""
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(_JAVA_THAT_TELLS)
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "told"
+
+
+def _ask_for_a_session(*conf: str) -> None:
+    run = subprocess.run([sys.executable, "-c", _SESSION, *conf], capture_output=True, text=True)
+    assert "JAVA_GATEWAY_EXITED" in run.stderr, run.stderr
+
+
+def test_the_jvm_compiles_for_a_short_life(told: Path) -> None:
+    _ask_for_a_session("spark.executor.memory=1g")
+    assert _OURS in told.read_text()
+
+
+def test_options_of_the_jvm_in_the_settings_hold(told: Path) -> None:
+    _ask_for_a_session("spark.driver.extraJavaOptions=-XX:+UseParallelGC")
+    assert _OURS not in told.read_text()
+
+
+def test_options_of_the_jvm_in_the_environment_hold(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dmine=1")
+    _ask_for_a_session()
+    assert told.read_text() == "-Dmine=1\n"
+
+
+def test_options_of_the_jvm_in_sparks_defaults_hold(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = tmp_path / "spark-defaults.conf"
+    defaults.write_text("spark.driver.extraJavaOptions  -XX:+UseParallelGC\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    _ask_for_a_session()
+    assert _OURS not in told.read_text()
+
+
+def test_an_address_of_spark_connect_is_refused_with_what_takes_it() -> None:
+    with pytest.raises(ConfigError, match=r"SparkSession\.builder\.remote"):
+        session("sc://host:15002")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_the_first_session_has_the_archive_made_and_the_next_starts_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    first, *rest = _run_session()
+    assert _OURS in first
+    assert "SharedArchiveFile" not in first
+    assert rest == ["onceflow.connectors.python_daemon", "3", "None", "True"]
+    deadline = time.monotonic() + 240
+    while not archive_options():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert archive_options() in _run_session()[0]
+
+
+def _run_session() -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", _SESSION],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout.splitlines()
