@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ def misconfigured() -> Iterator[EmbeddedPostgres]:
     """A server that prepares nothing, syncs nothing, and knows the roles `writer` and `reader`."""
     with EmbeddedPostgres(
         {"max_prepared_transactions": "0", "fsync": "off", "max_connections": "12"},
-        hba_lines=["host all writer,reader 127.0.0.1/32 scram-sha-256"],
+        hba_lines=["host all writer,reader,+strangers 127.0.0.1/32 scram-sha-256"],
     ) as server:
+        query(server.url, "CREATE ROLE strangers")
         query(server.url, f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'")
         query(server.url, f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
         query(server.url, "ALTER ROLE reader SET default_transaction_read_only = on")
@@ -62,53 +64,64 @@ def test_what_two_phase_commit_lacks_is_named_with_the_statement(
     assert not [one for one in worst(findings) if "max_prepared" in one["found"]]
 
 
-def test_the_statement_mends_it(misconfigured: EmbeddedPostgres) -> None:
-    url = url_of(misconfigured, "writer")
+@pytest.fixture
+def stranger(misconfigured: EmbeddedPostgres) -> str:
+    """A role of this try's own, which may log in and nothing else."""
+    role = f"writer_{uuid.uuid4().hex[:8]}"
+    query(misconfigured.url, f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}' IN ROLE strangers")
+    return role
+
+
+def test_the_statement_mends_it(misconfigured: EmbeddedPostgres, stranger: str) -> None:
+    query(misconfigured.url, "DROP SCHEMA IF EXISTS onceflow CASCADE")
+    url = url_of(misconfigured, stranger)
     _, findings = examine("--url", url, "--table", "payments")
     remedies = {
-        one["area"]: one["remedy"] for one in worst(findings) if "role writer" in one["found"]
+        one["area"]: one["remedy"] for one in worst(findings) if f"role {stranger}" in one["found"]
     }
     assert set(remedies) == {"database", "table payments"}
     for remedy in remedies.values():
         query(misconfigured.url, remedy)
     _, findings = examine("--url", url, "--table", "payments")
-    assert not [one for one in worst(findings) if "role writer" in one["found"]]
+    assert not [one for one in worst(findings) if f"role {stranger}" in one["found"]]
     # Somebody else has made our tables, and grants nothing.
     query(misconfigured.url, "CREATE TABLE onceflow.onceflow_ledger (x int)")
     query(misconfigured.url, "CREATE TABLE onceflow.onceflow_sinks (x int)")
     _, findings = examine("--url", url)
-    (finding,) = [one for one in worst(findings) if "role writer" in one["found"]]
+    (finding,) = [one for one in worst(findings) if f"role {stranger}" in one["found"]]
     query(misconfigured.url, finding["remedy"])
     _, findings = examine("--url", url)
-    assert not [one for one in worst(findings) if "role writer" in one["found"]]
+    assert not [one for one in worst(findings) if f"role {stranger}" in one["found"]]
 
 
 def test_each_refused_login_has_the_statement_that_mends_it(
-    misconfigured: EmbeddedPostgres,
+    misconfigured: EmbeddedPostgres, stranger: str
 ) -> None:
+    bank = f"bank_{stranger}"
+
     def remedy(url: str) -> str:
         (finding,) = worst(examine("--url", url, "--timeout", "10")[1])
         return finding["remedy"].removeprefix("mend the url, or: ")
 
-    url = url_of(misconfigured, "writer").replace("/postgres", "/bank")
-    assert remedy(url) == 'CREATE DATABASE "bank" OWNER "writer"'
-    query(misconfigured.url, "CREATE DATABASE bank")
-    query(misconfigured.url, "REVOKE CONNECT ON DATABASE bank FROM public")
+    url = url_of(misconfigured, stranger).replace("/postgres", f"/{bank}")
+    assert remedy(url) == f'CREATE DATABASE "{bank}" OWNER "{stranger}"'
+    query(misconfigured.url, f"CREATE DATABASE {bank}")
+    query(misconfigured.url, f"REVOKE CONNECT ON DATABASE {bank} FROM public")
     grant = remedy(url)
-    assert grant == 'GRANT CONNECT ON DATABASE "bank" TO "writer"'
+    assert grant == f'GRANT CONNECT ON DATABASE "{bank}" TO "{stranger}"'
     query(misconfigured.url, grant)
     # Nobody may look into the schema that has the table.
-    bank = misconfigured.database_url("bank")
-    query(bank, "CREATE TABLE ledger (id bigint)")
-    query(bank, "REVOKE ALL ON SCHEMA public FROM public")
+    inside = misconfigured.database_url(bank)
+    query(inside, "CREATE TABLE ledger (id bigint)")
+    query(inside, "REVOKE ALL ON SCHEMA public FROM public")
     for table in ("ledger", "public.ledger"):
         (finding,) = [
             one
             for one in examine("--url", url, "--table", table)[1]
             if one["area"] == f"table {table}"
         ]
-        assert finding["remedy"] == "GRANT USAGE ON SCHEMA public TO writer"
-    query(bank, finding["remedy"])
+        assert finding["remedy"] == f"GRANT USAGE ON SCHEMA public TO {stranger}"
+    query(inside, finding["remedy"])
     _, findings = examine("--url", url, "--table", "ledger")
     (finding,) = [one for one in findings if one["area"] == "table ledger"]
     assert finding["remedy"].startswith("GRANT SELECT, INSERT")

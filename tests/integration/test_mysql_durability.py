@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,8 @@ def _set(server: _Server, value: int) -> None:
     query(server.url, f"SET GLOBAL {_SETTING} = {value}")
 
 
-def _job(server: _Server, **settings: Any) -> Job:
-    return Job(MySQLSink(server.database_url("bank"), table="t", create=True, **settings))
+def _job(server: _Server, database: str = "bank", **settings: Any) -> Job:
+    return Job(MySQLSink(server.database_url(database), table="t", create=True, **settings))
 
 
 def _forgets_when_killed(server: EmbeddedMariaDB) -> bool:
@@ -82,7 +83,9 @@ def test_server_that_forgets_commits_when_killed_is_refused_with_what_mends_it(
     careless: _Server, settings: dict[str, Any]
 ) -> None:
     _set(careless, 0)
-    with _job(careless, **settings) as job:
+    database = f"bank_{uuid.uuid4().hex[:16]}"
+    query(careless.url, f"CREATE DATABASE {database}")
+    with _job(careless, database, **settings) as job:
         with pytest.raises(
             ConfigError, match=rf"{_SETTING} = 0; needed: .*when its process"
         ) as refused:

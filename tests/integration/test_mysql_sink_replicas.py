@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_rows_reach_the_replica_once_and_at_their_commit(
     pair: Pair, tmp_path: Path, mode: Literal["two_phase", "ledger"]
 ) -> None:
     staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
-    name = f"followed_{mode}"
+    name = f"followed_{uuid.uuid4().hex[:16]}"
     query(pair.source.url, f"CREATE DATABASE {name}")
     url, followed = pair.source.database_url(name), pair.replica.database_url(name)
     with Job(MySQLSink(url, table="ledger", create=True, commit_mode=mode), staging=staging) as job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ def unprepared() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
+@pytest.fixture
+def unprepared_database(unprepared: EmbeddedPostgres) -> str:
+    """The url of a database of this try's own on that server."""
+    name = f"modes_{uuid.uuid4().hex[:16]}"
+    query(unprepared.url, f"CREATE DATABASE {name}")
+    return unprepared.database_url(name)
+
+
 @pytest.fixture(scope="module")
 def pooler(onceflow_postgres: Any) -> Iterator[PgBouncer]:
     with (
@@ -56,16 +65,16 @@ def _recorded(url: str) -> list[tuple[Any, ...]]:
 
 
 def test_ledger_is_chosen_where_nothing_is_prepared_and_said_why(
-    unprepared: EmbeddedPostgres, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
+    unprepared_database: str, staging: FileStagingArea, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "onceflow.sinks.postgres")
-    with _auto(unprepared.url, staging) as job:
+    with _auto(unprepared_database, staging) as job:
         committable = job.check().prepare(1, [1])
         assert is_staged(committable)
         assert job.committer().commit(committable) == Committed()
     assert "auto chose ledger: max_prepared_transactions = 0" in caplog.text
-    assert _recorded(unprepared.url) == [("job.ledger", 1, "ledger")]
-    assert ids_in(unprepared.url) == [1]
+    assert _recorded(unprepared_database) == [("job.ledger", 1, "ledger")]
+    assert ids_in(unprepared_database) == [1]
 
 
 def test_two_phase_is_refused_where_nothing_is_prepared_and_told_both_ways_out(
@@ -79,26 +88,24 @@ def test_two_phase_is_refused_where_nothing_is_prepared_and_told_both_ways_out(
 
 
 def test_server_without_prepared_transactions_is_told_the_statement(
-    unprepared: EmbeddedPostgres,
+    unprepared_database: str,
 ) -> None:
     """Nowhere to stage rows either; and nothing is created on the way to the refusal."""
-    url = unprepared.database_url("bare")
-    query(unprepared.url, "CREATE DATABASE bare")
-    with Job(PostgresSink(url, table="ledger", create=True)) as job:
+    with Job(PostgresSink(unprepared_database, table="ledger", create=True)) as job:
         with pytest.raises(ConfigError) as failure:
             job.check()
         assert "ALTER SYSTEM SET max_prepared_transactions = 64; then restart" in str(failure.value)
-    found = query(url, "SELECT to_regclass('ledger'), to_regnamespace('onceflow')")
+    found = query(unprepared_database, "SELECT to_regclass('ledger'), to_regnamespace('onceflow')")
     assert found == [(None, None)]
 
 
-def test_at_least_once_needs_no_prepared_transactions(unprepared: EmbeddedPostgres) -> None:
-    sink = PostgresSink(unprepared.url, table="loose", create=True, delivery="at_least_once")
+def test_at_least_once_needs_no_prepared_transactions(unprepared_database: str) -> None:
+    sink = PostgresSink(unprepared_database, table="loose", create=True, delivery="at_least_once")
     with Job(sink) as job:
         writer = job.check().writer()
         writer.write(rows([1]))
         writer.pre_commit(CheckpointId(1))
-    assert ids_in(unprepared.url, "loose") == [1]
+    assert ids_in(unprepared_database, "loose") == [1]
 
 
 def test_too_few_prepared_transactions_for_the_parallelism_are_refused(

@@ -44,7 +44,7 @@ def url(server: EmbeddedPostgres) -> str:
     query(
         server.url,
         "DROP SCHEMA IF EXISTS onceflow CASCADE",
-        "DROP TABLE IF EXISTS ledger",
+        "DROP TABLE IF EXISTS ledger, letters",
         "CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount int)",
     )
     return server.url

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_full_disk_fails_for_now_and_loses_nothing(
     kind: type[Database], tiny: _Tiny, tmp_path: Path, mode: Literal["two_phase", "ledger"]
 ) -> None:
     staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
-    database, many = kind.create(tiny.server, f"full_{mode}"), range(100_000)
+    database, many = kind.create(tiny.server, f"full_{uuid.uuid4().hex[:16]}"), range(100_000)
     database.query(
         "CREATE TABLE ledger (id bigint, account text, amount bigint) "
         + tiny.dialect.place.format(directory=tiny.directory)
