@@ -152,6 +152,7 @@ def test_pattern_takes_new_topics_from_their_first_record_and_none_of_kafkas_own
     assert len(named.splits()) == 1
 
 
+@pytest.mark.only_proof
 def test_topic_of_a_pattern_that_was_deleted_is_refused_by_name_or_left_out(
     servers: str,
     onceflow_kafka: KafkaServer,

@@ -60,6 +60,7 @@ def _split(ids: Sequence[int], size: int) -> tuple[list[int], list[int]]:
     return [one for one in ids if one < size], [one for one in ids if one >= size]
 
 
+@pytest.mark.only_proof
 def test_ranges_are_read_whole_and_in_order_wherever_the_client_stood_before(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
 ) -> None:

@@ -137,6 +137,7 @@ def test_commit_that_never_landed_is_produced_again(
     assert len(messages(broker.bootstrap_servers, topic, isolation="read_uncommitted")) == 20
 
 
+@pytest.mark.only_proof
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_network_cut_at_the_commit_loses_and_doubles_nothing(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, lost: str
@@ -186,6 +187,7 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
+@pytest.mark.only_proof
 def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ def test_broker_killed_when_it_has_the_commit_has_each_record_once(
     assert committer.commit(job.prepare(2, range(500, 600))) == Committed()
 
 
+@pytest.mark.only_proof
 def test_transaction_that_the_broker_timed_out_is_produced_again(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, rig: Any, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_bounded_partition_that_ends_in_a_marker_reaches_its_end(
         assert isinstance(reader.poll(0), EndOfInput)
 
 
+@pytest.mark.only_proof
 def test_idle_stream_stands_behind_the_last_marker(servers: str, kafka_topic: TopicFactory) -> None:
     topic = kafka_topic()
     writer = Transactions(servers)

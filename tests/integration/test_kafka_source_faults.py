@@ -138,6 +138,7 @@ def test_hung_broker_does_not_hold_poll_and_reading_goes_on_after_it(
         assert ids(read_rows(reader, 1)) == [1]
 
 
+@pytest.mark.only_proof
 def test_broker_silent_for_the_deadline_is_unavailable_and_close_returns(
     broker: EmbeddedKafka, topic: str
 ) -> None:

@@ -66,6 +66,7 @@ def on_disk() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.only_proof
 def test_mariadb_that_flushes_once_a_second_forgets_commits_when_it_is_killed(
     on_disk: Path,
 ) -> None:

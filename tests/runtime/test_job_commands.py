@@ -289,6 +289,7 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
         released.set()
 
 
+@pytest.mark.only_proof
 def test_a_job_whose_files_cannot_be_read_keeps_neither_list_nor_status_from_answering(
     tmp_path: Path,
 ) -> None:

@@ -55,6 +55,7 @@ DRIVER = """
 """
 
 
+@pytest.mark.only_proof
 @pytest.mark.parametrize("master", ["local[2]", pytest.param(CLUSTER, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_a_module_that_executors_lack_ends_the_job_at_once_and_says_how_to_send_it(

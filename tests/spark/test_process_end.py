@@ -35,6 +35,7 @@ raise LookupError("a mistake in the main thread")
 """
 
 
+@pytest.mark.only_proof
 @pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
     tmp_path: Path, interrupted: bool
