@@ -17,12 +17,18 @@ EXTRA_OF_PACKAGE: Mapping[str, str] = MappingProxyType(
         "adbc_driver_manager": "postgres",
         "adbc_driver_postgresql": "postgres",
         "confluent_kafka": "kafka",
+        "datafusion": "sql",
+        "deltalake": "delta",
+        "fastavro": "schema-registry",
         "pgpq": "postgres",
+        "prometheus_client": "metrics",
         "psycopg": "postgres",
+        "pyiceberg": "iceberg",
         "pymysql": "mysql",
         "rich": "cli",
         "rocksdict": "rocksdb",
         "typer": "cli",
+        "urllib3": "hdfs",
     }
 )
 """By the name under which a package is imported."""

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.extras import naming_extras
 
 _TABLE = "stream"
 _ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
@@ -76,13 +77,8 @@ class StreamSql:
         return {"query": self.query, "schema": self.schema}
 
     def _engine(self, rows: pa.RecordBatch) -> Any:
-        try:
+        with naming_extras():
             datafusion: Any = import_module("datafusion")
-        except ImportError as error:
-            raise ConfigError(
-                "stream.sql needs DataFusion, here and where the slots run: pip install datafusion,"
-                " which is onceflow's extra `sql`"
-            ) from error
         settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
         # Columns are called what they are called; Spark, too, keeps their letters.
         settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.extras import naming_extras
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.lake.errors import library_errors
 
@@ -45,18 +45,9 @@ class TableLocation:
         }
 
     def require_library(self) -> None:
-        """Raise ConfigError unless deltalake is installed here.
-
-        Raises:
-            ConfigError: It is not.
-        """
-        try:
+        """Raise MissingExtra unless deltalake is installed here."""
+        with naming_extras():
             importlib.import_module("deltalake")
-        except ImportError as error:
-            raise ConfigError(
-                f"{self} needs deltalake: pip install '/path/to/onceflow[delta]', for driver and"
-                f" executors alike ({error})"
-            ) from error
 
     def find_table(self) -> DeltaTable | None:
         """Return the newest version; None where there is no table.

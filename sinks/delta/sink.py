@@ -134,7 +134,7 @@ class DeltaSink(Sink):
         table = DeltaLakeTable(self._location, context.sink_id)
         if self.evolve:
             layout.evolve_table(self._location, table.load().table, schema)
-        claim_table(table, context, take_over=_take_over(context.sink_id))
+        claim_table(table, context)
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord:
@@ -144,7 +144,7 @@ class DeltaSink(Sink):
         if self._location.find_table() is None:
             return TargetRecord(context.sink_id)
         version = DeltaLakeTable(self._location, context.sink_id).load()
-        return read_target_record(version, context, take_over=_take_over(context.sink_id))
+        return read_target_record(version, context)
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -165,10 +165,6 @@ class DeltaSink(Sink):
     @property
     def _location(self) -> TableLocation:
         return TableLocation(self.url, self.storage_options)
-
-
-def _take_over(sink_id: str) -> str:
-    return f"removing the table property 'onceflow.sink.{sink_id}'"
 
 
 CONNECTOR = SinkConnector(sink=DeltaSink)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.extras import naming_extras
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.lake.errors import describe_error
 
@@ -31,18 +32,9 @@ class TableAddress:
         return f"Iceberg table {'.'.join(self.table)}{branch}"
 
     def require_library(self) -> None:
-        """Raise ConfigError unless pyiceberg is installed here.
-
-        Raises:
-            ConfigError: It is not.
-        """
-        try:
+        """Raise MissingExtra unless pyiceberg is installed here."""
+        with naming_extras():
             importlib.import_module("pyiceberg.table")
-        except ImportError as error:
-            raise ConfigError(
-                f"{self} needs pyiceberg: pip install '/path/to/onceflow[iceberg]', for driver"
-                f" and executors alike ({error})"
-            ) from error
 
     def open_catalog(self) -> Catalog:
         """Return the catalog; the caller closes it.

@@ -146,14 +146,14 @@ class IcebergSink(Sink):
                 )
             if self.evolve:
                 layout.evolve_table(self._address, table, schema)
-            claim_table(table, context, take_over=_take_over(context.sink_id))
+            claim_table(table, context)
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord:
         with self._open_table(context.sink_id) as table:
             if table.find_table() is None:
                 return TargetRecord(context.sink_id)
-            return read_target_record(table.load(), context, take_over=_take_over(context.sink_id))
+            return read_target_record(table.load(), context)
 
     @override
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -184,10 +184,6 @@ class IcebergSink(Sink):
             yield table
         finally:
             table.close()
-
-
-def _take_over(sink_id: str) -> str:
-    return f"removing the table property 'onceflow.sink.{sink_id}'"
 
 
 CONNECTOR = SinkConnector(sink=IcebergSink)

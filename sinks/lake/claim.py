@@ -10,10 +10,8 @@ from onceflow.sinks.lake.sink_record import claim_record, to_target_record
 from onceflow.sinks.lake.table import CommitConflict, LakeTable, TableVersion
 
 
-def claim_table(table: LakeTable, context: CommitterContext, *, take_over: str) -> None:
+def claim_table(table: LakeTable, context: CommitterContext) -> None:
     """Record in `table` that the attempt of `context` owns the sink id, in a version of its own.
-
-    `take_over` is what an operator does so that the table forgets who claimed the sink id.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
@@ -25,7 +23,7 @@ def claim_table(table: LakeTable, context: CommitterContext, *, take_over: str) 
     for _ in range(CONFLICTS_MAX):
         version = table.load()
         require_undamaged(version)
-        record = claim_record(version.record, context, take_over=take_over)
+        record = claim_record(version.record, context)
         try:
             version.append((), record, ())
         except CommitConflict as error:
@@ -35,9 +33,7 @@ def claim_table(table: LakeTable, context: CommitterContext, *, take_over: str) 
     raise SinkError(f"sink {context.sink_id}: {CONFLICTS_MAX} commits came first: {conflict}")
 
 
-def read_target_record(
-    version: TableVersion, context: CommitterContext, *, take_over: str
-) -> TargetRecord:
+def read_target_record(version: TableVersion, context: CommitterContext) -> TargetRecord:
     """Return what the table records of the sink id.
 
     Raises:
@@ -45,7 +41,7 @@ def read_target_record(
         PreparedTransactionLost: The table has lost what the sink id committed last.
     """
     require_undamaged(version)
-    return to_target_record(version.record, context, take_over=take_over)
+    return to_target_record(version.record, context)
 
 
 def require_undamaged(version: TableVersion) -> None:

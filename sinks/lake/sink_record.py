@@ -56,18 +56,15 @@ def parse_record(text: str | None, location: str) -> SinkRecord | None:
         raise ConfigError(f"{location} is no record of onceflow: {error}") from error
 
 
-def claim_record(
-    record: SinkRecord | None, context: CommitterContext, *, take_over: str
-) -> SinkRecord:
+def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRecord:
     """Return the record once the attempt of `context` has claimed the sink id.
-
-    `take_over` is what an operator does so that the table forgets who claimed it.
 
     Raises:
         ConfigError: Another decision log owns the sink id.
         Fenced: This attempt or a newer one has claimed it.
     """
     if record is not None:
+        take_over = _take_over(context.sink_id)
         check_fence(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
     through = record.through if record else 0
     claims = (*(record.claims if record else ()), (int(context.attempt), through))
@@ -80,9 +77,7 @@ def claim_record(
     )
 
 
-def to_target_record(
-    record: SinkRecord | None, context: CommitterContext, *, take_over: str
-) -> TargetRecord:
+def to_target_record(record: SinkRecord | None, context: CommitterContext) -> TargetRecord:
     """Return what `record` says to the decision log; an empty one where there is none.
 
     Raises:
@@ -90,6 +85,7 @@ def to_target_record(
     """
     if record is None:
         return TargetRecord(context.sink_id)
+    take_over = _take_over(context.sink_id)
     check_owner(context.sink_id, record.owner, _owner_of(context), take_over=take_over)
     return TargetRecord(
         context.sink_id,
@@ -101,3 +97,8 @@ def to_target_record(
 
 def _owner_of(context: CommitterContext) -> FenceOwner:
     return FenceOwner(context.log_id, context.attempt, context.job)
+
+
+def _take_over(sink_id: str) -> str:
+    """Return what an operator does so that the table forgets who claimed the sink id."""
+    return f"removing the table property 'onceflow.sink.{sink_id}'"

@@ -422,7 +422,7 @@ def test_names_with_quotes_and_dots_are_names(tmp_path: Path) -> None:
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = IcebergJob(tmp_path)
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
-    with pytest.raises(ConfigError, match=r"pip install '/path/to/onceflow\[iceberg\]'"):
+    with pytest.raises(ConfigError, match=r"install onceflow\[iceberg\]"):
         job.open()
 
 

@@ -62,6 +62,9 @@ FAILS = {
     ),
     "from onceflow.connectors.spark.formats import MySQLFormat as F;"
     " F({'url': 'mysql://u@h/d', 'dbtable': 't'}).schema()": "mysql",
+    "from onceflow.sinks.delta.location import TableLocation as Place\n"
+    "Place('/tmp/t', {}).require_library()": "delta",
+    "from onceflow.core.runtime.metrics.exposition import expose; expose((), '')": "metrics",
     "from onceflow.core.extras import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",
 }

@@ -11,9 +11,8 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.avro.schema import MISSING, Record, parse_avro, record_of
-from onceflow.connectors.kafka.registry import NEEDED
 from onceflow.connectors.kafka.schema_rules import check_fields
-from onceflow.core.errors import ConfigError
+from onceflow.core.extras import naming_extras
 
 _VALUE = "value"
 
@@ -26,12 +25,11 @@ class AvroValues:
 
         Raises:
             ConfigError: A column is not in the schema, or a field of it has neither column nor
-                default; or fastavro is not installed.
+                default.
+            MissingExtra: fastavro is not installed.
         """
-        try:
+        with naming_extras():
             import fastavro
-        except ImportError as error:
-            raise ConfigError(f"{NEEDED} ({error})") from error
         fields = record_of(parse_avro(text), what="the subject's schema").members
         check_fields(
             columns.names,

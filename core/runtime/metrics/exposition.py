@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.extras import require_package
 from onceflow.core.runtime.metrics.catalogue import CATALOGUE, JOB_LABEL, Metric, MetricType
 from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 
-NEEDED = (
-    "metrics are written for Prometheus by an extra: pip install '/path/to/onceflow[metrics]' on"
-    " the driver"
-)
 _POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumerate(CATALOGUE)}
 
 
@@ -43,18 +38,15 @@ class Exposition:
 
 
 def require_prometheus() -> None:
-    """Raise ConfigError unless `prometheus-client` is installed."""
-    try:
-        importlib.import_module("prometheus_client")
-    except ImportError as error:
-        raise ConfigError(NEEDED) from error
+    """Raise MissingExtra unless `prometheus-client` is installed."""
+    require_package("prometheus_client")
 
 
 def expose(measured: Iterable[Measured], accept: str) -> Exposition:
     """Return `measured` in the format that the header `accept` prefers.
 
     Raises:
-        ConfigError: `prometheus-client` is not installed; names the extra.
+        MissingExtra: `prometheus-client` is not installed.
     """
     require_prometheus()
     from prometheus_client import CollectorRegistry

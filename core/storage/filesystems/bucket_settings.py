@@ -38,6 +38,7 @@ _SCHEMES: Mapping[str, str] = {
     "abfss": "az",
 }
 """The url's scheme, to whose protocol is spoken."""
+_EXTRAS: Mapping[str, str] = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _CREDENTIALS = re.compile(
     "secret|passw|token|sas|credential|access_key|account_key|^key$", re.IGNORECASE
 )
@@ -165,7 +166,9 @@ class BucketSettings:
             from obstore import exceptions, store
         except ImportError as error:
             raise ConfigError(
-                f"{self.url} needs a package that is not installed: pip install obstore"
+                f"{self.url}: the package obstore is not installed here: install"
+                f" onceflow[{_EXTRAS[self.protocol]}] where the driver and where the"
+                " slots run"
             ) from error
         kinds: Mapping[str, Any] = {
             "s3": store.S3Store,

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from onceflow.core.errors import ConfigError, StorageError
+from onceflow.core.extras import naming_extras
 from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.core.storage.filesystems.bucket_settings import Patience
 
@@ -287,13 +288,8 @@ class WebHdfs:
     def _client(self) -> Any:
         with self._lock:
             if self._opened is None:
-                try:
+                with naming_extras():
                     import urllib3
-                except ImportError as error:
-                    raise ConfigError(
-                        f"{self._settings.url} needs a package that is not installed:"
-                        " pip install urllib3"
-                    ) from error
                 total_s = self._settings.patience.request_timeout_s
                 self._opened = urllib3.PoolManager(
                     maxsize=16,
