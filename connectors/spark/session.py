@@ -77,11 +77,12 @@ def session(
         builder = builder.config(setting, value)
     if not _starts_own_jvm():
         return builder.getOrCreate()
-    environment = {} if _has_jvm_options(conf) else {_OPTIONS: f"{archive_options()} {_SHORT_LIFE}"}
-    with _set_for_the_jvm(environment):
+    tuned = not _has_jvm_options(conf)
+    options = {_OPTIONS: f"{archive_options()} {_SHORT_LIFE}"} if tuned else {}
+    with _set_for_the_jvm(options):
         started = builder.getOrCreate()
     use_own_interpreter(started.sparkContext)
-    if make_archive and archive_is_missing():
+    if tuned and make_archive and archive_is_missing():
         _make_archive_in_background()
     return started
 

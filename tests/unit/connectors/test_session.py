@@ -95,6 +95,8 @@ def test_the_first_session_has_the_archive_made_and_the_next_starts_from_it(
 ) -> None:
     monkeypatch.setenv("ONCEFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    assert _OURS not in _run_session("spark.driver.extraJavaOptions=")[0]
+    assert not (tmp_path / "cache").exists(), "none is made for who has options of the JVM"
     first, *rest = _run_session()
     assert _OURS in first
     assert "SharedArchiveFile" not in first
@@ -106,9 +108,9 @@ def test_the_first_session_has_the_archive_made_and_the_next_starts_from_it(
     assert archive_options() in _run_session()[0]
 
 
-def _run_session() -> list[str]:
+def _run_session(*conf: str) -> list[str]:
     run = subprocess.run(
-        [sys.executable, "-c", _SESSION],
+        [sys.executable, "-c", _SESSION, *conf],
         env=dict(os.environ),
         capture_output=True,
         text=True,
