@@ -68,7 +68,6 @@ LEFT_OUT = (
 
 SIBLINGS = (
     # Of jobs whose slots are killed: the same on another state backend, or at another parallelism.
-    "tests/runtime/test_state_types_change.py::test_a_function_goes_on_with_a_wider_dataclass_and_not_with_another[rocksdb",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_a_bucket_survives_kills_and_leaves_no_object_behind[heap",
     "tests/runtime/test_bucket_jobs.py::test_a_job_with_its_state_in_the_drivers_memory_survives_a_killed_slot[heap",
     "tests/runtime/test_key_types.py::test_both_hours_of_a_repeated_one_and_decimals_of_any_scale_find_their_state_again[heap",
@@ -87,8 +86,6 @@ SIBLINGS = (
     "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",
     "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target[EmbeddedMariaDB",
     # The same mistake in another function of the program.
-    "tests/runtime/test_connect.py::test_mistakes_with_broadcast_state_are_told_by_name[not keyed",
-    "tests/runtime/test_connect.py::test_mistakes_with_broadcast_state_are_told_by_name[other",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
     # The same kill at another step, or in the other way to commit.

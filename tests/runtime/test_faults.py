@@ -101,7 +101,6 @@ def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.only_proof
 @pytest.mark.parametrize(
     "damage",
     ["flip", *(pytest.param(one, marks=pytest.mark.slow) for one in ("truncate", "delete"))],

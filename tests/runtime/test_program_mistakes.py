@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,21 +16,34 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
 
-from onceflow import Checkpointing, JobState, KeyedFunction, Pipeline, TlsFiles, sum_
+from onceflow import (
+    Checkpointing,
+    JobState,
+    KeyedFunction,
+    LocalProcesses,
+    NoRestart,
+    Pipeline,
+    StateAccess,
+    TlsFiles,
+    sum_,
+)
 from onceflow.core.api.functions import Record
 from onceflow.core.api.stream import Stream
 from onceflow.core.errors import ConfigError, SlotFailed, UserFunctionError
 from onceflow.core.spi import SinkWriter, WriterContext
 
 
-def begin(cluster: AnyCluster, directory: Path, records: int = 500) -> tuple[Pipeline, Stream]:
-    """A pipeline with the default restart strategy, and its source."""
+def begin(
+    cluster: AnyCluster, directory: Path, records: int = 500, **settings: Any
+) -> tuple[Pipeline, Stream]:
+    """A pipeline, with the default restart strategy unless `settings` name one, and its source."""
     pipeline = Pipeline(
         cluster,
         name="mistakes",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
         settings=SETTINGS,
+        **settings,
     )
     return pipeline, pipeline.read(CountingSource(records), uid="records")
 
@@ -63,6 +78,42 @@ def with_step(stream: Stream, kind: str) -> Stream:
             return stream.filter(lambda record: bool(fail_at_77(record)), uid="step")
         case _:
             return stream.key_by("account").process(FailingKeyed(), uid="step")
+
+
+class FailsInEverySlot(KeyedFunction):
+    """Cannot be opened; says so once every slot has connected its channels and tries to."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def open(self, state: StateAccess) -> None:
+        here = Path(self.directory)
+        (here / str(os.getpid())).touch()
+        deadline = time.monotonic() + 30
+        while len(list(here.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise ValueError("no such rate")
+
+    def process(self, record: Record) -> Record:
+        return record
+
+
+def test_slots_that_all_fail_to_restore_leave_without_waiting_for_one_another(
+    tmp_path: Path,
+) -> None:
+    opened, logs = tmp_path / "opened", tmp_path / "logs"
+    opened.mkdir()
+    pipeline, stream = begin(LocalProcesses(log_directory=logs), tmp_path, restart=NoRestart())
+    failing = stream.key_by("account").process(FailsInEverySlot(str(opened)), uid="step")
+    failing.write(DirectorySink(str(tmp_path / "out")), uid="out")
+    with pytest.raises(UserFunctionError, match="no such rate"):
+        pipeline.run(60)
+    said = "".join(path.read_text() for path in logs.iterdir())
+    assert said.count("its state was restored in part") == 2, said
+    assert "not all has ended" not in said
 
 
 @pytest.mark.parametrize("kind", ["map", "flat_map", "filter", "process"])

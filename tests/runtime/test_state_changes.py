@@ -113,7 +113,6 @@ def assert_each_record_once_and_counts_go_on(sink: DirectorySink) -> None:
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
-@pytest.mark.only_proof
 @pytest.mark.parametrize(
     "backend",
     [pytest.param(HeapBackend(), id="heap"), pytest.param(RocksDBBackend(), id="rocksdb")],
@@ -142,7 +141,6 @@ def test_running_turned_into_process_under_one_uid_is_refused_by_name(
     assert pipeline_of(cluster, tmp_path, run_aggregates)[0].run(60).dropped_state == ()
 
 
-@pytest.mark.only_proof
 def test_an_aggregate_is_added_and_another_removed_while_the_others_go_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:

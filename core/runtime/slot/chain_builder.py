@@ -123,7 +123,8 @@ class ChainBuilder:
         self._chains = program.graph.chains()
         self._commits = SlotCommits(context)
         self._clients: dict[int, flight.FlightClient] = {}
-        self._channels: list[OutputChannel] = []
+        self.channels: list[OutputChannel] = []
+        """All that were opened, of a build that fails, too."""
         self._dropped: list[str] = []
         self.gates: dict[str, InputGate] = {
             chain.id: InputGate(self._ends(chain), self._plan.settings.channel_batches)
@@ -141,7 +142,7 @@ class ChainBuilder:
         """
         edges = {chain.id: self._partitioners(chain) for chain in self._chains}
         subtasks = tuple(self._subtask(chain, edges) for chain in self._chains)
-        return Chains(subtasks, tuple(self._channels), self._commits, tuple(self._dropped))
+        return Chains(subtasks, tuple(self.channels), self._commits, tuple(self._dropped))
 
     def _ends(self, chain: Chain) -> list[ChannelEnd]:
         """Return the ends of a subtask's channels, edge by edge, and by source slot in each."""
@@ -165,11 +166,14 @@ class ChainBuilder:
     def _channels_of(self, chain: Chain, edge: Edge, first: int) -> list[OutputChannel]:
         """Return the channels of `edge` from this slot; its first at each gate is `first`."""
         me = self._context.slot
+        gate = self.gates[chain.id]
         if edge.exchange is Exchange.FORWARD:
-            channels: list[OutputChannel] = [LocalChannel(self.gates[chain.id], first)]
-        else:
-            channels = [
-                LocalChannel(self.gates[chain.id], first + me)
+            self.channels.append(LocalChannel(gate, first))
+            return self.channels[-1:]
+        # One by one: where the next cannot be opened, those before are known.
+        for target in range(self._plan.parallelism):
+            self.channels.append(
+                LocalChannel(gate, first + me)
                 if target == me
                 else FlightChannel(
                     self._client(target),
@@ -181,10 +185,8 @@ class ChainBuilder:
                     channel=first + me,
                     schema=edge.feed.schema,
                 )
-                for target in range(self._plan.parallelism)
-            ]
-        self._channels += channels
-        return channels
+            )
+        return self.channels[-self._plan.parallelism :]
 
     def _partitioner(
         self, chain: Chain, edge: Edge, channels: Sequence[OutputChannel]

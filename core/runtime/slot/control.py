@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -57,6 +57,7 @@ from onceflow.core.protocol.messages import (
     SlotClosed,
     SlotMessage,
 )
+from onceflow.core.runtime.dataflow.channels import OutputChannel
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken, SourceSubtask
 from onceflow.core.runtime.messages import report_of_failure
 from onceflow.core.runtime.slot.chain_builder import Chains
@@ -75,7 +76,16 @@ class Restored:
     chains: Chains
 
 
-ControlMail: TypeAlias = Restored | SlotFact
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """Some of the chains is missing, or lacks its state; what was built is never started."""
+
+    error: BaseException
+    channels: Sequence[OutputChannel]
+    """Those that were opened. Peers wait for the end of each when they close."""
+
+
+ControlMail: TypeAlias = Restored | RestoreFailed | SlotFact
 
 
 class SlotControl:
@@ -100,6 +110,7 @@ class SlotControl:
         self._data_server = data_server
         self._uploads = SnapshotUploads(context)
         self._chains: Chains | None = None
+        self._channels: Sequence[OutputChannel] = ()
         self._keep_alive: KeepAlive | None = None
         self._heard_at = time.monotonic()
         self.deploy: Future[Deploy | None] = Future()
@@ -135,11 +146,15 @@ class SlotControl:
 
     def _take(self, mail: ControlMail) -> None:
         """Do what follows from `mail`; what cannot be done, or said, fails the attempt."""
-        if isinstance(mail, Restored):
-            self._chains = mail.chains
-            self._tell(RestoreEnded())
-        else:
-            self._tell(mail)
+        match mail:
+            case Restored(chains):
+                self._chains, self._channels = chains, chains.channels
+                self._tell(RestoreEnded())
+            case RestoreFailed(error, channels):
+                self._channels = channels
+                self._tell(RestoreEnded(error, leaves_parts=True))
+            case _:
+                self._tell(mail)
 
     def _tell(self, fact: SlotFact) -> None:
         decisions = self._loop.on(fact, time.monotonic())
@@ -262,12 +277,12 @@ class SlotControl:
     def _close_parts(self, close: CloseParts) -> None:
         left: Callable[[], float] = lambda: max(0.0, close.deadline_s - time.monotonic())  # noqa: E731
         ended = True
+        # Channels first, which breaks a write that a subtask may hang in. Then the subtasks, which
+        # give work to commits and uploads. Each part is closed, whatever became of the ones before:
+        # `ended` stands on the right of `and`.
+        for channel in self._channels:
+            channel.close(close.reason)
         if chains := self._chains:
-            # Channels first, which breaks a write that a subtask may hang in. Then the subtasks,
-            # which give work to commits and uploads. Each part is closed, whatever became of the
-            # ones before: `ended` stands on the right of `and`.
-            for channel in chains.channels:
-                channel.close(close.reason)
             self._post(Shutdown(close.reason))
             ended = min(subtask.join(left()) for subtask in chains.subtasks)
             ended = chains.commits.close(left) and ended
@@ -277,7 +292,7 @@ class SlotControl:
         with contextlib.suppress(queue.Empty):
             while True:
                 mail = self._mailbox.get_nowait()
-                if not isinstance(mail, Restored):
+                if not isinstance(mail, (Restored, RestoreFailed)):
                     self._tell(mail)
         self._tell(PartsClosed(ended))
 

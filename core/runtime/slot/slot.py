@@ -26,7 +26,12 @@ from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
-from onceflow.core.runtime.slot.control import ControlMail, Restored, SlotControl
+from onceflow.core.runtime.slot.control import (
+    ControlMail,
+    Restored,
+    RestoreFailed,
+    SlotControl,
+)
 from onceflow.core.runtime.slot.program import unpickle_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
@@ -101,17 +106,18 @@ class Slot:
             gc.unfreeze()
         return ended
 
-    def _restore(self, deploy: Deploy) -> Restored | RestoreEnded:
+    def _restore(self, deploy: Deploy) -> Restored | RestoreFailed | RestoreEnded:
         """Build what `deploy` says. On the main thread, which modules of the user may need."""
-        built = False
         try:
             program = unpickle_program(deploy.program)
-            built = True
             builder = ChainBuilder(self._context, program, deploy)
+        except BaseException as error:
+            return RestoreEnded(error)
+        try:
             self._data_server.serve_gates(builder.gates)
             return Restored(builder.build())
         except BaseException as error:
-            return RestoreEnded(error, leaves_parts=built)
+            return RestoreFailed(error, builder.channels)
 
 
 @contextmanager
