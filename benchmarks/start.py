@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.spread import Spread
+from benchmarks.stage import BenchmarkError
 from onceflow.connectors.spark.class_archive import archive_classes
 
 _KINDS = {"builder": "SparkSession.builder", "session": "onceflow.session"}
@@ -50,9 +51,11 @@ def _measure(kind: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.first_row", kind, str(time.time())],
         capture_output=True,
-        check=True,
+        check=False,
         timeout=_TIMEOUT_S,
     )
+    if done.returncode != 0:
+        raise BenchmarkError(f"benchmarks.first_row failed: {done.stderr.decode()[-2000:]}")
     seconds: dict[str, float] = json.loads(done.stdout)
     return seconds
 

@@ -38,7 +38,7 @@ def find_missing_extra(error: ImportError) -> MissingExtra | None:
     """Return the error that names the extra; None where `error` is about another package."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF_PACKAGE.get(package)
-    return None if extra is None else MissingExtra(_describe(package, extra))
+    return None if extra is None else make_missing(package, extra)
 
 
 @contextmanager
@@ -64,8 +64,9 @@ def require_package(package: str) -> None:
             raise ModuleNotFoundError(f"no package {package}", name=package)
 
 
-def _describe(package: str, extra: str) -> str:
-    return (
+def make_missing(package: str, extra: str) -> MissingExtra:
+    """Return the error for a package of several extras, of which a user's setting chooses one."""
+    return MissingExtra(
         f"the package {package} is not installed here: install onceflow[{extra}] where the driver"
         " and where the slots run"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
-from onceflow.connectors.spark.session import session
 from onceflow.core.api.pipeline import Pipeline
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
 
@@ -48,7 +47,10 @@ class OpenedCluster:
             session.stop()
 
     def _open_session(self) -> SparkSession | ConnectSession:
+        # Here, for local processes do without pyspark.
         from pyspark.sql import SparkSession
+
+        from onceflow.connectors.spark.session import session
 
         conf = {name: value for name, value in self.conf.items() if name != "spark.master"}
         if self.master is None or not self.master.startswith("sc://"):

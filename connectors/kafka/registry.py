@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-NEEDED = "the schema registry is asked through an extra: pip install 'onceflow[schema-registry]'"
+_NEEDED = "the schema registry is asked through an extra: pip install 'onceflow[schema-registry]'"
 
 _ASK_S = 5.0
 """One question; repeated until the deadline."""
@@ -192,7 +192,7 @@ class SchemaRegistry:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as error:
-            raise ConfigError(f"{NEEDED} ({error})") from error
+            raise ConfigError(f"{_NEEDED} ({error})") from error
         options: dict[str, Any] = {
             **RULES.resolve_secrets(settings.options),
             "url": settings.url,

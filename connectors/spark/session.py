@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _NO_CONF: Mapping[str, str] = MappingProxyType({})
 _SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _OPTIONS = "SPARK_SUBMIT_OPTS"
-_OPTIONS_OF_USERS = (_OPTIONS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+OPTIONS_OF_USERS = (_OPTIONS, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Where the environment may have options of a JVM."""
 _OPTIONS_IN_CONF = "spark.driver.extraJavaOptions"
 _DAEMON = "spark.python.daemon.module"
 
@@ -96,7 +97,7 @@ def _starts_own_jvm() -> bool:
 
 def _has_jvm_options(conf: Mapping[str, str]) -> bool:
     """Return whether somebody has chosen options of the driver's JVM: two collectors end it."""
-    if _OPTIONS_IN_CONF in conf or any(os.environ.get(name) for name in _OPTIONS_OF_USERS):
+    if _OPTIONS_IN_CONF in conf or any(os.environ.get(name) for name in OPTIONS_OF_USERS):
         return True
     directory = os.environ.get("SPARK_CONF_DIR")
     defaults = Path(directory) if directory else spark_home() / "conf"

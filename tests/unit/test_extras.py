@@ -65,6 +65,11 @@ FAILS = {
     "from onceflow.sinks.delta.location import TableLocation as Place\n"
     "Place('/tmp/t', {}).require_library()": "delta",
     "from onceflow.core.runtime.metrics.exposition import expose; expose((), '')": "metrics",
+    **{
+        "from onceflow.core.storage.filesystems.bucket_settings import BucketSettings as Place\n"
+        f"Place('{url}').client()": extra
+        for url, extra in {"s3://b/x": "s3", "gs://b/x": "gcs", "az://b/x": "azure"}.items()
+    },
     "from onceflow.core.extras import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",
 }
@@ -74,7 +79,7 @@ FAILS = {
 def answers() -> dict[str, str]:
     done = subprocess.run(
         [
-            *(sys.executable, "-c", PROBE, json.dumps(sorted(EXTRA_OF_PACKAGE))),
+            *(sys.executable, "-c", PROBE, json.dumps(sorted({*EXTRA_OF_PACKAGE, "obstore"}))),
             json.dumps([*WORKS, *FAILS]),
         ],
         capture_output=True,

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 from typing_extensions import override
 
+from onceflow.core.extras import require_package
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
@@ -51,7 +52,7 @@ from onceflow.core.runtime.events.job_events import (
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.catalogue import QUERY_LABEL
-from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
+from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.settings.pipeline_settings import Metrics
 
@@ -81,7 +82,7 @@ class QueryEvents(StreamingQueryListener):
         self._listeners = tuple(listeners)
         self._metrics = metrics or Metrics()
         if self._metrics.prometheus_bind is not None:
-            require_prometheus()
+            require_package("prometheus_client")
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
         self._counters: dict[str, JobMetrics] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onceflow.core.extras import require_package
 from onceflow.core.json_logs import configure_logs
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.runtime.driver.health import Health, JobHealth
@@ -15,7 +16,7 @@ from onceflow.core.runtime.events.event_log import is_event_log_on, log_event
 from onceflow.core.runtime.events.job_events import JobEvent
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
-from onceflow.core.runtime.metrics.exposition import Measured, require_prometheus
+from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.open_telemetry import TelemetrySender
 from onceflow.core.settings.pipeline_settings import (
@@ -46,7 +47,7 @@ class Observation:
                 installed.
         """
         if metrics.prometheus_bind is not None:
-            require_prometheus()
+            require_package("prometheus_client")
         configure_logs(logs)
         self._job = job
         limits = SeriesLimits(metrics.subtasks_max, metrics.splits_max)

@@ -37,18 +37,13 @@ class Exposition:
     content_type: str
 
 
-def require_prometheus() -> None:
-    """Raise MissingExtra unless `prometheus-client` is installed."""
-    require_package("prometheus_client")
-
-
 def expose(measured: Iterable[Measured], accept: str) -> Exposition:
     """Return `measured` in the format that the header `accept` prefers.
 
     Raises:
         MissingExtra: `prometheus-client` is not installed.
     """
-    require_prometheus()
+    require_package("prometheus_client")
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 

@@ -46,7 +46,7 @@ from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 from onceflow.core.settings.pipeline_settings import OpenTelemetry
 from onceflow.core.version import VERSION
 
-NEEDED = (
+_NEEDED = (
     "OpenTelemetry is sent by an extra: pip install '/path/to/onceflow[otel]' on the driver, or"
     " leave otel.endpoint away"
 )
@@ -330,7 +330,7 @@ class TelemetrySender:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise ConfigError(NEEDED) from error
+            raise ConfigError(_NEEDED) from error
         base = str(settings.endpoint).rstrip("/")
         self._job = job
         self._measure = measure

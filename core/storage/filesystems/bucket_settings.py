@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.extras import make_missing
 from onceflow.core.secret_references import follow_references, has_reference
 
 PART_BYTES = 8 * 1024 * 1024
@@ -159,17 +160,13 @@ class BucketSettings:
         """Return obstore's client; what is wrong with the settings shows here.
 
         Raises:
-            ConfigError: obstore is not installed or does not know an option, or a reference leads
-                nowhere.
+            MissingExtra: obstore is not installed.
+            ConfigError: It does not know an option, or a reference leads nowhere.
         """
         try:
             from obstore import exceptions, store
         except ImportError as error:
-            raise ConfigError(
-                f"{self.url}: the package obstore is not installed here: install"
-                f" onceflow[{_EXTRAS[self.protocol]}] where the driver and where the"
-                " slots run"
-            ) from error
+            raise make_missing("obstore", _EXTRAS[self.protocol]) from error
         kinds: Mapping[str, Any] = {
             "s3": store.S3Store,
             "gs": store.GCSStore,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,20 @@ def test_spark_is_set_by_its_own_names_and_the_flag_is_stronger(tmp_path: Path) 
         "spark.ui.enabled": "false",
     }
     assert OpenedCluster("local-processes").open() == LocalProcesses()
+
+
+def test_a_run_on_local_processes_does_not_import_spark() -> None:
+    program = """if True:
+        import sys
+        import onceflow.cli.main
+        from onceflow.cli.run.cluster import OpenedCluster
+        OpenedCluster("local-processes").open()
+        print("pyspark" in sys.modules)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert run.stdout == "False\n"
 
 
 # --- mistakes ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from onceflow import session
 from onceflow.connectors.spark.class_archive import archive_options
+from onceflow.connectors.spark.session import OPTIONS_OF_USERS
 from onceflow.core.errors import ConfigError
 
 _OURS = "-XX:TieredStopAtLevel=1"
@@ -36,7 +37,7 @@ exit 3
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def jvm_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that has the options of the JVM, once a session was asked for; it never starts."""
     java = tmp_path / "home" / "bin" / "java"
     java.parent.mkdir(parents=True)
@@ -44,7 +45,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     java.chmod(0o700)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    for name in ("SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"):
+    for name in (*OPTIONS_OF_USERS, "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "told"
 
@@ -54,32 +55,33 @@ def _ask_for_a_session(*conf: str) -> None:
     assert "JAVA_GATEWAY_EXITED" in run.stderr, run.stderr
 
 
-def test_the_jvm_compiles_for_a_short_life(told: Path) -> None:
+def test_the_jvm_compiles_for_a_short_life(jvm_options: Path) -> None:
     _ask_for_a_session("spark.executor.memory=1g")
-    assert _OURS in told.read_text()
+    assert _OURS in jvm_options.read_text()
 
 
-def test_options_of_the_jvm_in_the_settings_hold(told: Path) -> None:
+def test_options_of_the_jvm_in_the_settings_hold(jvm_options: Path) -> None:
     _ask_for_a_session("spark.driver.extraJavaOptions=-XX:+UseParallelGC")
-    assert _OURS not in told.read_text()
+    assert _OURS not in jvm_options.read_text()
 
 
+@pytest.mark.parametrize("name", OPTIONS_OF_USERS)
 def test_options_of_the_jvm_in_the_environment_hold(
-    told: Path, monkeypatch: pytest.MonkeyPatch
+    jvm_options: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dmine=1")
+    monkeypatch.setenv(name, "-Dmine=1")
     _ask_for_a_session()
-    assert told.read_text() == "-Dmine=1\n"
+    assert _OURS not in jvm_options.read_text()
 
 
 def test_options_of_the_jvm_in_sparks_defaults_hold(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jvm_options: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defaults = tmp_path / "spark-defaults.conf"
     defaults.write_text("spark.driver.extraJavaOptions  -XX:+UseParallelGC\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     _ask_for_a_session()
-    assert _OURS not in told.read_text()
+    assert _OURS not in jvm_options.read_text()
 
 
 def test_an_address_of_spark_connect_is_refused_with_what_takes_it() -> None:
