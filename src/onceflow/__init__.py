@@ -1,4 +1,4 @@
-"""Exactly-once connectors for PySpark: Kafka in, keyed state, Postgres and MySQL out."""
+"""Exactly-once connectors for PySpark: Kafka in, keyed state, databases and tables out."""
 
 from __future__ import annotations
 
