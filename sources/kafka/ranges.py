@@ -28,8 +28,8 @@ from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.events import Event, Gaps, classify_error
-from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.value_formats import CHUNK, rows_of
 
 _WAIT_S = 0.5
 _READY_S = 0.01

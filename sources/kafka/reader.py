@@ -32,8 +32,8 @@ from onceflow.sources.kafka.client import (
 )
 from onceflow.sources.kafka.events import Event, Gaps, classify_error
 from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.rows import CHUNK, rows_of
 from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.value_formats import CHUNK, rows_of
 
 
 class PublishedOffsets:

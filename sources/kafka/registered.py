@@ -20,8 +20,8 @@ from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.connectors.kafka.registry import CompiledSchema, KeptSchema, SchemaKind, schema_kind
 from onceflow.connectors.kafka.subjects import Subject, SubjectAdvice, open_subject
 from onceflow.core.errors import SourceUnavailable
-from onceflow.sources.kafka.rows import require_columns
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+from onceflow.sources.kafka.value_formats import require_columns
 
 
 def with_columns(settings: KafkaSettings) -> KafkaSettings:

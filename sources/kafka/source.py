@@ -18,7 +18,6 @@ from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
 from onceflow.sources.kafka.registered import with_columns
-from onceflow.sources.kafka.rows import require_columns, schema_of_rows
 from onceflow.sources.kafka.settings import (
     RULES,
     KafkaSettings,
@@ -27,6 +26,7 @@ from onceflow.sources.kafka.settings import (
     ValueFormat,
     offsets_of,
 )
+from onceflow.sources.kafka.value_formats import require_columns, schema_of_rows
 
 
 @document_options

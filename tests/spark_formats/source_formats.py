@@ -19,8 +19,8 @@ from onceflow.sinks.postgres.connection import endpoint_of as postgres_endpoint_
 from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.tables import TableName
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.rows import schema_of_rows
 from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.value_formats import schema_of_rows
 
 
 class KafkaFormat(DataSource):

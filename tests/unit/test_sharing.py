@@ -11,7 +11,7 @@ def test_servers_are_known_by_the_ids_of_tests() -> None:
     assert servers_of([f"{module}::test_x", f"{module}::test_y[MySQL-two_phase]"]) == {
         *("kafka", "spark", "mysql")
     }
-    assert servers_of(["tests/unit/sources/test_kafka_rows.py::test_x"]) == frozenset()
+    assert servers_of(["tests/unit/sources/test_kafka_value_formats.py::test_x"]) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from onceflow.core.spi.options import BOOLEAN, WHOLE, choice, copy_values, optio
 from onceflow.sinks.kafka import KafkaSink
 from onceflow.sinks.kafka.settings import RecordFormat
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.rows import schema_of_rows
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
+from onceflow.sources.kafka.value_formats import schema_of_rows
 
 _READING = "it is an option of `readStream` and `read`"
 _NAMED: Mapping[str, str] = {"schema_registry": "schema.registry.url"}

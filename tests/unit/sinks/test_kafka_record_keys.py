@@ -30,7 +30,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.rows import rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 ACCOUNT = pa.struct([pa.field("account", pa.string(), nullable=False), ("day", pa.date32())])
 ROWS = pa.schema(

@@ -20,7 +20,7 @@ from onceflow.core.errors import BadRecord, ConfigError, SourceUnavailable
 from onceflow.core.runtime.transport.certificates import Authority
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.rows import rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 PAYMENT = {
     "type": "record",

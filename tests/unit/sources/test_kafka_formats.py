@@ -20,7 +20,7 @@ from tests.unit.sources.test_kafka_avro import framed, taken
 from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.rows import rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.unit.sources.test_kafka_avro import messages, taken
 
 from onceflow.core.errors import BadRecord, ConfigError, SourceUnavailable
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.rows import rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 UTC = dt.timezone.utc
 PAYMENT = """

@@ -12,8 +12,8 @@ from tests.unit.sources.test_kafka_rows import settings_of
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.spi import OnBadRow
 from onceflow.sources.kafka.messages import split_runs_of
-from onceflow.sources.kafka.rows import rows_of
 from onceflow.sources.kafka.settings import ValueFormat
+from onceflow.sources.kafka.value_formats import rows_of
 
 COLUMNS = pa.schema([("amount", pa.int64())])
 

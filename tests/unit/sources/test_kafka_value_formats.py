@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import BadRecord, ConfigError
 from onceflow.core.spi import OnBadRow
-from onceflow.sources.kafka.rows import JsonRows, RawRows, schema_of_rows
 from onceflow.sources.kafka.settings import Earliest, KafkaSettings, ValueFormat
+from onceflow.sources.kafka.value_formats import JsonRows, RawRows, schema_of_rows
 
 UTC = dt.timezone.utc
 I64 = 2**63
