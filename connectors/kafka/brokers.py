@@ -24,8 +24,8 @@ from onceflow.connectors.kafka.client import (
     is_denied,
     open_client,
 )
+from onceflow.core.backoff import Backoff
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.retries import Retries
 
 if TYPE_CHECKING:
     from confluent_kafka import (
@@ -201,20 +201,20 @@ class Brokers:
             ConfigError: The brokers refuse who we are, or forbid it.
             OnceflowError: No answer came in time; it is `unavailable`.
         """
-        retries = self.begin(until)
+        backoff = self.begin(until)
         while True:
             try:
-                return question(retries.call_s(ASK_S))
+                return question(backoff.call_s(ASK_S))
             except KafkaException as error:
-                self.pause(error, what, retries)
+                self.pause(error, what, backoff)
 
-    def begin(self, until: float | None) -> Retries:
+    def begin(self, until: float | None) -> Backoff:
         """Return the tries of one question; `until` as in `ask`."""
-        return Retries(
+        return Backoff(
             until=time.monotonic() + self.settings.deadline_s if until is None else until
         )
 
-    def pause(self, error: KafkaException, what: str, retries: Retries) -> None:
+    def pause(self, error: KafkaException, what: str, backoff: Backoff) -> None:
         """Wait until a question that failed by `error` may be asked again. Raises as `ask`."""
         # Serves the error callback, which alone hears of a refused password.
         self.admin.poll(0)
@@ -226,7 +226,7 @@ class Brokers:
         reason = describe_error(error, self.settings)
         if inner.name().endswith("AUTHORIZATION_FAILED"):
             raise ConfigError(f"{what}: {reason}")
-        if not retries.pause():
+        if not backoff.pause():
             raise self._unavailable(
                 f"{what}: no answer within {self.settings.deadline_s:g} s:"
                 f" {self.troubles.last or reason}. Check the address, the network and"

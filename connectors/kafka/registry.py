@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
+from onceflow.core.backoff import Backoff
 from onceflow.core.errors import ConfigError
-from onceflow.core.retries import Retries
 from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class SchemaRegistry:
     ) -> _Answer:
         from confluent_kafka.schema_registry import SchemaRegistryError
 
-        retries = Retries(until=until)
+        backoff = Backoff(until=until)
         where = f"schema registry {self._settings.url}: {what}"
         while True:
             try:
@@ -310,14 +310,14 @@ class SchemaRegistry:
                 passes = status >= 500 or status in _MAY_PASS
                 if not passes and not (unknown_passes and status == _NOT_FOUND):
                     raise RegistryRefusal(reason, status) from None
-                if not retries.pause():
+                if not backoff.pause():
                     if passes:
                         raise RegistryDown(reason) from None
                     raise RegistryRefusal(reason, status) from None
             except Exception as error:
                 # The HTTP client's own, of more than one library: refused, cut off, timed out, TLS.
                 reason = f"{where}: {type(error).__name__}: {self._without_secrets(error)}"
-                if not retries.pause():
+                if not backoff.pause():
                     raise RegistryDown(reason) from None
 
     def _without_secrets(self, error: Exception) -> str:

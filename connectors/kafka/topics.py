@@ -93,7 +93,7 @@ class Topics:
         until: float | None,
     ) -> dict[_Key, _Answer]:
         """Ask about each of `keys` until there is an answer, or an error that is in `missing`."""
-        settings, retries = self._brokers.settings, self._brokers.begin(until)
+        settings, backoff = self._brokers.settings, self._brokers.begin(until)
         answers: dict[_Key, _Answer] = {}
         while keys:
             failed: dict[_Key, KafkaError] = {}
@@ -107,7 +107,7 @@ class Topics:
                     failed[key] = reply
             keys = list(failed)
             if keys:
-                self._brokers.pause(KafkaException(failed[keys[0]]), settings.where, retries)
+                self._brokers.pause(KafkaException(failed[keys[0]]), settings.where, backoff)
         return answers
 
     def _describe(

@@ -23,8 +23,8 @@ from onceflow.connectors.kafka.client import (
     error_of,
     open_client,
 )
+from onceflow.core.backoff import Backoff
 from onceflow.core.errors import SinkError
-from onceflow.core.retries import Retries
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 
@@ -101,17 +101,17 @@ def read_committed_metadata(
         KafkaException: There was no answer before `deadline` (of `time.monotonic`).
     """
     asked = [TopicPartition(topic, 0) for topic in topics]
-    retries = Retries(until=deadline)
+    backoff = Backoff(until=deadline)
     while True:
         try:
-            partitions = reader.committed(asked, timeout=retries.call_s(ASK_S))
+            partitions = reader.committed(asked, timeout=backoff.call_s(ASK_S))
             failed = next((one.error for one in partitions if one.error is not None), None)
             if failed is None:
                 return {one.topic: one.metadata for one in partitions if one.metadata}
             raise KafkaException(failed)
         except KafkaException:
             # A broker that has just started is still loading its groups.
-            if not retries.pause():
+            if not backoff.pause():
                 raise
 
 
@@ -123,13 +123,13 @@ def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None
         TimeoutError: As `call_with_timeout`.
     """
     # Each try is short, so that `deadline` is looked at; librdkafka goes on where it was.
-    retries = Retries(until=deadline)
+    backoff = Backoff(until=deadline)
     while True:
         try:
-            call_with_timeout(call, retries.call_s(_CALL_S))
+            call_with_timeout(call, backoff.call_s(_CALL_S))
             return
         except KafkaException as error:
-            if not error_of(error).retriable() or not retries.pause():
+            if not error_of(error).retriable() or not backoff.pause():
                 raise
 
 

@@ -30,6 +30,7 @@ from itertools import chain
 
 from confluent_kafka import KafkaException
 
+from onceflow.core.backoff import Backoff
 from onceflow.core.errors import ConfigError, SinkError, StateCorrupt, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -43,7 +44,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.kafka.fence import Fence
@@ -90,7 +90,7 @@ class KafkaCommitter(Committer):
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s
         sent = False
-        retries = Retries(until=deadline)
+        backoff = Backoff(until=deadline)
         while True:
             try:
                 return self._commit(transaction, sent=sent, deadline=deadline)
@@ -102,7 +102,7 @@ class KafkaCommitter(Committer):
                     return self._after_fencing(transaction, reason, sent=sent)
             except (SinkError, ConfigError, StorageError) as error:
                 reason = str(error)
-            if not retries.pause():
+            if not backoff.pause():
                 return self._retry_or_unknown(transaction, reason, sent=sent)
 
     def abort(self, committable: Committable) -> AbortOutcome:

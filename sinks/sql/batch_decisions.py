@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 from typing_extensions import override
 
+from onceflow.core.backoff import Backoff
 from onceflow.core.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
@@ -43,7 +44,6 @@ from onceflow.core.protocol.batches import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
-from onceflow.core.retries import Retries
 from onceflow.core.spi import CommitterContext, Sink
 from onceflow.core.spi.staging import StagingArea, is_staged
 from onceflow.sinks.fence import FenceOwner
@@ -191,7 +191,7 @@ class SqlBatchDecisions(BatchDecisions):
     def _record(self, decision: BatchDecision, with_it: Callable[[Session], None]) -> BatchDecision:
         """Return what is decided; `with_it` is done in the transaction that records it."""
         endpoint = self._settings.endpoint
-        retries: Retries | None = None
+        backoff: Backoff | None = None
         lost = ""
         while True:
             try:
@@ -210,8 +210,8 @@ class SqlBatchDecisions(BatchDecisions):
                     f"{decision.batch} is not decided at {endpoint}: {error}"
                 ) from error
             # Applying rows takes its time: it counts from the first reply that was lost.
-            retries = retries or Retries(until=time.monotonic() + self._reconnect_timeout_s)
-            if not retries.pause():
+            backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
+            if not backoff.pause():
                 raise CommitOutcomeUnknown(
                     f"the decision of {decision.batch}, attempt {decision.attempt} of sink id "
                     f"{self._sink_id}, was sent to {endpoint} and not answered ({lost}); the next "
@@ -510,14 +510,14 @@ class SqlBatchDecisions(BatchDecisions):
             ConfigError: It refuses for good.
             SinkError: It was down for `reconnect_timeout_s`; begins with `text`.
         """
-        retries: Retries | None = None
+        backoff: Backoff | None = None
         while True:
             try:
                 self._open_session()
             except SinkError as error:
                 # A refusal may take its time, too: it counts from the first one.
-                retries = retries or Retries(until=time.monotonic() + self._reconnect_timeout_s)
-                if not retries.pause():
+                backoff = backoff or Backoff(until=time.monotonic() + self._reconnect_timeout_s)
+                if not backoff.pause():
                     raise SinkError(
                         f"{text}: {error}. It was tried for {self._reconnect_timeout_s:g} s"
                     ) from error

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from onceflow.core.backoff import Backoff
 from onceflow.core.errors import CommitOutcomeUnknown, ConfigError, SinkError
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -33,7 +34,6 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.retries import Retries
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.spi.staging import is_staged, make_staged_committable
 from onceflow.sinks.sql.dialect import TwoPhase
@@ -205,7 +205,7 @@ class SqlCommitter(Committer):
         statement: str,
     ) -> _T | RetryLater | Unknown:
         """Return what `decide` returns, asked again for a while when a session holds it (None)."""
-        holder = Retries(
+        holder = Backoff(
             until=time.monotonic() + two_phase.holder_leaves_s,
             first_s=_HELD_PAUSE_S,
             longest_s=_HELD_PAUSE_MAX_S,
@@ -393,7 +393,7 @@ def ask_until_known(
     say what was sent where.
     """
     lost_reply = ""
-    retries = Retries(until=time.monotonic() + timeout_s)
+    backoff = Backoff(until=time.monotonic() + timeout_s)
     while True:
         try:
             answer = ask()
@@ -406,7 +406,7 @@ def ask_until_known(
             if answer is not None:
                 return answer
             continue
-        if not retries.pause():
+        if not backoff.pause():
             return Unknown(
                 f"{statement} was sent to {sent_to} and not answered ({lost_reply}), and the "
                 f"server could not be asked within {timeout_s:g} s what became of it"

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_lost_rows
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
+from onceflow.core.backoff import Backoff
 from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
@@ -63,7 +64,6 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
-from onceflow.core.retries import Retries
 from onceflow.core.spi import (
     CommittedBy,
     Committer,
@@ -462,14 +462,14 @@ def _list_in_doubt(committer: Committer) -> Sequence[Committable]:
     Raises:
         SinkError, StorageError: It could not be asked for `SETTLE_TIMEOUT_S`.
     """
-    retries: Retries | None = None
+    backoff: Backoff | None = None
     while True:
         try:
             return committer.in_doubt()
         except (SinkError, StorageError):
             # A refusal may take its time, too: it counts from the first one.
-            retries = retries or Retries(until=time.monotonic() + SETTLE_TIMEOUT_S)
-            if not retries.pause():
+            backoff = backoff or Backoff(until=time.monotonic() + SETTLE_TIMEOUT_S)
+            if not backoff.pause():
                 raise
 
 

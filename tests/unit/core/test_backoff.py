@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from onceflow.core import retries as module
-from onceflow.core.retries import Retries
+from onceflow.core import backoff as module
+from onceflow.core.backoff import Backoff
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def test_pauses_double_up_to_the_longest(
         return high
 
     monkeypatch.setattr(module, "random", SimpleNamespace(uniform=longest))
-    retries = Retries(until=1003.0, first_s=0.1, longest_s=1.0)
-    while retries.pause():
+    backoff = Backoff(until=1003.0, first_s=0.1, longest_s=1.0)
+    while backoff.pause():
         pass
     assert clock == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
 
@@ -44,15 +44,15 @@ def test_nobody_sleeps_past_the_deadline(clock: list[float]) -> None:
     for seed in range(50):
         random.seed(seed)
         clock.clear()
-        retries = Retries(until=1002.0)
-        while retries.pause():
+        backoff = Backoff(until=1002.0)
+        while backoff.pause():
             pass
         assert sum(clock) <= 2.0
         assert sum(clock) > 1.0, f"seed {seed}: it gave up with half of its time left"
 
 
 def test_pauses_of_two_differ(clock: list[float]) -> None:
-    one, other = Retries(until=2000.0, first_s=1.0), Retries(until=2000.0, first_s=1.0)
+    one, other = Backoff(until=2000.0, first_s=1.0), Backoff(until=2000.0, first_s=1.0)
     assert one.pause()
     assert other.pause()
     assert clock[0] != clock[1]
@@ -60,9 +60,9 @@ def test_pauses_of_two_differ(clock: list[float]) -> None:
 
 
 def test_a_call_has_what_is_left_and_a_moment_at_least(clock: list[float]) -> None:
-    retries = Retries(until=1004.0)
-    assert retries.call_s(2.0) == 2.0
+    backoff = Backoff(until=1004.0)
+    assert backoff.call_s(2.0) == 2.0
     clock.append(3.0)
-    assert retries.call_s(2.0) == 1.0
+    assert backoff.call_s(2.0) == 1.0
     clock.append(5.0)
-    assert retries.call_s(2.0) == 0.1
+    assert backoff.call_s(2.0) == 0.1

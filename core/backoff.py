@@ -2,12 +2,12 @@
 
 A loop asks, and between two tries says `pause`; when that returns False its time is up:
 
-    retries = Retries(until=time.monotonic() + timeout_s)
+    backoff = Backoff(until=time.monotonic() + timeout_s)
     while True:
         try:
             return ask()
         except Unavailable as error:
-            if not retries.pause():
+            if not backoff.pause():
                 raise TimeoutError(...) from error
 """
 
@@ -21,7 +21,7 @@ LONGEST_S = 1.0
 """The first and the longest pause: short, so that a server is used soon after it is there."""
 
 
-class Retries:
+class Backoff:
     """The tries of one call, by the monotonic clock; used by one thread.
 
     Each pause is twice the one before, up to `longest_s`, less a random part of up to a half: of
