@@ -14,7 +14,7 @@ import typer
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings.configuration import FILE_VARIABLE, Configuration, Setting, variable_of
-from onceflow.core.settings.options import NONE
+from onceflow.core.settings.known_settings import NONE
 
 EXIT_USAGE = 2
 

@@ -26,7 +26,7 @@ from onceflow.core.protocol.restart import (
     RestartStrategy,
 )
 from onceflow.core.settings.configuration_file import WrittenSetting, is_flink_file, read_settings
-from onceflow.core.settings.options import OPTIONS, RESTART, Kind, Option, Value
+from onceflow.core.settings.known_settings import OPTIONS, RESTART, Kind, Option, Value
 from onceflow.core.settings.pipeline_settings import (
     Checkpointing,
     Endpoint,

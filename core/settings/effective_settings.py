@@ -8,7 +8,7 @@ from enum import Enum
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings.configuration import Configuration, Setting
-from onceflow.core.settings.options import Value
+from onceflow.core.settings.known_settings import Value
 from onceflow.core.settings.pipeline_settings import Checkpointing, RuntimeSettings
 
 PROGRAM = "program"

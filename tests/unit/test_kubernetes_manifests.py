@@ -10,7 +10,7 @@ import pytest
 
 from onceflow import Metrics, RuntimeSettings
 from onceflow.core.runtime.driver.metrics_server import KNOWN_PATHS
-from onceflow.core.settings.options import OPTIONS
+from onceflow.core.settings.known_settings import OPTIONS
 
 yaml: Any = importlib.import_module("yaml")  # it has no types
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.core.settings.options import OPTIONS
+from onceflow.core.settings.known_settings import OPTIONS
 
 _ROOT = Path(__file__).parents[2]
 _NEEDED = "needed"

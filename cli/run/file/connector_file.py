@@ -39,7 +39,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import follow_references, has_reference
 from onceflow.core.settings.configuration import Configuration
 from onceflow.core.settings.configuration_file import WrittenSetting, flatten_table, parse_toml
-from onceflow.core.settings.options import OPTIONS
+from onceflow.core.settings.known_settings import OPTIONS
 from onceflow.core.spi import Sink, Source
 from onceflow.core.spi.connector import SinkConnector, SourceConnector
 

@@ -24,7 +24,7 @@ from onceflow.cli.run.file.parameters import (
 )
 from onceflow.connectors.catalog import SINKS, SOURCES, ConnectorCatalog
 from onceflow.core.errors import ConfigError
-from onceflow.core.settings.options import OPTIONS, Kind, Option
+from onceflow.core.settings.known_settings import OPTIONS, Kind, Option
 from onceflow.core.spi.connector import SinkConnector, SourceConnector
 
 _T = TypeVar("_T", SinkConnector, SourceConnector)

@@ -20,7 +20,7 @@ from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 from onceflow.core.settings.configuration import variable_of
-from onceflow.core.settings.options import OPTIONS, Kind, size_text
+from onceflow.core.settings.known_settings import OPTIONS, Kind, size_text
 from onceflow.core.settings.pipeline_settings import RuntimeSettings
 from onceflow.core.storage import FileSystemStorage, ObjectStorage
 
