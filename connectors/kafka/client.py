@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from onceflow.connectors.kafka.options import LIBRDKAFKA
+from onceflow.connectors.kafka.librdkafka_options import LIBRDKAFKA
 from onceflow.connectors.kafka.settings import KafkaCluster, TopicSettings
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.client_options import OptionValue

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
 
-from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
+from onceflow.connectors.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
 from onceflow.connectors.kafka.registry import SchemaKind, schema_kind
 from onceflow.connectors.kafka.settings import TopicOptions, TopicSettings
 from onceflow.core.errors import ConfigError

@@ -20,7 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
-from onceflow.connectors.kafka.options import DEFAULTS, LIBRDKAFKA
+from onceflow.connectors.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
 from onceflow.connectors.kafka.registry import CompiledSchema
 from onceflow.connectors.kafka.schema_cache import SchemaCache
 from onceflow.connectors.kafka.settings import TopicDescription, TopicOptions, TopicSettings
