@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from onceflow.core.cache import cache_directory, exclusive, publish
+from onceflow.core.local_files.cache import cache_directory, exclusive, publish
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from onceflow.core.cache import cache_directory, publish
+from onceflow.core.local_files.cache import cache_directory, publish
 from onceflow.integration.servers.kafka_jars import (
     KAFKA_VERSION,
     Progress,

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
-from onceflow.core import cache
+from onceflow.core.local_files import cache
 from onceflow.integration.faults.processes import (
     Watchdog,
     kill_tree,
@@ -33,7 +33,7 @@ _POLL_S = 0.02
 
 @contextmanager
 def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path` for the block, as `core.cache` does.
+    """Hold the lock file `path` for the block, as `core.local_files.cache` does.
 
     Raises:
         ServerError: Another process held it for `timeout_s`.

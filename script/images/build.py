@@ -20,7 +20,7 @@ from docker.errors import ImageNotFound
 from script.images.recipes import RECIPES, Recipe
 from tests.support.servers.debian import PackageArchive
 
-from onceflow.core.cache import cache_directory
+from onceflow.core.local_files.cache import cache_directory
 from onceflow.integration.servers.container import docker_client
 from onceflow.integration.servers.kafka_jars import Progress
 from onceflow.integration.servers.process import ServerError, exclusive

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.local_files.scratch import ScratchDirectory
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Acked, PartFailed, SinkCommitted
 from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
-from onceflow.core.scratch import ScratchDirectory
 from onceflow.core.settings.pipeline_settings import (
     Delivery,
     Logging,

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from onceflow.core.errors import SlotLost
 from onceflow.core.json_logs import bind_process_fields, configure_logs
+from onceflow.core.local_files.scratch import ScratchDirectory
 from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
@@ -35,7 +36,6 @@ from onceflow.core.runtime.slot.control import (
 from onceflow.core.runtime.slot.program import unpickle_program
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
 from onceflow.core.runtime.transport.data_plane import DataServer
-from onceflow.core.scratch import ScratchDirectory
 from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
