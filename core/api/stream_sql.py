@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.extras import naming_extras
+from onceflow.core.imports.extras import naming_extras
 
 _TABLE = "stream"
 _ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})

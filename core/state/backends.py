@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.extras import naming_extras, require_package
+from onceflow.core.imports.extras import naming_extras, require_package
 from onceflow.core.local_files.scratch import directory_of_process
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
 from onceflow.core.state.api.stores import KeyedStateStore, StateBackend

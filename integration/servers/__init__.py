@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceflow.core.lazy_names import lazy_names
+from onceflow.core.imports.lazy_names import lazy_names
 
 # What finds a server's program does not wait for the clients of all the others.
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.core.extras import EXTRA_OF_PACKAGE
+from onceflow.core.imports.extras import EXTRA_OF_PACKAGE
 from onceflow.core.settings.configuration_file import parse_toml
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ FAILS = {
         f"Place('{url}').client()": extra
         for url, extra in {"s3://b/x": "s3", "gs://b/x": "gcs", "az://b/x": "azure"}.items()
     },
-    "from onceflow.core.extras import naming_extras\n"
+    "from onceflow.core.imports.extras import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",
 }
 

@@ -12,7 +12,7 @@ from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.avro.schema import MISSING, Record, parse_avro, record_of
 from onceflow.connectors.kafka.schema_rules import check_fields
-from onceflow.core.extras import naming_extras
+from onceflow.core.imports.extras import naming_extras
 
 _VALUE = "value"
 

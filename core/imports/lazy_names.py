@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from onceflow.core.extras import naming_extras
+from onceflow.core.imports.extras import naming_extras
 
 
 def lazy_names(
