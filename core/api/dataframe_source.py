@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 from typing_extensions import TypeIs, override
 
 from onceflow.core.arrow.schema_text import schema_of
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     ConfigError,
     DataFrameFailed,
@@ -40,6 +39,7 @@ from onceflow.core.errors import (
     SourceUnavailable,
     StateIncompatible,
 )
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 from onceflow.core.storage import CheckpointStorage, FileSystemStorage
 from onceflow.core.storage.staging.inputs import InputFiles

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,

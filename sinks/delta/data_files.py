@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileSystem
 from typing_extensions import override
 
-from onceflow.core.decoders import json_decoder
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
 from onceflow.core.spi.bad_rows import BadRows

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, SinkError, StorageError
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles

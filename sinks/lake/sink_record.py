@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
 from onceflow.core.protocol.log.target_records import TargetRecord

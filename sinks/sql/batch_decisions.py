@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from onceflow.core.backoff import Backoff
 from onceflow.core.batch_decisions import BatchDecisions, Claimant
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     BadRow,
     CommitOutcomeUnknown,
@@ -32,6 +31,7 @@ from onceflow.core.errors import (
     Fenced,
     SinkError,
 )
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.batches import (
     BatchClaim,
     BatchDecision,

@@ -25,7 +25,7 @@ from onceflow.connectors.kafka.json.records import (
     fault_of,
     late_fault_of,
 )
-from onceflow.core.decoders import json_decoder
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,

@@ -25,7 +25,7 @@ from onceflow.connectors.kafka.json.records import (
 )
 from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
 from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
-from onceflow.core.decoders import json_decoder
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.messages import KEY, SplitRuns, split_runs_of

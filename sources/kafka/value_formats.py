@@ -38,7 +38,7 @@ from onceflow.connectors.kafka.json.records import (
     late_fault_of,
 )
 from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, schema_id_of
-from onceflow.core.decoders import json_decoder
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
 from onceflow.sources.kafka.messages import (

@@ -426,4 +426,4 @@ def test_decoders_are_made_by_one_thread_at_a_time() -> None:
         for path in tracked(".py")
         if path.relative_to(ROOT).parts[0] in PACKAGES and made.search(path.read_text("utf-8"))
     ]
-    assert found == ["core/decoders.py"]
+    assert found == ["core/msgspec_decoders.py"]

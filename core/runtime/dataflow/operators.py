@@ -31,8 +31,8 @@ from onceflow.core.api.graph import (
     WriteTo,
 )
 from onceflow.core.crash_points import reach
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId

@@ -38,8 +38,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe
 from onceflow.core.runtime.driver.http_server import Request, Response

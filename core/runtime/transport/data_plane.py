@@ -26,8 +26,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import SlotLost
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
 from onceflow.core.runtime.dataflow.channels import (
     Batch,

@@ -25,7 +25,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import (
     BadStateValue,
     InvariantViolation,
@@ -33,6 +32,7 @@ from onceflow.core.errors import (
     StateCorrupt,
     StateIncompatible,
 )
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.api.descriptors import ValueStateDescriptor
 from onceflow.core.state.api.stores import ListState, ValueState
 from onceflow.core.state.keys.key_codec import (

@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import CheckpointCorrupt, StateCorrupt, StateIncompatible
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.stores import PendingKeyedSnapshot

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from onceflow.core.decoders import msgpack_decoder
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.snapshots.canonical import StateKind, StateRows
 from onceflow.core.state.types.serializers import ExpiringSerializer, Serializer
 

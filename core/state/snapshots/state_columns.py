@@ -31,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import StateIncompatible
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.aggregates.accumulator_shape import NAMESPACE, AccumulatorShape
 from onceflow.core.state.aggregates.byte_values import is_of_bytes, totals_of
 from onceflow.core.state.aggregates.encoded_totals import decode_totals

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import inspect
 
-from onceflow.core.decoders import type_info
+from onceflow.core.msgspec_decoders import type_info
 
 Check: TypeAlias = Callable[[Any], None]
 """Raises ValueError unless all integers in a decoded MessagePack value are exact as floats."""

@@ -22,8 +22,8 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from onceflow.core.decoders import msgpack_decoder
 from onceflow.core.errors import ConfigError
+from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.types.exact_numbers import make_integers_check, to_exact_float
 from onceflow.core.state.types.signatures import type_name
 

@@ -25,7 +25,6 @@ import msgspec
 from typing_extensions import override
 
 from onceflow.core.batch_decisions import BatchDecisions, Claimant
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     CheckpointError,
     CommitOutcomeUnknown,
@@ -33,6 +32,7 @@ from onceflow.core.errors import (
     Fenced,
     StorageError,
 )
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.batches import (
     BatchClaim,
     BatchDecision,

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.storage.filesystems.filesystem import FileSystem
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 from typing_extensions import assert_never
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, StateIncompatible
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, LogEntry, LogRecord
 

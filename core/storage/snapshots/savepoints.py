@@ -23,13 +23,13 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from onceflow.core.decoders import json_decoder
 from onceflow.core.errors import (
     CheckpointCorrupt,
     SavepointRefused,
     StateIncompatible,
     StorageError,
 )
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
