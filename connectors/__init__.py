@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from onceflow.connectors.spark.formats import data_source, register
     from onceflow.connectors.spark.streaming.foreach_batch import foreach_batch
     from onceflow.connectors.spark.streaming.query_events import QueryEvents
-    from onceflow.core.commit.in_doubt import (
+    from onceflow.core.commit.by_hand import (
+        ContradictsLog,
+        InDoubtTransaction,
+        InDoubtTransactions,
+        ResourceManager,
+        SinkResourceManager,
+    )
+    from onceflow.core.commit.logged_decisions import (
         InDoubtStatus,
         LogFacts,
         LoggedDecision,
@@ -35,13 +42,6 @@ if TYPE_CHECKING:
         SourceUnavailable,
         StateIncompatible,
         StorageError,
-    )
-    from onceflow.core.in_doubt import (
-        ContradictsLog,
-        InDoubtTransaction,
-        InDoubtTransactions,
-        ResourceManager,
-        SinkResourceManager,
     )
     from onceflow.core.protocol.committables import (
         Aborted,
@@ -112,7 +112,7 @@ else:
                 "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
                 " SinkError SourceError SourceUnavailable StateIncompatible StorageError"
             ),
-            "onceflow.core.in_doubt": (
+            "onceflow.core.commit.by_hand": (
                 "ContradictsLog InDoubtTransaction InDoubtTransactions ResourceManager"
                 " SinkResourceManager"
             ),
@@ -121,7 +121,7 @@ else:
                 " Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
-            "onceflow.core.commit.in_doubt": (
+            "onceflow.core.commit.logged_decisions": (
                 "InDoubtStatus LogFacts LoggedDecision RecoveryAction Resolution"
             ),
             "onceflow.core.protocol.log.target_records": "TargetRecord to_record",

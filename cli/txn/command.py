@@ -28,9 +28,9 @@ from onceflow.cli.txn.settling import (
     status_of,
 )
 from onceflow.cli.txn.where import Where, add_where_options
-from onceflow.core.commit.in_doubt import Resolution
+from onceflow.core.commit.by_hand import TransactionSettler
+from onceflow.core.commit.logged_decisions import Resolution
 from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.in_doubt import TransactionSettler
 
 txn = typer.Typer(
     no_args_is_help=True,

@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 
 from onceflow.cli.terminal import console, print_listing, say
-from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction, Resolution
-from onceflow.core.errors import ConfigError, OnceflowError
-from onceflow.core.in_doubt import (
+from onceflow.core.commit.by_hand import (
     ContradictsLog,
     InDoubtTransaction,
     SinkNeeded,
     TransactionSettler,
 )
+from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction, Resolution
+from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,

@@ -13,14 +13,14 @@ import typer
 
 from onceflow.cli.terminal import load_sink, read_options, read_password
 from onceflow.connectors.catalog import SINKS
-from onceflow.core.errors import ConfigError
-from onceflow.core.in_doubt import (
+from onceflow.core.commit.by_hand import (
     InDoubtTransactions,
     ResourceManager,
     SinkResourceManager,
     StagedResourceManager,
     TransactionSettler,
 )
+from onceflow.core.errors import ConfigError
 from onceflow.core.secret_references import follow_references
 from onceflow.core.spi.connector import ServerAccess
 from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_storage

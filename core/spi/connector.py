@@ -18,7 +18,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink, Source
 
 if TYPE_CHECKING:
-    from onceflow.core.in_doubt import ResourceManager
+    from onceflow.core.commit.by_hand import ResourceManager
 
 
 class Level(Enum):

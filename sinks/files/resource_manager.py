@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
-from onceflow.core.commit.in_doubt import LogFacts
-from onceflow.core.in_doubt import ResourceManager
+from onceflow.core.commit.by_hand import ResourceManager
+from onceflow.core.commit.logged_decisions import LogFacts
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.core.storage.filesystems.file_location import FileLocation

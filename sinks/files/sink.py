@@ -54,7 +54,7 @@ from onceflow.sinks.files.writer import FileSettings, FileWriter
 _logger = logging.getLogger("onceflow.sinks.files")
 
 if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.in_doubt import ResourceManager
+    from onceflow.core.commit.by_hand import ResourceManager
 
 
 class FileCommitter(Committer):

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaException
 from typing_extensions import override
 
 from onceflow.connectors.kafka.topics import Topics
-from onceflow.core.commit.in_doubt import LogFacts
+from onceflow.core.commit.by_hand import ResourceManager
+from onceflow.core.commit.logged_decisions import LogFacts
 from onceflow.core.errors import SinkError
-from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.kafka.clients import (

@@ -49,7 +49,7 @@ from onceflow.sinks.kafka.settings import (
 from onceflow.sinks.kafka.writer import KafkaAtLeastOnceWriter, StagingWriter
 
 if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.in_doubt import ResourceManager
+    from onceflow.core.commit.by_hand import ResourceManager
 
 
 @document_options

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from onceflow.core.commit.in_doubt import LogFacts
+from onceflow.core.commit.logged_decisions import LogFacts
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import ServerAccess, SinkConnector

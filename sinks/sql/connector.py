@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from onceflow.core.commit.by_hand import ResourceManager
 from onceflow.core.errors import SinkError
-from onceflow.core.in_doubt import ResourceManager
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.sql.session import Session, SqlError, TableMissing

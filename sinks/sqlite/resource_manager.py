@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from onceflow.core.commit.in_doubt import LogFacts
+from onceflow.core.commit.logged_decisions import LogFacts
 from onceflow.sinks.sql.connector import SqlResourceManager
 
 

@@ -21,7 +21,7 @@ from onceflow.sinks.sqlite.connection import SQLiteEndpoint, endpoint_of
 from onceflow.sinks.sqlite.dialect import SQLITE
 
 if TYPE_CHECKING:  # a slot does not pay for it
-    from onceflow.core.in_doubt import ResourceManager
+    from onceflow.core.commit.by_hand import ResourceManager
 
 
 NO_TABLE = "onceflow"

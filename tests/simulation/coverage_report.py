@@ -33,11 +33,13 @@ REASONS: Mapping[str, str] = MappingProxyType(
 """By how a line begins, in every function."""
 
 _EVENT_TIME = "the model has no event time"
+_BY_HAND = "asked by `onceflow txn`, not by a job"
 
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
         "bootstrap.py": "savepoints that are made of DataFrames are not modelled",
-        "in_doubt.py": "asked by `onceflow txn`, not by a job",
+        "by_hand.py": _BY_HAND,
+        "logged_decisions.py": _BY_HAND,
         "loop.py": "asks the model's targets by its own clock, with the same queues and steps",
         "committers.py": "the model opens its targets itself",
         "watermarks.py": _EVENT_TIME,

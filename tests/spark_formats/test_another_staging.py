@@ -23,10 +23,10 @@ from onceflow.connectors.spark.batch.identity import stream_target
 from onceflow.connectors.spark.formats import FilesFormat
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.streaming.query_transactions import write_transactions
-from onceflow.core.commit.in_doubt import LoggedDecision
+from onceflow.core.commit.by_hand import SinkResourceManager
+from onceflow.core.commit.logged_decisions import LoggedDecision
 from onceflow.core.crash_points import CrashPoint
 from onceflow.core.errors import ConfigError
-from onceflow.core.in_doubt import SinkResourceManager
 from onceflow.sinks import FileSink
 
 TRIES = 4

@@ -13,9 +13,7 @@ from onceflow.connectors.spark.batch.decision_keepers import open_decision_log, 
 from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.core.batch_decisions import BatchDecisions
-from onceflow.core.commit.in_doubt import Resolution, batch_in_doubt_status, refusal
-from onceflow.core.errors import ConfigError
-from onceflow.core.in_doubt import (
+from onceflow.core.commit.by_hand import (
     InDoubtKind,
     InDoubtTransaction,
     ResourceManager,
@@ -23,6 +21,8 @@ from onceflow.core.in_doubt import (
     SinkResourceManager,
     TransactionSettler,
 )
+from onceflow.core.commit.logged_decisions import Resolution, batch_in_doubt_status, refusal
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import (
     Aborted,

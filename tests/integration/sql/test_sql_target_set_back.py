@@ -19,9 +19,9 @@ from tests.integration.sink_kit import SCHEMA, committables, rows, until_settled
 from tests.integration.sql.databases import Database, SqlServer
 
 from onceflow.core.api.graph import Graph, Operator, WriteTo
-from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction
+from onceflow.core.commit.by_hand import InDoubtTransactions, SinkResourceManager
+from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction
 from onceflow.core.errors import CommitOutcomeUnknown, PreparedTransactionLost
-from onceflow.core.in_doubt import InDoubtTransactions, SinkResourceManager
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,

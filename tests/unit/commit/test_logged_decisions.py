@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from onceflow.core.commit.in_doubt import (
+from onceflow.core.commit.logged_decisions import (
     InDoubtStatus,
     LogFacts,
     LoggedDecision,

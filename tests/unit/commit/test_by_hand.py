@@ -14,9 +14,7 @@ from tests.support.aged_log import HOUR_S, AgedLog
 from tests.support.directory_sink import DirectorySink
 from tests.support.staged_sink import StagedSink
 
-from onceflow.core.commit.in_doubt import LoggedDecision, RecoveryAction, Resolution
-from onceflow.core.errors import ConfigError, Fenced
-from onceflow.core.in_doubt import (
+from onceflow.core.commit.by_hand import (
     ContradictsLog,
     InDoubtKind,
     InDoubtTransactions,
@@ -24,6 +22,8 @@ from onceflow.core.in_doubt import (
     SinkResourceManager,
     StagedResourceManager,
 )
+from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction, Resolution
+from onceflow.core.errors import ConfigError, Fenced
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing_extensions import Self, override
 
 from onceflow.core.commit.committers import read_target_record
-from onceflow.core.commit.in_doubt import (
+from onceflow.core.commit.logged_decisions import (
     InDoubtStatus,
     LogFacts,
     Resolution,
