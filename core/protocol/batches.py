@@ -15,7 +15,7 @@ Invariants:
     checkpoints rise with attempts: checkpoint // TRIES == attempt
 
 Who locks what, so that a decision is either before a claim or refused, is the keeper's business:
-see `core.batch_decisions`.
+see `core.spi.batch_decisions`.
 """
 
 from __future__ import annotations

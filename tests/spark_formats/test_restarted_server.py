@@ -27,7 +27,7 @@ from onceflow.core.protocol.batches import decision_of
 from onceflow.integration.pytest_plugin import DatabaseFactory
 from onceflow.integration.servers.kinds import Killable
 from onceflow.sinks import PostgresSink
-from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
+from onceflow.sinks.sql.batch_table import SqlBatchDecisions
 
 pytestmark = pytest.mark.integration
 DOWN_S = 3.0

@@ -18,7 +18,6 @@ import pyarrow as pa
 from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_lost_rows
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.backoff import Backoff
-from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
 from onceflow.core.commit.queue import Done, StepFailed
@@ -71,6 +70,7 @@ from onceflow.core.spi import (
     OnBadRow,
     Sink,
 )
+from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.staging import StagingArea, is_staged
 
 _log = logging.getLogger("onceflow.spark")

@@ -8,19 +8,19 @@ from dataclasses import replace
 from onceflow.connectors.spark.batch.commits import SETTLE_TIMEOUT_S, BatchTarget
 from onceflow.connectors.spark.batch.identity import NamedTarget, is_files, is_kafka
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
-from onceflow.core.batch_decisions import BatchDecisions
-from onceflow.core.batch_notes import BatchNotes
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import Sink
+from onceflow.core.spi.batch_decisions import BatchDecisions
+from onceflow.core.spi.batch_notes import BatchNotes
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
-from onceflow.core.storage.log.batch_decisions import LoggedBatchDecisions
-from onceflow.core.storage.log.noted_batch_decisions import NotedBatchDecisions
-from onceflow.sinks.sql.batch_decisions import DecidedPart, SqlBatchDecisions
+from onceflow.core.storage.log.batch_log import LoggedBatchDecisions
+from onceflow.core.storage.log.noted_batch_log import NotedBatchDecisions
+from onceflow.sinks.sql.batch_table import DecidedPart, SqlBatchDecisions
 from onceflow.sinks.sql.session import SqlEndpoint
 from onceflow.sinks.sql.sink import SqlSink
 
@@ -87,7 +87,7 @@ def _newest_in_target(target: BatchTarget) -> Callable[[], AttemptId] | None:
 
 
 def _notes(target: BatchTarget) -> BatchNotes:
-    from onceflow.sinks.kafka.batch_notes import KafkaBatchNotes
+    from onceflow.sinks.kafka.batch_group import KafkaBatchNotes
     from onceflow.sinks.kafka.sink import KafkaSink
 
     assert isinstance(target.sink, KafkaSink)

@@ -20,7 +20,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
-from onceflow.core.storage.log.batch_decisions import decision_directory
+from onceflow.core.storage.log.batch_log import decision_directory
 
 _FILE = "target.json"
 _DIGEST_LENGTH = 10

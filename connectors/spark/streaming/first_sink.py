@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 

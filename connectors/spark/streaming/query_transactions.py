@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from onceflow.connectors.spark.batch.decision_keepers import open_decision_log, resolve_keeper
 from onceflow.connectors.spark.batch.identity import is_owner_of_app, staging_area, write_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.core.batch_decisions import BatchDecisions
 from onceflow.core.commit.by_hand import (
     InDoubtKind,
     InDoubtTransaction,
@@ -33,8 +32,9 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.recovery import commit_order
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_committable
-from onceflow.sinks.sql.batch_decisions import SqlBatchDecisions
+from onceflow.sinks.sql.batch_table import SqlBatchDecisions
 from onceflow.sinks.sql.connector import SqlResourceManager
 from onceflow.sinks.sql.sink import SqlSink
 

@@ -24,7 +24,6 @@ from datetime import datetime, timezone
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.errors import (
     CheckpointError,
     CommitOutcomeUnknown,
@@ -50,6 +49,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.ids import AttemptId, SubtaskRef
 from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
+from onceflow.core.spi.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
 from onceflow.core.storage.layout import JobPaths, safe_name
 from onceflow.core.storage.log.decision_log import ClaimedLog, DecisionLog, DecisionUnknown

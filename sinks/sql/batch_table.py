@@ -23,7 +23,6 @@ import msgspec
 from typing_extensions import override
 
 from onceflow.core.backoff import Backoff
-from onceflow.core.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.errors import (
     BadRow,
     CommitOutcomeUnknown,
@@ -45,6 +44,7 @@ from onceflow.core.protocol.batches import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.spi import CommitterContext, Sink
+from onceflow.core.spi.batch_decisions import BatchDecisions, Claimant
 from onceflow.core.spi.staging import StagingArea, is_staged
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.ledger import BATCHES, LEDGER, SINKS

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from onceflow.core.batch_notes import NOTED_MAX, BatchNotes
 from onceflow.core.errors import ConfigError, Fenced, SinkError
 from onceflow.core.protocol.batches import BatchClaim, BatchDecision, BatchId
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
+from onceflow.core.spi.batch_notes import NOTED_MAX, BatchNotes
 from onceflow.core.storage.filesystems.filesystem import CreatesAtomically
-from onceflow.core.storage.log.batch_decisions import LoggedBatchDecisions
+from onceflow.core.storage.log.batch_log import LoggedBatchDecisions
 
 _log = logging.getLogger("onceflow.spark")
 

@@ -1,7 +1,7 @@
 """Where the decisions of batches are kept: the contract; `protocol.batches` has the rules.
 
-Two keepers: a table beside the ledger, for databases (`sinks.sql.batch_decisions`), and a decision
-log in storage, for targets without tables (`core.storage.log.batch_decisions`).
+Two keepers: a table beside the ledger, for databases (`sinks.sql.batch_table`), and a decision
+log in storage, for targets without tables (`core.storage.log.batch_log`).
 """
 
 from __future__ import annotations
