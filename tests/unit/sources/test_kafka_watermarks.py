@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
-from tests.unit.sources.test_kafka_rows import settings_of
+from tests.unit.sources.test_kafka_value_formats import settings_of
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.spi import OnBadRow
