@@ -255,7 +255,7 @@ class Attempt:
             if self.coordinator is None:  # slots dial in, or restore
                 yield 0.05
                 continue
-            if self._told is not None and world.shape.loss:
+            if self._told is not None and world.shape.rates.loss:
                 self._tell_complete(*self._told)  # again: the first word may be lost
             wake_s = self.coordinator.next_wake_s()
             yield 0.1 if wake_s is None else max(0.01, min(0.1, wake_s - world.now_s))

@@ -97,7 +97,7 @@ class Oracle:
     def check_snapshot(self, attempt: int, checkpoint: CheckpointId) -> None:
         """I9: where no word is lost, nobody takes part in what was given up a second ago."""
         since_s = self._given_up.get((attempt, checkpoint), self._world.now_s)
-        if self._world.now_s - since_s > 1.0 and not self._world.shape.loss:
+        if self._world.now_s - since_s > 1.0 and not self._world.shape.rates.loss:
             raise Violation(f"I9 a snapshot of {checkpoint}, given up a second before")
 
     def check_asked(self, attempt: int, target: Target, committable: Committable) -> None:
@@ -326,7 +326,7 @@ class Oracle:
         kept = view.completed[-world.shape.checkpoints.retained :]
         for path in {handle.path for completed in kept for handle in handles_in(completed)}:
             world.files.read(path)
-        if world.shape.loss or world.files.faults != self._faults_before or slot_died:
+        if world.shape.rates.loss or world.files.faults != self._faults_before or slot_died:
             return
         named = {handle.path for kept in view.completed for handle in handles_in(kept)}
         own = {path for path in world.files.content if _attempt_of(path) == attempt}

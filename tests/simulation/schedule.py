@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.simulation.clock import Violation
+from tests.simulation.faults import Faults, Moments
 from tests.simulation.job import Driver
 from tests.simulation.older_copies import OlderCopy, check_kept_savepoint, check_older_copy
 from tests.simulation.rarities import remembering
@@ -15,7 +16,6 @@ from tests.simulation.world import World
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.core.protocol.log.rules import replay
 
 CALM_AFTER_S = 4.0
 AGAIN_S = 0.7
@@ -67,28 +67,23 @@ def run_schedule(seed: int, variant: Variant) -> Outcome:
 
 
 class _Supervisor:
-    """Everybody outside: starts drivers, asks for things, and does harm."""
+    """Everybody outside: starts drivers, asks for things, and has faults injected."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._drivers: list[Driver] = []
         self._extra = world.shape.two_drivers
-        rng, now_s, shape = world.rng, world.now_s, world.shape
-        self._dba_at = now_s + rng.uniform(0.3, 2.0) if shape.rolled_back_by_somebody else None
-        self._stop_at = now_s + rng.uniform(0.1, 1.5) if shape.stops else None
-        self._manual_at = now_s + rng.uniform(0.1, 1.5) if shape.manual else None
-        self._clock_at = now_s + rng.uniform(0.1, 1.5) if shape.sets_clock else None
-        self._copy_at = now_s + rng.uniform(0.3, 2.5) if shape.goes_back else None
-        grow_at = [now_s + rng.uniform(0.1, 2.5)] if shape.grows else []
-        self._grow_at = sorted([*grow_at, *(now_s + at for at in world.rarities.partitions_at_s)])
+        now_s = world.now_s
+        moments = Moments.draw(world)
+        self._stop_at = moments.stop_at
+        self._manual_at = moments.manual_at
+        self._faults = Faults(world, moments, self._kill_all)
         self._retire_at = now_s + world.retirement.at_s if world.retirement else None
         self._save_at = now_s + 0.4 if world.saves else None
         self._begin_at: float | None = None
         """When the user starts from the last savepoint, while the job runs."""
         restoring = world.restoring
         self._begins = restoring.begins_after_s is not None and world.rewinds is None
-        self._back_at: float | None = None
-        """When an older copy of a target takes its place while the job is not done."""
         self._asked: set[tuple[Driver, CheckpointKind]] = set()
         self._cancel_at: float | None = None
         if world.asking.cancels_after_s is not None:
@@ -135,25 +130,15 @@ class _Supervisor:
         put_targets_back(world, point)
         return True
 
-    def _go_back(self) -> None:
-        """Kill the job, put the targets back to its savepoint, and have it start from that."""
-        world, point = self._world, self._world.rewind_point
-        if world.rewinds is None or world.rewinds.once_done or world.finished or not point:
-            return
-        if world.now_s >= point.at_s and may_go_back(world, point):
-            self._kill_all("the targets are put back")
-            put_targets_back(world, point)
-
     def run_once_more(self) -> None:
         """Whatever the first run left behind, the next attempt puts right (I3, I9)."""
         self._world.clock.run(lambda: self._world.calm, LIMIT_S)
         self._save_at = None
-        # What appears at the end of the input is read at the next start.
-        self._grow_at.clear()
+        self._faults.end_growth()
         # What the log has settled it asks for no more: the user can drop it.
         self._world.pipeline = replace(self._world.pipeline, retired=frozenset())
         self._start_again()
-        self._put_back()
+        self._faults.put_copies_back()
         self._run()
         self._world.clock.run(lambda: False, 3.0)
 
@@ -163,16 +148,6 @@ class _Supervisor:
             check_older_copy(self._world, self._older_copy)
         if self._world.kept is not None:
             check_kept_savepoint(self._world, self._world.kept)
-
-    def _put_back(self) -> None:
-        """Restore the targets of which the log knows from the copies that there are of them."""
-        world = self._world
-        known = replay(world.log.entries()).sinks
-        for target in world.targets.values():
-            if target.sink_id in known and target.go_back():
-                world.clock.say(f"{target.sink_id} goes back to an older copy of itself")
-                world.oracle.went_back(target.sink_id)
-                world.went_back = True
 
     def _run(self) -> None:
         world = self._world
@@ -209,7 +184,7 @@ class _Supervisor:
             self._begin_from_savepoint()
             self._start_drivers()
         self._ask()
-        self._harm()
+        self._faults.inject()
         decided_by_copy = world.rarities.decided_by_copy
         if self._older_copy is None and len(world.oracle.decided) >= decided_by_copy:
             self._older_copy = OlderCopy.take(world)
@@ -290,46 +265,3 @@ class _Supervisor:
             if driver.alive and (driver, kind) not in self._asked:
                 self._asked.add((driver, kind))
                 driver.request(kind)
-
-    def _harm(self) -> None:
-        world = self._world
-        if self._clock_at is not None and world.now_s >= self._clock_at:
-            world.clock.set_wall(world.rng.choice([-3600.0, 3600.0, -86400.0 * 365]))
-            self._clock_at = None
-        if self._grow_at and world.now_s >= self._grow_at[0] and not world.finished:
-            world.sources["source"].append(f"p{len(world.sources['source'])}")
-            world.clock.say("a partition appears")
-            del self._grow_at[0]
-        if self._copy_at is not None and world.now_s >= self._copy_at:
-            self._copy()
-        if self._back_at is not None and world.now_s >= self._back_at and not world.finished:
-            self._kill_all("the targets are restored")
-            self._put_back()
-            self._back_at = None
-        if self._dba_at is not None and world.now_s >= self._dba_at:
-            self._roll_back_one()
-        self._go_back()
-
-    def _copy(self) -> None:
-        """Copy a target; where much is to be in doubt then, wait for it for a while."""
-        world = self._world
-        target = world.rng.choice(list(world.targets.values()))
-        waited_s = world.now_s - (self._copy_at or 0.0)
-        if len(target.in_doubt) < world.restoring.copied_in_doubt and waited_s < 2.0:
-            return
-        target.back_up()
-        world.clock.say(f"{target.sink_id} is copied")
-        self._copy_at = None
-        if world.restoring.goes_back_after_s is not None:
-            self._back_at = world.now_s + world.restoring.goes_back_after_s
-
-    def _roll_back_one(self) -> None:
-        """Somebody else rolls a prepared transaction back, behind everybody's back."""
-        world = self._world
-        target = world.rng.choice(list(world.targets.values()))
-        if target.in_doubt:
-            transaction = world.rng.choice(sorted(target.in_doubt))
-            target.roll_back_by_hand(transaction)
-            world.rolled_back.add(transaction)
-            world.clock.say(f"somebody rolls back {transaction}")
-            self._dba_at = None

@@ -503,7 +503,7 @@ class KeyedTask(StageTask):
     ) -> Steps[None]:
         """The asynchronous part, then the ack."""
         world, slot = self.world, self.slot
-        yield 0.5 if world.rng.random() < world.shape.slow_uploads else 0.02
+        yield 0.5 if world.rng.random() < world.shape.rates.slow_uploads else 0.02
         try:
             for handle, content in written:
                 if slot.crashes("in an upload"):

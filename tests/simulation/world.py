@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import START_S, Clock, Network
+from tests.simulation.faults import FaultRates, StandStill, draw_loss, draw_stand_stills
 from tests.simulation.oracle import Oracle
 from tests.simulation.rarities import BUNDLE_S, Rarities
 from tests.simulation.rewinds import RewindPoint, Rewinds, draw_silent
@@ -72,14 +73,7 @@ class Shape:
     restart: RestartStrategy
     mode: AlignmentMode
     targets: Sequence[type[Target]]
-    crash_rate: float
-    loss: float
-    doubling: float
-    database_faults: float
-    storage_faults: float
-    slow_commits: float
-    overtaken_commits: float
-    slow_uploads: float
+    rates: FaultRates
     two_drivers: bool
     rolled_back_by_somebody: bool
     stops: bool
@@ -102,7 +96,7 @@ class Shape:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Shape:
-        loss = rng.choice([0.0, 0.0, 0.02, 0.1])
+        loss = draw_loss(rng)
         manual = rng.random() < 0.2
         checkpoints = CheckpointSettings(
             interval_s=None if manual and rng.random() < 0.5 else 0.15,
@@ -128,14 +122,7 @@ class Shape:
             restart=rng.choice(RESTARTS),
             mode=mode,
             targets=rng.choices([TwoPhase, Staged, Versioned], k=rng.choice([1, 1, 2])),
-            crash_rate=rng.choice([0.0, 0.005, 0.02, 0.05]),
-            loss=loss,
-            doubling=rng.choice([0.0, 0.1]),
-            database_faults=rng.choice([0.0, 0.0, 0.03, 0.1]),
-            storage_faults=rng.choice([0.0, 0.0, 0.03]),
-            slow_commits=rng.choice([0.0, 0.0, 0.3]),
-            overtaken_commits=rng.choice([0.0, 0.2]),
-            slow_uploads=rng.choice([0.0, 0.3, 0.6]),
+            rates=FaultRates.draw(rng, loss),
             two_drivers=rng.random() < 0.25,
             rolled_back_by_somebody=rng.random() < 0.03,
             stops=rng.random() < 0.2,
@@ -212,29 +199,6 @@ def _impatient(seed: int, shape: Shape) -> Shape | None:
     return replace(shape, checkpoints=settings, records=records, credits=4, row_s=0.2)
 
 
-@dataclass(frozen=True)
-class StandStill:
-    """For how long nothing arrives that one slot sends another."""
-
-    sender: int
-    receiver: int
-    begins_s: float
-    ends_s: float
-
-
-def _drawn_stand_stills(seed: int, now_s: float) -> tuple[StandStill, ...]:
-    """Drawn apart, as savepoints are."""
-    rng = random.Random(f"stand-stills {seed}")
-    if rng.random() >= 0.15:
-        return ()
-    drawn: list[StandStill] = []
-    for _ in range(rng.randint(1, 4)):
-        begins_s = now_s + rng.uniform(0.1, 3.0)
-        ends_s = begins_s + rng.choice([0.3, 1.2, 2.5])
-        drawn.append(StandStill(rng.randrange(2), rng.randrange(2), begins_s, ends_s))
-    return tuple(drawn)
-
-
 def _standing(seed: int, shape: Shape) -> Shape:
     """Where wires stand still: checkpoints are given up while their barriers are under way."""
     rng = random.Random(f"shape of stand-stills {seed}")
@@ -259,13 +223,13 @@ def _patient(seed: int, shape: Shape) -> Shape | None:
     drawn = random.Random(f"patience {seed}").random() < 0.008
     if not drawn or _drawn_saves(seed) or _impatient(seed, shape):
         return None
+    rates = shape.rates
     return replace(
         shape,
         checkpoints=replace(shape.checkpoints, interval_s=0.1, timeout_s=1e6, min_pause_s=0.0),
         restart=FixedDelay(attempts=10, delay_s=0.1),
         records=max(shape.records, 20),
-        crash_rate=max(shape.crash_rate, 0.02),
-        loss=0.0,
+        rates=replace(rates, crash_rate=max(rates.crash_rate, 0.02), loss=0.0),
         slowness=1.0,
         stops=False,
         manual=False,
@@ -379,7 +343,7 @@ class World:
         self.oracle = Oracle(self)
         self.log = SharedLog(self.clock, self._logged)
         self.log.overwrites = variant.overwrites
-        self.network = Network(shape.loss, shape.doubling)
+        self.network = Network(shape.rates.loss, shape.rates.doubling)
         self.sources = {"source": [f"p{number}" for number in range(shape.partitions)]}
         if _drawn_rules(seed):
             self.sources[RULES] = [RULE]
@@ -434,7 +398,7 @@ class World:
         if impatient := _impatient(seed, shape):
             self.lifetime_s = LIFETIME_S
             shape = impatient
-        elif stand_stills := _drawn_stand_stills(seed, START_S):
+        elif stand_stills := draw_stand_stills(seed, START_S):
             self.stand_stills = stand_stills
             return _standing(seed, shape)
         if patient := _patient(seed, shape):
@@ -452,7 +416,7 @@ class World:
 
     def _target(self, sink_id: str, kind: type[Target]) -> Target:
         target = kind(self.clock, sink_id, self.oracle.committed)
-        target.overtaken_rate = self.shape.overtaken_commits
+        target.overtaken_rate = self.shape.rates.overtaken_commits
         if isinstance(target, Versioned):
             target.on_version = self.oracle.version
         return target
@@ -489,11 +453,11 @@ class World:
         return not self.waits and self.clock.now_s >= self._calm_at
 
     def _let_servers_fail(self) -> None:
-        self.files.fault_rate = self.log.fault_rate = self.shape.storage_faults
+        self.files.fault_rate = self.log.fault_rate = self.shape.rates.storage_faults
         self.log.slow_rate = self.rarities.slow_log
         for target in self.targets.values():
-            target.fault_rate = self.shape.database_faults
-            target.slow_rate = self.shape.slow_commits
+            target.fault_rate = self.shape.rates.database_faults
+            target.slow_rate = self.shape.rates.slow_commits
 
     def calm_down(self) -> None:
         self.network.loss = self.network.doubling = 0.0
@@ -545,10 +509,12 @@ class World:
     def draws_crash(self) -> bool:
         if self.waits:
             return False
-        return not self.calm and self.rng.random() < self.shape.crash_rate
+        return not self.calm and self.rng.random() < self.shape.rates.crash_rate
 
     def log_fails(self) -> bool:
-        return not self.calm and not self.waits and self.rng.random() < self.shape.storage_faults
+        return (
+            not self.calm and not self.waits and self.rng.random() < self.shape.rates.storage_faults
+        )
 
     def key_of(self, partition: str, offset: int) -> int:
         return (sum(map(ord, partition)) * 7 + offset * 3) % self.shape.keys
