@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause, check_clause, hindrance
+from onceflow.integration.conformance.clause_catalog import CLAUSES
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.conformance.target import NotTestable, SinkTarget

@@ -168,4 +168,4 @@ class DeltaSink(Sink):
 
 
 CONNECTOR = SinkConnector(sink=DeltaSink)
-"""What the catalogue finds."""
+"""What the catalog finds."""

@@ -375,4 +375,4 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
 
 
 CONNECTOR = SinkConnector(sink=FileSink, resource_manager=_resource_manager)
-"""What the catalogue finds."""
+"""What the catalog finds."""

@@ -187,4 +187,4 @@ class IcebergSink(Sink):
 
 
 CONNECTOR = SinkConnector(sink=IcebergSink)
-"""What the catalogue finds."""
+"""What the catalog finds."""

@@ -257,4 +257,4 @@ def _resource_manager(access: ServerAccess) -> ResourceManager:
 CONNECTOR = SinkConnector(
     sink=KafkaSink, resource_manager=_resource_manager, read_url=read_kafka_url
 )
-"""What the catalogue finds."""
+"""What the catalog finds."""

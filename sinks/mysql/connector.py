@@ -1,4 +1,4 @@
-"""MySQL and MariaDB for the tools: what they hold in doubt, and what the catalogue finds."""
+"""MySQL and MariaDB for the tools: what they hold in doubt, and what the catalog finds."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ CONNECTOR = SinkConnector(
     diagnosis=_DIAGNOSIS,
     examine=_DIAGNOSIS.examine,
 )
-"""What the catalogue finds."""
+"""What the catalog finds."""

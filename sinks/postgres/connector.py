@@ -1,4 +1,4 @@
-"""Postgres for the tools: what its databases hold in doubt, and what the catalogue finds."""
+"""Postgres for the tools: what its databases hold in doubt, and what the catalog finds."""
 
 from __future__ import annotations
 
@@ -95,4 +95,4 @@ CONNECTOR = SinkConnector(
     diagnosis=_DIAGNOSIS,
     examine=_DIAGNOSIS.examine,
 )
-"""What the catalogue finds."""
+"""What the catalog finds."""

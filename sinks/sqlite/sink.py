@@ -131,4 +131,4 @@ def _diagnosis(access: ServerAccess, names: Sequence[str], parallelism: int, /) 
 
 
 CONNECTOR = SinkConnector(sink=SQLiteSink, resource_manager=_resource_manager, diagnosis=_diagnosis)
-"""What the catalogue finds."""
+"""What the catalog finds."""

@@ -238,4 +238,4 @@ class DatagenReader(SourceReader):
 
 
 CONNECTOR = SourceConnector(source=DatagenSource)
-"""What the catalogue finds."""
+"""What the catalog finds."""

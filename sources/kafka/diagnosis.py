@@ -304,4 +304,4 @@ CONNECTOR = SourceConnector(
     examine=_examine_source,
     read_url=read_kafka_url,
 )
-"""What the catalogue finds."""
+"""What the catalog finds."""

@@ -19,8 +19,8 @@ from tests.conformance.state_job import BACKENDS, Job
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.state import StateBackend
-from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clause_catalog import CLAUSES
 from onceflow.integration.conformance.clauses import (
     batching,
     breaking,

@@ -22,8 +22,8 @@ from onceflow.connectors import (
     GlobalCommitter,
 )
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
-from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clause_catalog import CLAUSES
 from onceflow.integration.conformance.clauses import batching, killing, overtaking, running
 from onceflow.integration.conformance.processes import Processes
 

@@ -15,8 +15,8 @@ from tests.conformance.broken_sinks import GALLERY
 from tests.conformance.reference_sink import ReferenceTarget
 
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
-from onceflow.integration.conformance.catalogue import CLAUSES
 from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clause_catalog import CLAUSES
 from onceflow.integration.conformance.harness import Effort
 from onceflow.integration.conformance.processes import Processes
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onceflow.integration.conformance.catalogue import CLAUSES, NOT_OF_SINKS, SCENARIOS, with_tables
+from onceflow.integration.conformance.clause_catalog import (
+    CLAUSES,
+    NOT_OF_SINKS,
+    SCENARIOS,
+    with_tables,
+)
 from onceflow.integration.conformance.target import SinkTarget
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
 def test_document_is_in_step_with_the_clauses() -> None:
-    """Else: python -m onceflow.integration.conformance.catalogue docs/conformance.md."""
+    """Else: python -m onceflow.integration.conformance.clause_catalog docs/conformance.md."""
     text = _DOCUMENT.read_text(encoding="utf-8")
     assert text == with_tables(text)
     for clause in CLAUSES:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.tiers import has_all_folders
 
-from onceflow.integration.conformance.catalogue import CLAUSES, NOT_OF_SINKS
 from onceflow.integration.conformance.clause import Clause
+from onceflow.integration.conformance.clause_catalog import CLAUSES, NOT_OF_SINKS
 
 ROOT = Path(__file__).parents[2]
 _DOCUMENT = ROOT / "docs" / "internals" / "proofs.md"

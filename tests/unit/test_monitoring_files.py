@@ -15,7 +15,7 @@ import pytest
 from tests.support.prometheus import find_program
 
 from onceflow import JobState
-from onceflow.core.runtime.metrics.catalogue import CATALOGUE, Metric, MetricType
+from onceflow.core.runtime.metrics.metric_catalog import CATALOG, Metric, MetricType
 
 yaml: Any = importlib.import_module("yaml")  # it has no types
 
@@ -32,7 +32,7 @@ GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 def series() -> dict[str, Metric]:
     """Return the names that a query may have; a histogram is scraped as three."""
     found: dict[str, Metric] = {}
-    for metric in CATALOGUE:
+    for metric in CATALOG:
         is_histogram = metric.type is MetricType.HISTOGRAM
         for suffix in ("_bucket", "_sum", "_count") if is_histogram else ("",):
             found[metric.name + suffix] = metric
@@ -54,7 +54,7 @@ QUERIES = dict(queries())
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_asks_for_metrics_and_labels_of_the_catalogue(name: str) -> None:
+def test_a_query_asks_for_metrics_and_labels_of_the_catalog(name: str) -> None:
     known, query = series(), QUERIES[name]
     asked = SELECTOR.findall(query)
     assert asked
@@ -115,4 +115,4 @@ def test_metrics_without_a_query_are_few() -> None:
     asked = {metric for query in QUERIES.values() for metric, _ in SELECTOR.findall(query)}
     unasked = {metric.name for name, metric in series().items() if name not in asked}
     shown = {metric.name for name, metric in series().items() if name in asked}
-    assert len(unasked - shown) <= len(CATALOGUE) // 3
+    assert len(unasked - shown) <= len(CATALOG) // 3

@@ -51,9 +51,9 @@ from onceflow.core.runtime.events.job_events import (
 )
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
-from onceflow.core.runtime.metrics.catalogue import QUERY_LABEL
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
+from onceflow.core.runtime.metrics.metric_catalog import QUERY_LABEL
 from onceflow.core.settings.pipeline_settings import Metrics
 
 _WHOLE = SubtaskRef("query", 0)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.core.imports.extras import require_package
-from onceflow.core.runtime.metrics.catalogue import CATALOGUE, JOB_LABEL, Metric, MetricType
+from onceflow.core.runtime.metrics.metric_catalog import CATALOG, JOB_LABEL, Metric, MetricType
 from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 
-_POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumerate(CATALOGUE)}
+_POSITIONS: Mapping[str, int] = {metric.name: index for index, metric in enumerate(CATALOG)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Collector:
         self._measured = measured
 
     def collect(self) -> Iterator[Any]:
-        """Yield each metric once, with the samples of every job, in the catalogue's order."""
+        """Yield each metric once, with the samples of every job, in the catalog's order."""
         by_metric: dict[str, list[tuple[Measured, Family]]] = {}
         for one in self._measured:
             for family in one.families:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.messages import FunctionMetric
-from onceflow.core.runtime.metrics.catalogue import PREFIX, Metric, MetricType
+from onceflow.core.runtime.metrics.metric_catalog import PREFIX, Metric, MetricType
 from onceflow.core.runtime.metrics.samples import Family, Histogram, HistogramValue, Value
 
 LABELS = ("operator", "subtask")

@@ -34,9 +34,9 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
-from onceflow.core.runtime.metrics import catalogue
-from onceflow.core.runtime.metrics.catalogue import Metric
+from onceflow.core.runtime.metrics import metric_catalog
 from onceflow.core.runtime.metrics.function_totals import FunctionTotals
+from onceflow.core.runtime.metrics.metric_catalog import Metric
 from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
 from onceflow.core.spi import SplitOffsets
 
@@ -93,18 +93,18 @@ class _SinkTotal:
 
 _SUBTASK_FIELDS = tuple(field.name for field in fields(_SubtaskTotal))
 _SUBTASK_COUNTERS: Mapping[str, Metric] = {
-    "records_in": catalogue.SUBTASK_RECORDS_IN,
-    "records_out": catalogue.SUBTASK_RECORDS_OUT,
-    "busy_s": catalogue.SUBTASK_BUSY,
-    "backpressured_s": catalogue.SUBTASK_BACKPRESSURED,
-    "cpu_s": catalogue.SUBTASK_CPU,
+    "records_in": metric_catalog.SUBTASK_RECORDS_IN,
+    "records_out": metric_catalog.SUBTASK_RECORDS_OUT,
+    "busy_s": metric_catalog.SUBTASK_BUSY,
+    "backpressured_s": metric_catalog.SUBTASK_BACKPRESSURED,
+    "cpu_s": metric_catalog.SUBTASK_CPU,
 }
 _SINK_COUNTERS: Mapping[str, Metric] = {
-    "rows_committed": catalogue.SINK_ROWS,
-    "committed": catalogue.SINK_COMMITS,
-    "aborted": catalogue.SINK_ABORTS,
-    "retried": catalogue.SINK_RETRIES,
-    "rows_rejected": catalogue.SINK_REJECTED,
+    "rows_committed": metric_catalog.SINK_ROWS,
+    "committed": metric_catalog.SINK_COMMITS,
+    "aborted": metric_catalog.SINK_ABORTS,
+    "retried": metric_catalog.SINK_RETRIES,
+    "rows_rejected": metric_catalog.SINK_REJECTED,
 }
 
 
@@ -168,7 +168,9 @@ class JobMetrics:
                 return ()
             retained = self._retained
             counted = (*self._collect_job(), *self._collect_subtasks(), *self._collect_sinks())
-        stored = () if retained is None else (_single(catalogue.STORAGE, _sum_files(retained)),)
+        stored = (
+            () if retained is None else (_single(metric_catalog.STORAGE, _sum_files(retained)),)
+        )
         return (*counted, *stored, *self._collect_gauges(status))
 
     # --- events: under the lock -----------------------------------------------------------------
@@ -248,26 +250,28 @@ class JobMetrics:
     def _observe(self, kind: str, part: str, duration_ms: float) -> None:
         histogram = self._durations.get((kind, part))
         if histogram is None:
-            histogram = Histogram(catalogue.CHECKPOINT_DURATION.buckets)
+            histogram = Histogram(metric_catalog.CHECKPOINT_DURATION.buckets)
             self._durations[kind, part] = histogram
         histogram.observe(duration_ms / 1000)
 
     # --- samples: under the lock ----------------------------------------------------------------
 
     def _collect_job(self) -> Iterator[Family]:
-        yield _single(catalogue.ATTEMPTS, self._attempts)
+        yield _single(metric_catalog.ATTEMPTS, self._attempts)
         reasons = sorted(self._restarts.items())
-        yield Family(catalogue.RESTARTS, tuple(((reason,), count) for reason, count in reasons))
         yield Family(
-            catalogue.CHECKPOINT_DURATION,
+            metric_catalog.RESTARTS, tuple(((reason,), count) for reason, count in reasons)
+        )
+        yield Family(
+            metric_catalog.CHECKPOINT_DURATION,
             tuple((labels, one.value()) for labels, one in sorted(self._durations.items())),
         )
-        yield _single(catalogue.CHECKPOINT_UPLOADED, self._uploaded_bytes)
-        yield _single(catalogue.SAVEPOINTS, self._savepoints)
+        yield _single(metric_catalog.CHECKPOINT_UPLOADED, self._uploaded_bytes)
+        yield _single(metric_catalog.SAVEPOINTS, self._savepoints)
         if self._last_decided_s is not None:
-            yield _single(catalogue.CHECKPOINT_LAST, self._last_decided_s)
+            yield _single(metric_catalog.CHECKPOINT_LAST, self._last_decided_s)
         if self._interval_s is not None:
-            yield _single(catalogue.CHECKPOINT_INTERVAL, self._interval_s)
+            yield _single(metric_catalog.CHECKPOINT_INTERVAL, self._interval_s)
 
     def _collect_subtasks(self) -> Iterator[Family]:
         assert self._status is not None
@@ -277,8 +281,8 @@ class JobMetrics:
             rejected[subtask.chain] += total.rejected
             if subtask.chain in self._status.sources:
                 read[subtask.chain] += total.records_in
-        yield _by_label(catalogue.REJECTED, rejected)
-        yield _by_label(catalogue.SOURCE_RECORDS, read)
+        yield _by_label(metric_catalog.REJECTED, rejected)
+        yield _by_label(metric_catalog.SOURCE_RECORDS, read)
         labels = self._label_subtasks()
         for name, metric in _SUBTASK_COUNTERS.items():
             sums: dict[tuple[str, ...], float] = {}
@@ -290,7 +294,7 @@ class JobMetrics:
         for metrics in self._status.subtasks:
             key = labels.get(metrics.subtask, (metrics.subtask.chain, ""))
             waiting[key] = waiting.get(key, 0) + metrics.input_batches
-        yield Family(catalogue.SUBTASK_INPUT, tuple(waiting.items()))
+        yield Family(metric_catalog.SUBTASK_INPUT, tuple(waiting.items()))
         yield from self._functions.collect(lambda subtask: labels[subtask][1])
 
     def _label_subtasks(self) -> dict[SubtaskRef, tuple[str, str]]:
@@ -315,32 +319,32 @@ class JobMetrics:
             transactions.append(((uid, "in_doubt"), left.transactions if left else 0))
             age_s = time.monotonic() - left.since_s if left else 0.0
             ages.append(((uid,), max(age_s, sink.oldest_prepared_s if sink else 0.0)))
-        yield Family(catalogue.SINK_TRANSACTIONS, tuple(transactions))
-        yield Family(catalogue.SINK_OLDEST_PREPARED, tuple(ages))
+        yield Family(metric_catalog.SINK_TRANSACTIONS, tuple(transactions))
+        yield Family(metric_catalog.SINK_OLDEST_PREPARED, tuple(ages))
 
     # --- samples of the status alone ------------------------------------------------------------
 
     def _collect_gauges(self, status: JobStatus) -> Iterator[Family]:
         states = tuple(((state.value,), int(state is status.state)) for state in JobState)
-        yield Family(catalogue.JOB_STATE, states)
+        yield Family(metric_catalog.JOB_STATE, states)
         yield Family(
-            catalogue.CHECKPOINTS,
+            metric_catalog.CHECKPOINTS,
             (
                 (("completed",), status.checkpoints_completed),
                 (("failed",), status.checkpoints_failed),
             ),
         )
-        yield _single(catalogue.CHECKPOINTS_PENDING, len(status.pending))
+        yield _single(metric_catalog.CHECKPOINTS_PENDING, len(status.pending))
         if (last := status.last_checkpoint) is not None:
-            yield _single(catalogue.CHECKPOINT_LAST_NUMBER, last.checkpoint)
-            yield _single(catalogue.STATE_BYTES, last.size_bytes)
-        yield _single(catalogue.SLOTS, len(status.slots))
+            yield _single(metric_catalog.CHECKPOINT_LAST_NUMBER, last.checkpoint)
+            yield _single(metric_catalog.STATE_BYTES, last.size_bytes)
+        yield _single(metric_catalog.SLOTS, len(status.slots))
         if len(status.slots) <= self._limits.subtasks_max:
             memory = tuple(((str(slot.slot),), slot.rss_bytes) for slot in status.slots)
-            yield Family(catalogue.SLOT_MEMORY, memory)
-        yield Family(catalogue.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
+            yield Family(metric_catalog.SLOT_MEMORY, memory)
+        yield Family(metric_catalog.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
         blockers = tuple(((uid,), len(names)) for uid, names in sorted(status.blockers.items()))
-        yield Family(catalogue.SINK_BLOCKERS, blockers)
+        yield Family(metric_catalog.SINK_BLOCKERS, blockers)
 
     def _collect_lag(
         self, offsets: Mapping[str, tuple[SplitOffsets, ...]]

@@ -40,8 +40,8 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.events.status import AttemptStats, JobStatus
-from onceflow.core.runtime.metrics.catalogue import MetricType
 from onceflow.core.runtime.metrics.exposition import Measured
+from onceflow.core.runtime.metrics.metric_catalog import MetricType
 from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 from onceflow.core.settings.pipeline_settings import OpenTelemetry
 from onceflow.core.version import VERSION

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onceflow.core.runtime.metrics.catalogue import Metric
+from onceflow.core.runtime.metrics.metric_catalog import Metric
 
 
 @dataclass(frozen=True, slots=True)

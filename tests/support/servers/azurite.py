@@ -1,7 +1,7 @@
 """Azurite, Microsoft's own emulator of Azure Blob Storage, as a process of this machine.
 
 It keeps conditional writes. What it has acknowledged in the last five seconds it forgets when it is
-killed, containers too: it writes its catalogue to the disk no more often.
+killed, containers too: it writes its catalog to the disk no more often.
 """
 
 from __future__ import annotations

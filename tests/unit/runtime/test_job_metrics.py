@@ -51,9 +51,9 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.events.listeners import StatusTracker
-from onceflow.core.runtime.metrics.catalogue import CATALOGUE, Metric, MetricType
 from onceflow.core.runtime.metrics.exposition import Measured, expose
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
+from onceflow.core.runtime.metrics.metric_catalog import CATALOG, Metric, MetricType
 from onceflow.core.spi import SplitOffsets
 
 parser: Any = pytest.importorskip("prometheus_client.parser")
@@ -275,7 +275,7 @@ def every_event() -> Iterable[JobEvent]:
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
-def test_the_catalogue_is_what_is_scraped_with_types_and_labels(accept: str) -> None:
+def test_the_catalog_is_what_is_scraped_with_types_and_labels(accept: str) -> None:
     job = Measuring()
     job.take(*every_event())
     job.metrics.retain([checkpoint(1)])
@@ -290,16 +290,16 @@ def test_the_catalogue_is_what_is_scraped_with_types_and_labels(accept: str) -> 
         suffix = "_total" if family.type == "counter" else ""
         labels = {name for sample in family.samples for name in sample.labels} - {"le", "job_name"}
         found[family.name.removesuffix("_total") + suffix] = (family.type, labels)
-    assert found == {metric.name: (metric.type.value, set(metric.labels)) for metric in CATALOGUE}
+    assert found == {metric.name: (metric.type.value, set(metric.labels)) for metric in CATALOG}
 
 
-def test_the_table_of_the_document_is_the_catalogue() -> None:
+def test_the_table_of_the_document_is_the_catalog() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     table = text.partition("<!-- metrics -->\n")[2].partition("\n\n")[0]
     assert table.splitlines() == [
         "| metric | type | unit | labels | meaning |",
         "|---|---|---|---|---|",
-        *(describe(metric) for metric in CATALOGUE),
+        *(describe(metric) for metric in CATALOG),
     ]
 
 
@@ -309,7 +309,7 @@ def describe(metric: Metric) -> str:
 
 
 def test_names_are_as_prometheus_asks() -> None:
-    for metric in CATALOGUE:
+    for metric in CATALOG:
         assert re.fullmatch(r"onceflow(_[a-z]+)+", metric.name)
         assert not re.search(r"_(ms|millis\w*|minutes|kb|mb)(_|$)", metric.name)
         if metric.unit in {"seconds", "bytes"}:

@@ -2,7 +2,7 @@
 
 The tables of docs/conformance.md are made from them:
 
-python -m onceflow.integration.conformance.catalogue docs/conformance.md     brings it up to date
+python -m onceflow.integration.conformance.clause_catalog docs/conformance.md  updates it
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every metric of onceflow: its name, type, unit, meaning and labels, each said once.
 
 `/metrics`, the table in docs/monitoring.md, the alert rules and the dashboards are held against
-this catalogue by tests. Names have one prefix, base units, and `_total` at the end of a counter.
+this catalog by tests. Names have one prefix, base units, and `_total` at the end of a counter.
 
 The label that every sample has is not listed: `job_name`, or `query` for a query of Structured
 Streaming. (`job` is the label that Prometheus gives to what it scrapes.)
@@ -207,7 +207,7 @@ SUBTASK_INPUT = _gauge(
     "subtask",
 )
 
-CATALOGUE: tuple[Metric, ...] = tuple(
+CATALOG: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
 """All of them, in the order of this file."""
