@@ -355,6 +355,13 @@ class Graph:
             if isinstance(operator.work, ReadFrom)
         )
 
+    def sources_of(self, uid: str) -> frozenset[str]:
+        """Return the uids of all sources whose records flow into operator `uid`."""
+        operator = self.operator(uid)
+        if isinstance(operator.work, ReadFrom):
+            return frozenset({uid})
+        return frozenset[str]().union(*(self.sources_of(feed.uid) for feed in operator.feeds))
+
     def makes_last_rows(self) -> bool:
         """Return whether a function makes rows at the end of its input."""
         return any(_has_on_end(operator.work) for operator in self.operators)

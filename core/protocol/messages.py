@@ -13,6 +13,7 @@ from typing import TypeAlias
 from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerCheckpoint
 from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
+from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.protocol.splits import Split
 
 # --- slot to driver ---------------------------------------------------------------------------
@@ -48,6 +49,8 @@ class Acked:
 
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
+    record_times: RecordTimes | None = None
+    """Of a source that has them: when the records were made that came since the last barrier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,15 @@ class SourceReader(ABC):
         """
         return ()
 
+    def take_record_times(self) -> Sequence[tuple[int, int]]:
+        """Return times of records: (milliseconds since 1970, how many records), in any order.
+
+        For metrics alone: of the rows that polls have returned since the last call. Called after a
+        `poll` that returned rows. A time may stand for the records around it; see
+        `onceflow_commit_latency_seconds`. Empty: the source does not know.
+        """
+        return ()
+
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read `splits`, too, from where they stand; `snapshot` holds them from now on.
 

@@ -34,6 +34,8 @@ METADATA_FIELDS = (
 _EXCERPT_BYTES = 64
 _SAMPLE_STEP = 64
 """Every 64th message is measured: the estimate bounds memory, and need not be exact."""
+_TIME_STEP = 250
+"""Every 250th message's time is looked at, for metrics: messages of one fetch lie side by side."""
 
 
 def position_columns(messages: Sequence[Message]) -> list[pa.Array]:
@@ -74,6 +76,15 @@ def timestamp_column(stamps: Sequence[tuple[int, int]]) -> pa.Array:
     return pa.array(
         [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
     )
+
+
+def sample_times(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """Return (milliseconds since 1970, for how many messages it stands) of some of `messages`."""
+    return [
+        (stamp, min(_TIME_STEP, len(messages) - _TIME_STEP * number))
+        for number, (kind, stamp) in enumerate(map(TIMESTAMP, messages[::_TIME_STEP]))
+        if kind
+    ]
 
 
 def metadata_columns(messages: Sequence[Message]) -> list[pa.Array]:

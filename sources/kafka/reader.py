@@ -31,6 +31,7 @@ from onceflow.sources.kafka.client import (
     open_consumer,
 )
 from onceflow.sources.kafka.events import Event, Gaps, classify_error
+from onceflow.sources.kafka.messages import sample_times
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.settings import KafkaSettings
 from onceflow.sources.kafka.value_formats import CHUNK, rows_of
@@ -102,6 +103,7 @@ class KafkaReader(SourceReader):
         self._troubles = LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
+        self._times: list[tuple[int, int]] = []
         self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
         self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
@@ -150,6 +152,11 @@ class KafkaReader(SourceReader):
     def take_rejected(self) -> Sequence[DeadLetter]:
         """Return the records that could not be decoded, for the sink of dead letters."""
         return self._rows.refusals.take_letters()
+
+    def take_record_times(self) -> Sequence[tuple[int, int]]:
+        """Return timestamps of records, of one in 250 where many were fetched at once."""
+        times, self._times = self._times, []
+        return times
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
@@ -292,6 +299,7 @@ class KafkaReader(SourceReader):
         if self._bounded:
             messages = self._before_stops(messages)
         if messages:
+            self._times += sample_times(messages)
             self._rows.add(messages)
         for event in gaps:
             # After the rows are counted: the client that counts them may be replaced.

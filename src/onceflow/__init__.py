@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         AttemptEnded,
         AttemptRunning,
         CheckpointAcked,
+        CheckpointCommitted,
         CheckpointCompleted,
         CheckpointFailed,
         CheckpointTriggered,
@@ -182,7 +183,7 @@ else:
                 " JobRestarting JobStarted JobState LeftoversAborted Moment RecoveredSink"
                 " SavepointCompleted SavepointRestored SinkBlocked SinksRecovered SlotJoined"
                 " SlotLeft SlotReported SlotsDeployed SlotsJoined SplitsDiscovered StateDropped"
-                " SubtaskCommitted LagMeasured"
+                " SubtaskCommitted LagMeasured CheckpointCommitted"
             ),
             "onceflow.core.runtime.events.listeners": "JobListener",
             "onceflow.core.runtime.events.status": (
@@ -230,6 +231,7 @@ __all__ = [
     "BroadcastProcessFunction",
     "BroadcastStream",
     "CheckpointAcked",
+    "CheckpointCommitted",
     "CheckpointCompleted",
     "CheckpointFailed",
     "CheckpointFailure",

@@ -474,6 +474,7 @@ class AttemptLoop:
                     self._decide(fact)
                 decisions = coordinator.on_savepoint_end(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
+                self._decide(Announce(fact))
                 self._decide(GloballyCommitted(sink_id, checkpoint))
                 decisions = coordinator.on_committed(committer_ref(uid), checkpoint, now_s)
             case _:

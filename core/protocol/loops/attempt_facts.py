@@ -247,6 +247,7 @@ class Announce:
         | Heartbeat
         | Acked
         | CommittedThrough
+        | GlobalCommitEnded
         | AppendEnded
         | BlockersListed
         | SlotGone

@@ -37,6 +37,7 @@ from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.messages import SinkMetrics
+from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
 from onceflow.core.protocol.splits import AwaitedSplits, Split
 from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.batch_iterators import (
@@ -193,6 +194,10 @@ class RunningOperator(ABC):
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingSnapshot | None:
         """Do what `snapshot` does, in a self-contained form that the same backend restores."""
         return self.savepoint(checkpoint)
+
+    def take_record_times(self) -> RecordTimes | None:
+        """Return the times of the records that came since the last call; None: nobody knows."""
+        return None
 
     def on_completed(self, checkpoint: CheckpointId) -> None:  # noqa: B027 - optional hook
         """Called when `checkpoint` is decided."""
@@ -355,9 +360,12 @@ class SourceOperator(RunningOperator):
         self._beside = beside
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
         self._awaited = AwaitedSplits()
+        self._times = RecordTimesCounter()
 
     def process(self, batch: Batch) -> None:
         """Pass on what was read."""
+        if times := self.reader.take_record_times():
+            self._times.add(times, int(time.time() * 1000))
         if self._strategy is not None:
             self._see(self._strategy, batch.rows)
         self.emit(batch.rows)
@@ -418,6 +426,10 @@ class SourceOperator(RunningOperator):
             self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def take_record_times(self) -> RecordTimes | None:
+        """Return the times of the records that were passed on since the last call."""
+        return self._times.take()
 
     def on_completed(self, checkpoint: CheckpointId) -> None:
         """Begin with the splits that are decided; tell the source how far it is, for lag tools."""

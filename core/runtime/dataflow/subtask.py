@@ -54,6 +54,7 @@ from onceflow.core.protocol.messages import (
     SubtaskMail,
     SubtaskMetrics,
 )
+from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
@@ -102,6 +103,7 @@ class SnapshotTaken(SnapshotFrozen):
     pending: tuple[PendingSnapshot, ...]
     timings: SnapshotTimings
     overtaken: tuple[OvertakenBatches, ...] = ()
+    record_times: RecordTimes | None = None
 
 
 SubtaskReport: TypeAlias = SnapshotTaken | CompletionHeard | Declined | SourceExhausted | PartFailed
@@ -251,7 +253,12 @@ class Subtask(ABC):
         )
         pending = tuple(snapshot for snapshot in taken if snapshot is not None)
         return SnapshotTaken(
-            self.ref, barrier.checkpoint, pending, timings, overtaken=tuple(overtaken)
+            self.ref,
+            barrier.checkpoint,
+            pending,
+            timings,
+            overtaken=tuple(overtaken),
+            record_times=self._operators[0].take_record_times(),
         )
 
     def _advance(self, next_watermark: Callable[[], int | None]) -> None:

@@ -43,6 +43,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     DismissSlot,
     EndAttempt,
     EnterRunning,
+    GlobalCommitEnded,
     LookAtRecovery,
     OutboxesMeasured,
     RecoveryEnded,
@@ -80,6 +81,7 @@ from onceflow.core.runtime.driver.source_splits import SplitDiscovery
 from onceflow.core.runtime.events.job_events import (
     AttemptRunning,
     CheckpointAcked,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
@@ -263,10 +265,14 @@ class Attempt:
                 self._publish(StateDropped(dropped))
             case Heartbeat(slot, subtasks, rss_bytes, sinks):
                 self._publish(SlotReported(slot, subtasks, sinks, rss_bytes))
-            case Acked(checkpoint, snapshot):
-                self._publish(CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings))
+            case Acked(checkpoint, snapshot, record_times):
+                self._publish(
+                    CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings, record_times)
+                )
             case CommittedThrough(subtask, _, _, committed):
                 self._publish(SubtaskCommitted(subtask, committed))
+            case GlobalCommitEnded(_, uid, _, checkpoint):
+                self._publish(CheckpointCommitted(uid, checkpoint))
             case AppendEnded(_, completed, append_ms):
                 self._publish(CheckpointCompleted(completed.checkpoint, append_ms))
             case BlockersListed():

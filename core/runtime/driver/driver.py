@@ -157,6 +157,7 @@ class JobDriver:
         self._plan = plan
         self._observation = Observation(
             plan.name,
+            plan.graph,
             plan.listeners,
             plan.checkpointing.settings(),
             plan.settings,

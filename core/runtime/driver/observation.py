@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onceflow.core.api.graph import Graph
 from onceflow.core.imports.extras import require_package
 from onceflow.core.json_logs import configure_logs
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
@@ -16,6 +17,7 @@ from onceflow.core.runtime.events.event_log import is_event_log_on, log_event
 from onceflow.core.runtime.events.job_events import JobEvent
 from onceflow.core.runtime.events.listeners import JobListener, StatusTracker
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.open_telemetry import TelemetrySender
@@ -25,6 +27,7 @@ from onceflow.core.settings.pipeline_settings import (
     OpenTelemetry,
     RuntimeSettings,
 )
+from onceflow.core.spi import CommittedBy
 
 
 class Observation:
@@ -33,6 +36,7 @@ class Observation:
     def __init__(
         self,
         job: str,
+        graph: Graph,
         listeners: Sequence[JobListener],
         checkpointing: CheckpointSettings,
         runtime: RuntimeSettings,
@@ -51,7 +55,7 @@ class Observation:
         configure_logs(logs)
         self._job = job
         limits = SeriesLimits(metrics.subtasks_max, metrics.splits_max)
-        self._metrics = JobMetrics(checkpointing.interval_s, limits)
+        self._metrics = JobMetrics(checkpointing.interval_s, limits, _find_sinks(graph))
         self._health = JobHealth(checkpointing, runtime, metrics.unhealthy_after_intervals)
         self._sender = (
             None
@@ -93,3 +97,18 @@ class Observation:
     def _count(self, event: JobEvent, status: JobStatus) -> None:
         self._metrics.on_event(event, status)
         self._health.on_event(event)
+
+
+def _find_sinks(graph: Graph) -> tuple[SinkInputs, ...]:
+    """Return every sink of rows that are made of records; dead letters are not."""
+    home = {operator.uid: chain.id for chain in graph.chains() for operator in chain.operators}
+    return tuple(
+        SinkInputs(
+            operator.uid,
+            home[operator.uid],
+            graph.sources_of(operator.uid),
+            committed_by_driver=work.sink.committed_by is CommittedBy.DRIVER,
+        )
+        for operator, work in graph.sinks()
+        if not work.takes_dead_letters
+    )

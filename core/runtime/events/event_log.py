@@ -16,6 +16,7 @@ from onceflow.core.runtime.events.job_events import (
     AttemptEnded,
     AttemptRunning,
     CheckpointAcked,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
@@ -110,6 +111,7 @@ def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR091
             | SplitsDiscovered()
             | LagMeasured()
             | SinkBlocked()
+            | CheckpointCommitted()
             | SavepointRestored()
             | LeftoversAborted()
             | JobRestarting()

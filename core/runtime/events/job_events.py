@@ -19,6 +19,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.spi import SplitOffsets
 
 
@@ -193,6 +194,8 @@ class CheckpointAcked(_Timed):
     checkpoint: CheckpointId
     subtask: SubtaskRef
     timings: SnapshotTimings
+    record_times: RecordTimes | None = None
+    """Of a source that has them: when the records were made that came since the last barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,17 @@ class SubtaskCommitted(_Timed):
     """The sinks of `subtask` have committed everything up to `checkpoint`."""
 
     subtask: SubtaskRef
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted(_Timed):
+    """The driver has committed everything up to `checkpoint` for sink `uid`.
+
+    Only of sinks that commit whole checkpoints, as those of lake tables do.
+    """
+
+    uid: str
     checkpoint: CheckpointId
 
 
@@ -297,6 +311,7 @@ JobEvent: TypeAlias = (
     | SavepointRestored
     | CheckpointFailed
     | SubtaskCommitted
+    | CheckpointCommitted
     | LeftoversAborted
     | AttemptEnded
     | JobRestarting

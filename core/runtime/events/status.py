@@ -22,6 +22,7 @@ from onceflow.core.runtime.events.job_events import (
     AttemptEnded,
     AttemptRunning,
     CheckpointAcked,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
@@ -361,7 +362,7 @@ def apply(status: JobStatus, event: JobEvent) -> JobStatus:
             return replace(status, slots=_slots_after(status.slots, event))
         case StateDropped() | LeftoversAborted() | LagMeasured() | SinkBlocked():
             return _apply_to_rest(status, event)
-        case SlotLeft() | SplitsDiscovered() | EventsDropped():
+        case SlotLeft() | SplitsDiscovered() | CheckpointCommitted() | EventsDropped():
             # A slot that has left stays, with its last counters, until the next attempt begins.
             return status
         case _:

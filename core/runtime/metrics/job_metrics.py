@@ -35,6 +35,7 @@ from onceflow.core.runtime.events.job_events import (
 )
 from onceflow.core.runtime.events.status import CheckpointStats, JobStatus
 from onceflow.core.runtime.metrics import metric_catalog
+from onceflow.core.runtime.metrics.commit_latency import CommitLatency, SinkInputs
 from onceflow.core.runtime.metrics.function_totals import FunctionTotals
 from onceflow.core.runtime.metrics.metric_catalog import Metric
 from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
@@ -120,8 +121,13 @@ class _InDoubt:
 class JobMetrics:
     """Takes every event of a job, in order, from any thread; any thread collects."""
 
-    def __init__(self, interval_s: float | None = None, limits: SeriesLimits | None = None) -> None:
-        """Take the interval of checkpoints; None: there is none."""
+    def __init__(
+        self,
+        interval_s: float | None = None,
+        limits: SeriesLimits | None = None,
+        sinks: Sequence[SinkInputs] = (),
+    ) -> None:
+        """Take the interval of checkpoints (None: there is none), and the sinks of records."""
         self._interval_s = interval_s
         self._limits = limits or SeriesLimits()
         self._lock = threading.Lock()
@@ -137,6 +143,7 @@ class JobMetrics:
         self._subtasks: dict[SubtaskRef, _SubtaskTotal] = {}
         self._sinks: dict[str, _SinkTotal] = {}
         self._functions = FunctionTotals()
+        self._latency = CommitLatency(sinks)
         self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
         self._last_sinks: dict[tuple[str, int], SinkMetrics] = {}
         self._in_doubt: dict[str, _InDoubt] = {}
@@ -149,6 +156,7 @@ class JobMetrics:
         try:
             with self._lock:
                 self._status = status
+                self._latency.on_event(event)
                 self._take(event, status)
         except Exception:
             if not self._fails:
@@ -321,6 +329,7 @@ class JobMetrics:
             ages.append(((uid,), max(age_s, sink.oldest_prepared_s if sink else 0.0)))
         yield Family(metric_catalog.SINK_TRANSACTIONS, tuple(transactions))
         yield Family(metric_catalog.SINK_OLDEST_PREPARED, tuple(ages))
+        yield from self._latency.collect()
 
     # --- samples of the status alone ------------------------------------------------------------
 

@@ -171,6 +171,12 @@ SINK_BLOCKERS = _gauge(
     "sink",
 )
 
+COMMIT_LATENCY = _histogram(
+    "commit_latency_seconds",
+    "From a record's own time until its rows are visible in the target; a sample a record.",
+    "sink",
+)
+
 # --- subtasks ------------------------------------------------------------------------------------
 
 _OF_CHAIN = " Without the label subtask: of the whole chain."

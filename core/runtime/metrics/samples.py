@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,6 +39,12 @@ class Histogram:
         """Count `value`."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
+
+    def observe_all(self, values: Iterable[tuple[float, int]], total: float) -> None:
+        """Count each (value, how often); `total` is the sum of them all."""
+        for value, count in values:
+            self._counts[bisect_left(self._bounds, value)] += count
+        self._total += total
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Count what another histogram of the same bounds has counted."""

@@ -69,7 +69,7 @@ class SnapshotUploads:
                 in_flight_bytes=in_flight_bytes,
             )
             done = SubtaskSnapshot(subtask, tuple(operators), timings, in_flight)
-            slot.post(Acked(checkpoint, done))
+            slot.post(Acked(checkpoint, done, taken.record_times))
             self._abandon(())
         except StorageError as error:
             # First: storage that takes no file may not delete one either, nor answer soon.

@@ -51,6 +51,7 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.events.listeners import StatusTracker
+from onceflow.core.runtime.metrics.commit_latency import SinkInputs
 from onceflow.core.runtime.metrics.exposition import Measured, expose
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics, SeriesLimits
 from onceflow.core.runtime.metrics.metric_catalog import CATALOG, Metric, MetricType
@@ -68,7 +69,8 @@ class Measuring:
 
     def __init__(self, job: str = "ledger", limits: SeriesLimits | None = None) -> None:
         self.job = job
-        self.metrics = JobMetrics(10.0, limits)
+        sinks = (SinkInputs("out", "in", frozenset({"in"})),)
+        self.metrics = JobMetrics(10.0, limits, sinks)
         self._tracker = StatusTracker(job, (), self.metrics.on_event)
 
     def take(self, *events: JobEvent) -> None:
