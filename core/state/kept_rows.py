@@ -185,6 +185,7 @@ class KeptRows:
         self._table = store.accumulators(name, key_types, columns, namespaced=True)
         self._moments = set(self._table.namespaces(NUMBER_BITS).tolist())
         # Any restored key may have rows of any restored moment.
+        # A set: the sum of distinct powers of two is their union.
         bits = np.uint64(sum({1 << (one % _MOMENT_BITS) for one in self._moments}))
         self._filter = np.full(FILTER_WORDS_MIN, bits, np.uint64)
 
@@ -233,6 +234,8 @@ class KeptRows:
         earliest, latest = int(firsts.min()), int(lasts.max())
         rows: list[Ints] = [_NONE]
         moments: list[Ints] = [_NONE]
+        # By moments and not by rows: there are few of them, and each takes a few numpy calls for
+        # all rows.
         for moment in sorted(one for one in self._moments if earliest <= one <= latest):
             bit = np.uint64(moment % _MOMENT_BITS)
             may = ((bits >> bit) & np.uint64(1)).astype(np.bool_)
@@ -246,6 +249,7 @@ class KeptRows:
             hashes[of_rows],
         )
         present = np.flatnonzero(heads)
+        # Stable: within a row, moments stay in the order in which they were looked up.
         present = present[np.argsort(of_rows[present], kind="stable")]
         return of_rows[present], of_moments[present], heads[present]
 
@@ -284,6 +288,7 @@ class KeptRows:
                 " remove at one time; the key of this record has more",
                 row=row,
             )
+        # After the numbers are checked: a batch that is refused leaves the counts as they were.
         table.put(1, group.entries, before + group.counts)
         others = np.flatnonzero(numbers)
         if len(others):
@@ -311,6 +316,7 @@ class KeptRows:
         """Note that these rows, which may repeat, have a partner and are not alone."""
         if self.outer:
             alone = np.unique(entries)
+            # Rows that are paired already would be marked as changed, and written again.
             alone = alone[self._table.numbers(2, alone) != 0]
             self._table.put(2, alone, np.zeros(len(alone), np.bool_))
 
@@ -377,6 +383,7 @@ def _split_rows(rows: Ints, counts: Ints) -> Iterator[slice]:
     if not len(rows):
         return
     total = np.cumsum(counts)
+    # The last position of each row's pairs: a slice ends only at one of these.
     lasts = np.flatnonzero(np.append(rows[1:] != rows[:-1], True))
     start = 0
     while start < len(rows):
@@ -388,6 +395,7 @@ def _split_rows(rows: Ints, counts: Ints) -> Iterator[slice]:
 
 def moments_of(times: Ints, step_ms: int) -> Ints:
     """Return the moment of each time: the time in steps, rounded up."""
+    # Negating twice turns numpy's rounding down into rounding up.
     moments: Ints = -(-times // step_ms)
     return moments
 

@@ -187,6 +187,8 @@ class AccumulatorTable:
         for column in self._columns:
             name = column.column.name
             try:
+                # Into totals of their own, 1 for each of `new`: an overflow leaves the table as it
+                # was.
                 merged = column.merge(old, old_into + 1, len(new))
             except SumOverflow as overflow:
                 raise self._merge_overflow(column, old, overflow.row) from overflow
@@ -210,6 +212,7 @@ class AccumulatorTable:
         mixed = self.shape.hash_entries(columns, hashes)
         entries = self._index.find(columns, mixed)
         if self._removed_count:
+            # A removed key still has its entry until the table is packed, and counts as absent.
             entries[self._removed[entries]] = 0
         return entries
 
@@ -223,6 +226,7 @@ class AccumulatorTable:
         those of the keys. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
+        # This class's own: a backend on disk would read the database for every new key here.
         return AccumulatorTable._resolve(self, columns, self.shape.hash_entries(columns, hashes))
 
     def namespaces(self, bits: int = 0) -> Ints:
@@ -349,6 +353,7 @@ class AccumulatorTable:
     def _forget(self, entries: Ints) -> None:
         for column in self._columns:
             column.clear(entries)
+        # Entries that were removed before are counted already.
         self._removed_count += len(entries) - int(np.count_nonzero(self._removed[entries]))
         self._removed[entries] = True
         self._mark_changed(entries)
@@ -385,6 +390,7 @@ class AccumulatorTable:
             self._max_parallelism,
             tuple(_part(column, entries) for column in self._index.view_keys()),
             self._index.view_hashes()[entries],
+            # A slice is a view on the table's own memory, which the next batch changes.
             tuple(column.totals[entries].copy() for column in self._columns),
             tuple(column.seen[entries].copy() for column in self._columns),
             tuple(c.bytes_at() for c in self._columns if isinstance(c, BytesTotals)),
@@ -412,6 +418,7 @@ class AccumulatorTable:
             self._reserve(used, self._index.end)
         if self._removed_count:
             # A removed key that is back has its old entry, whose totals were cleared.
+            # Each entry once: a key may be in several rows of the batch, and is counted once.
             back = np.unique(entries[self._removed[entries]])
             self._removed[back] = False
             self._removed_count -= len(back)
@@ -483,6 +490,7 @@ class AccumulatorView:
         chosen = tuple(_part(column, entries) for column in self.keys)
         hashes = self.hashes[entries]
         if self.shape.namespaced:
+            # The index hashes namespace and key together; the key group follows from the key alone.
             hashes = hash_key_columns(self.shape.keys_alone(chosen))
         records = np.zeros(len(hashes), self.shape.totals_type)
         for index, (totals, seen) in enumerate(zip(self.totals, self.seen, strict=True)):
@@ -491,6 +499,7 @@ class AccumulatorView:
         texts: list[pa.Array] = []
         for index, values in zip(self.shape.of_bytes, self.bytes_at, strict=True):
             texts.append(values.take(pa.array(self.totals[index][entries])))
+            # In a row, a text's total is its length, by which `decode_totals` cuts it out again.
             records[f"t{index}"] = pc.binary_length(texts[-1]).to_numpy()
         groups = key_groups(hashes, self.max_parallelism)
         return StateRows(groups, encode_keys(chosen), encode_totals(records, texts))

@@ -64,6 +64,7 @@ class ValueArena:
             data = np.frombuffer(cast("Any", data_buffer), np.uint8)[start:stop]
             self._data[used : used + stop - start] = data
         self._offsets = enlarge(self._offsets, first + 1, first + rows + 1)
+        # The values' own offsets, moved by how far their bytes have moved.
         self._offsets[first + 1 : first + rows + 1] = offsets[1:] + (used - start)
         self.count = first + rows
         return first
@@ -135,5 +136,6 @@ class BytesTotals(Totals):
         """Drop the values that no entry has any more."""
         kept = ValueArena()
         kept.append(self._arena.view().take(pa.array(self.totals[1 : self._end])))
+        # Value i is now that of entry i; entry 0 keeps the empty value 0.
         self.totals[1 : self._end] = np.arange(1, self._end)
         self._arena = kept

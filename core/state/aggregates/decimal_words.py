@@ -45,6 +45,7 @@ def decimal_words(array: pa.Array) -> Words:
     if not len(array) or buffer is None:
         return np.zeros((0, 2), np.int64)
     every: Ints = np.frombuffer(cast("Any", buffer), np.int64)
+    # Arrow's own memory, two words a row: a slice of an array begins at its offset.
     return every[2 * array.offset : 2 * (array.offset + len(array))].reshape(-1, 2)
 
 
@@ -67,6 +68,7 @@ def greatest_start() -> Words:
 
 def words_of_ints(numbers: Ints) -> Words:
     """Return 64-bit integers as words."""
+    # An arithmetic shift by 63 gives 0 or -1: the high word of a number that fits the low one.
     return np.column_stack([numbers, numbers >> 63])
 
 
@@ -85,8 +87,10 @@ def running_word_sum(group: Grouping, totals: Words, values: Words) -> Words:
     for start, limb in zip(_limbs(totals), _limbs(ordered), strict=True):
         # Fewer than 2**31 rows of 32 bits fit 63 bits: no limb's sum wraps.
         sums = np.cumsum(limb)
+        # One running sum over all segments: each gets its total added, and what came before it off.
         sums += group.spread(start - (sums[firsts] - limb[firsts]))
         sums += carry
+        # What a limb has above its 32 bits goes into the next one; the shift keeps a negative sign.
         carry = sums >> 32
         limbs.append(sums & _HALF)
     high = (carry << 32) + limbs[3]
@@ -104,6 +108,7 @@ def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: n
 
     Totals and values that are absent are `least_start` or `greatest_start`.
     """
+    # The start of no value, in one word: a narrow number that equals it is not taken as narrow.
     edge = _INT64.max if ufunc is np.minimum else _INT64.min
     narrow = _narrow(totals, edge), _narrow(values, edge)
     if narrow[0] is not None and narrow[1] is not None:
@@ -113,6 +118,7 @@ def running_word_extreme(group: Grouping, totals: Words, values: Words, ufunc: n
     every = np.concatenate([totals, values])
     order = np.lexsort((np.ascontiguousarray(every[:, 0]).view(np.uint64), every[:, 1]))
     ranks = np.empty_like(order)
+    # The inverse of the permutation: the rank at which each number stands.
     ranks[order] = np.arange(len(order))
     chosen: Ints = accumulate(ufunc, group, ranks[: len(totals)], ranks[len(totals) :])
     return every[order[chosen]]
@@ -124,7 +130,9 @@ def word_averages(sums: Words, counts: Ints, digits: int) -> Words:
     `digits` are at most 4; a count of 0 is taken as 1.
     """
     factor = 10**digits
+    # A count of 0 divides no sum but 0, whose result is null anyway.
     counts = np.maximum(counts, 1)
+    # Without signs, halves are rounded away from zero by rounding them up.
     magnitudes, negative = _magnitudes(sums)
     lows = magnitudes[:, 0]
     narrow = not magnitudes[:, 1].any() and bool((lows >= 0).all())
@@ -224,6 +232,7 @@ def _divide_by_python(magnitudes: Words, counts: Ints, factor: int) -> Words:
     averages = np.empty_like(magnitudes)
     pairs = zip(magnitudes.tolist(), counts.tolist(), strict=True)
     for row, ((low, high), count) in enumerate(pairs):
+        # Masked, for `tolist` gives the low word with a sign.
         number = (high << 64) | (low & _WORD)
         average = (2 * factor * number + count) // (2 * count)
         words = average.to_bytes(16, "little")

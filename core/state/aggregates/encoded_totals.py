@@ -62,6 +62,7 @@ def decode_totals(
     position, ends = whole.starts + size, whole.starts + whole.lengths
     for column in of_bytes:
         lengths = records[f"t{column}"].astype(np.int64)
+        # Checked before the gather, which would read beyond the row into the next one.
         if int(lengths.min()) < 0 or bool((position + lengths > ends).any()):
             raise StateCorrupt("a text among totals is longer than its row")
         texts.append(to_binary(BytesKeys(whole.data, position, lengths)))

@@ -81,6 +81,7 @@ def running_count(group: Grouping, totals: Ints, valid: npt.NDArray[np.bool_] | 
     """Return the count at each position, `totals` being each segment's so far."""
     if valid is not None:
         return running_sum(group, totals, valid.astype(np.int64))
+    # Position p of a segment that begins at f has the count total - f + p + 1.
     counts: Ints = group.spread(totals - group.firsts)
     counts += np.arange(1, len(group.order) + 1)
     return counts
@@ -134,6 +135,7 @@ def accumulate(
     """Return `ufunc` folded over each segment, from left to right, at each position."""
     out: npt.NDArray[Any] = values[group.order]
     firsts, counts = group.firsts, group.counts
+    # The total so far goes into each segment's first value; the rounds carry it on.
     out[firsts] = ufunc(totals, out[firsts])
     # Round n adds the value at position n of all short segments at once: as many rounds as the
     # longest of them has rows, and in each segment strictly from left to right.

@@ -66,6 +66,7 @@ class Totals:
         if needed > len(self.totals):
             self.totals = enlarge(self.totals, used, needed)
             self.seen = enlarge(self.seen, used, needed)
+        # Also what was used before: entries that `keep` has freed still hold their old totals.
         self.totals[used:needed] = self._start
         self.seen[used:needed] = 0
 
@@ -149,6 +150,7 @@ class Totals:
         merged = type(self)(self.column)
         merged.reserve(1, count + 1)
         merged._fold(into, self.totals[entries])
+        # The `at` form applies every one of repeated indices; plain indexing keeps only the last.
         np.maximum.at(merged.seen, into, self.seen[entries])
         return merged
 
@@ -180,6 +182,8 @@ class Totals:
             return np.zeros(0, np.int64), valid
         array = self._cast(values)
         valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        # date32 and time32 have 32 bits, and totals have 64. `view` looks at the bits without a
+        # copy, and the cast widens them.
         if self.column.type.bit_width == 32:
             array = array.view(pa.int32()).cast(pa.int64())
         elif pa.types.is_boolean(self.column.type):

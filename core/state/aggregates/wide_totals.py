@@ -77,6 +77,7 @@ class WideTotals(Totals):
         if len(entries):
             group = Grouping.of(entries)
             running = self._run_totals(group, self.totals[group.entries], data)
+            # Each entry is one segment of `group`, so none is assigned twice.
             self.totals[group.entries] = group.lasts(running)
 
     def _nulls(self, unseen: Mask) -> Mask | None:
@@ -112,6 +113,7 @@ class WideTotals(Totals):
 
     def _results(self, words: Planes, unseen: Mask | None) -> pa.Array:
         if self.column.op != "sum" and unseen is not None:
+            # Start words of min, max and average are no decimals: none is left below a null.
             words = np.where(unseen[:, None], 0, words)
         return decimal_array(words, self.column.type, unseen)
 

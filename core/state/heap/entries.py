@@ -87,6 +87,7 @@ class Cells:
         self.encode = serializer.encode
         self.decode = serializer.decode
         single = len(self._direct) == 1
+        # One class, compared by `is`, is faster than a look into a set for each record.
         self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
@@ -104,12 +105,15 @@ class Cells:
             return value
         try:
             data = self.encode(value)
+            # Decoding at once shows whether a restore could read the value.
             read_back = self.decode(data)
         except Exception as error:  # a serializer may be the user's, and raise anything
             raise BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
                 f" {value!r:.80} ({type(value).__name__}): {type(error).__name__}: {error}"
             ) from error
+        # A subclass of a direct type, an IntEnum say, comes back as the plain type: stored like
+        # that, it is the same before and after a restore.
         return read_back if read_back.__class__ in self._direct else Encoded(data)
 
     def thaw(self, stored: Stored) -> Any:
@@ -184,6 +188,7 @@ class MapKeys:
         """
         if key.__class__ is not self._cells.direct:
             frozen = self._cells.freeze(key)
+            # Read back, the key would be of another type than the one that was put.
             if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
                 raise BadStateValue(
                     f"map state {self._name!r} has keys of {self.signature}, not"
@@ -249,6 +254,7 @@ def upgrade_map_keys(meta: StateMeta, rows: StateRows) -> StateRows:
     """
     if meta.kind != "map" or not _MAY_HOLD_DECIMALS.search(meta.signature.partition(" -> ")[0]):
         return rows
+    # Decoding and encoding again writes each key as this version does, whatever wrote it.
     pairs = map(split_map_row_key, rows.keys.to_pylist())
     keys = [map_row_key(key, to_stored_map_key(map_key)) for key, map_key in pairs]
     return StateRows(rows.groups, pa.array(keys, pa.large_binary()), rows.values)
@@ -476,8 +482,10 @@ class EntryListState(ListState[T]):
     def _extend(self, frozen: list[Stored]) -> None:
         table, key = self._table, self._table.current.key
         own = table.fresh.get(key, ABSENT)
+        # No snapshot reads what is in `fresh`, so the list may grow in place.
         if own.__class__ is list:
             own.extend(frozen)
             return
+        # DELETED hides what the layers below still hold.
         older: Any = ABSENT if own is DELETED else table.find_older(key)
         table.put(key, frozen if older is ABSENT else list(older) + frozen)

@@ -91,6 +91,8 @@ class HeapEntries(EntryTable):
 
     def delete(self, key: Any) -> None:
         """Leave no entry at `key`."""
+        # With a layer below, the key may be there: the deletion is written down. Without one it is
+        # simply gone, and a dict without DELETED need not be filtered later.
         if self._frozen:
             self.fresh[key] = DELETED
         else:
@@ -115,6 +117,7 @@ class HeapEntries(EntryTable):
             else:
                 self.put(key, alive)
         if looked_at < count:
+            # The keys as of now: a dict may not change while somebody iterates over it.
             self._to_clean = chain.from_iterable([list(d) for d in (*self._frozen, self.fresh)])
 
     def all(self) -> Iterator[tuple[Any, Any]]:
@@ -130,9 +133,12 @@ class HeapEntries(EntryTable):
     def freeze(self, max_parallelism: int) -> Iterable[StateRows]:
         """Return the entries as of now; they are turned into rows when they are iterated."""
         if len(self._frozen) >= LAYERS_MAX:
+            # A new dict, for uploads may still read the old ones.
             self._frozen = [_merge_layers(self._frozen)]
         self._frozen.append(self.fresh)
         self.fresh = {}
+        # A tuple of the layers as of now; `merge` replaces the list, and changes no dict that a
+        # pending snapshot reads.
         return _FrozenRows(self._codec, tuple(self._frozen), max_parallelism)
 
     def merge(self) -> None:
@@ -419,6 +425,7 @@ class HeapStore(KeyedStateStore):
         states += [
             (meta, table.filter_alive(table.view().rows())) for meta, table in self._tables.items()
         ]
+        # What nobody has asked for yet goes along as it was restored.
         left = self._restored.list_unclaimed()
         states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
         pending = HeapSnapshot(self._context, states)
@@ -438,6 +445,8 @@ class HeapStore(KeyedStateStore):
         self._merge_if_idle()
 
     def _merge_if_idle(self) -> None:
+        # `done` is set by the uploading thread as its last step; seen too late, the merge waits for
+        # the next checkpoint.
         self._pending = [pending for pending in self._pending if not pending.done]
         if not self._pending:
             for table in self._entries.values():

@@ -82,6 +82,7 @@ def _without_zeros(number: Decimal) -> Decimal:
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     while digits % 10 == 0:
+        # By integers and not by Decimal.normalize(), which rounds to the context's precision.
         digits, exponent = digits // 10, exponent + 1
     return Decimal((digits < 0, tuple(map(int, str(abs(digits)))), exponent))
 
@@ -114,6 +115,8 @@ def to_stored_map_key(key: Any) -> Any:
     if key.__class__ in _PLAIN_CLASSES or _is_plain(key):
         return key
     data = encode_map_key(key)
+    # True equals 1 as a dict's key, and a subclass equals its base: the round trip through bytes
+    # shows whether a plain value stands for the key. If not, its bytes do.
     value = decode_key(data)
     return value if _is_plain(value) else EncodedMapKey((data, None))
 
@@ -130,6 +133,8 @@ def encode_stored_map_key(stored: Any) -> bytes:
 
 def _encode_int(key: int) -> bytes:
     if -_SIGN <= key < _SIGN:
+        # Adding 2**63 flips the sign bit: negative numbers sort before positive ones, as their
+        # bytes do.
         return b"i" + _pack_u64(key + _SIGN)
     return b"I" + str(int(key)).encode()
 
@@ -139,6 +144,7 @@ def _encode_tuple(key: tuple[Any, ...]) -> bytes:
 
 
 def _encode_decimal(key: Decimal) -> bytes:
+    # Called for its errors: NaN and infinity have no digits to hash, and are no keys.
     to_unscaled(key)
     return b"D" + str(key).encode()
 
@@ -260,6 +266,8 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
             return hash_keys([pa.array(keys, _ARROW_TYPES[kind])])
         if kind is tuple and len(set(map(len, keys))) == 1 and keys[0]:
             first, *following = zip(*keys, strict=True)
+            # Tuples of one length are columns: their hash is combined column by column, as that of
+            # several key columns is.
             hashes = hash_python_keys(first)
             for column in following:
                 combine_hashes(hashes, hash_python_keys(column))
@@ -287,6 +295,8 @@ def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
             numbers = np.array(keys, np.int64).view(np.uint64) ^ np.uint64(_SIGN)
         except OverflowError:
             return pa.array(list(map(encode_key, keys)), pa.large_binary())
+        # An array of 9-byte records is the tag and the big-endian number of every key, side by
+        # side: numpy writes in one go what `_encode_int` packs key by key.
         records = np.zeros(len(keys), np.dtype([("tag", "S1"), ("number", ">u8")]))
         records["tag"], records["number"] = b"i", numbers
         return to_fixed_binary(records)

@@ -152,6 +152,7 @@ def _read(array: pa.Array, label: str) -> KeyColumn:
         return _bytes_keys(array, np.dtype("<i8"))
     if types.is_decimal128(kind):
         start, stop = 2 * array.offset, 2 * (array.offset + len(array))
+        # Arrow has a decimal128 as two little-endian words: every other one is a low word.
         flat = _buffer(array.buffers()[1], np.dtype("<u8"))[start:stop]
         return FixedKeys((flat[0::2], flat[1::2]))
     factor = _NANOSECONDS[kind.unit] if types.is_timestamp(kind) else 1
@@ -195,6 +196,7 @@ def _integers(array: pa.Array, label: str) -> Words:
     if types.is_date32(kind):
         return _words(array.view(pa.int32()))
     if types.is_date64(kind):
+        # To days, so that one date has one key in date32 and date64.
         days: Ints = array.view(pa.int64()).to_numpy() // _MS_A_DAY
         return days.view(np.uint64)
     if types.is_timestamp(kind):
@@ -205,6 +207,7 @@ def _integers(array: pa.Array, label: str) -> Words:
 def _words(array: pa.Array) -> Words:
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     if values.dtype.kind == "i":
+        # Widened with its sign first: -1 of 8 bits and -1 of 64 bits become the same word.
         return values.astype(np.int64).view(np.uint64)
     return values.astype(np.uint64)
 
@@ -224,6 +227,7 @@ def _bytes_keys(array: pa.Array, offset_type: np.dtype[Any]) -> BytesKeys:
         return BytesKeys(np.zeros(PADDING_BYTES, np.uint8), none, none)
     wide = offsets.astype(np.int64)
     first, last = int(wide[0]), int(wide[-1])
+    # A slice's buffer holds the rows of the whole array: only its own bytes are copied.
     data = np.zeros(last - first + PADDING_BYTES, np.uint8)
     data[: last - first] = _buffer(data_buffer, np.dtype(np.uint8))[first:last]
     return BytesKeys(data, wide[:-1] - first, np.diff(wide))

@@ -92,6 +92,7 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
     """
     check_max_parallelism(max_parallelism)
     if max_parallelism & (max_parallelism - 1) == 0:
+        # For a power of two the low bits are the remainder; a division costs several times as much.
         return (hashes & np.uint64(max_parallelism - 1)).astype(np.uint16)
     return (hashes % np.uint64(max_parallelism)).astype(np.uint16)
 

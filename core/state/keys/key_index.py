@@ -136,6 +136,7 @@ class BytesArena:
                 same &= stored.word(index) == keys.word(index)
             else:
                 rows = np.flatnonzero(same & (keys.lengths > 8 * index))
+                # Rows that are ruled out already are not among `rows`, and stay so.
                 same[rows] = stored.word(index, rows) == keys.word(index, rows)
         for row in np.flatnonzero(same & (keys.lengths > 8 * WORDS_COMPARED_MAX)).tolist():
             same[row] = stored.bytes_of(row) == keys.bytes_of(row)
@@ -298,6 +299,8 @@ class KeyIndex:
             entries[chosen] = made
             leaders.append(chosen)
             others = order[~is_first]
+            # Counting the firsts up to a row gives the number of its hash's group, and so the entry
+            # that the group's first row has got.
             guess = made[np.cumsum(is_first)[~is_first] - 1]
             guess[~self._equal(guess, tuple(column.take(others) for column in columns))] = 0
             entries[others] = guess
@@ -386,6 +389,7 @@ class KeyIndex:
             while 2 * end > 1 << self._bits:
                 self._bits += 1
             self._table = np.zeros(1 << self._bits, np.int32)
+            # A bucket follows from the top bits, of which there is one more: all entries move.
             self._fill_buckets(np.arange(1, end), self._hashes[1:end])
         else:
             self._fill_buckets(entries, hashes)

@@ -102,6 +102,7 @@ class RocksAccumulators(AccumulatorTable):
     def _scan_namespaces(self, prefix: bytes, bits: int) -> Iterator[int]:
         """Yield the namespaces of the rows with `prefix`, reading one row of each."""
         start, stop = prefix, next_prefix(prefix)
+        # A new scan for each namespace jumps over all its other rows.
         while row := next(self._database.scan(start, stop), None):
             namespace = int.from_bytes(row[0][len(prefix) :][:8], "big", signed=True)
             yield namespace >> bits
@@ -140,6 +141,7 @@ class RocksAccumulators(AccumulatorTable):
         used = self._index.end
         entries, _ = self._index.resolve(columns, self.shape.hash_entries(columns, None))
         self._reserve(used, self._index.end)
+        # Only rows that are not in memory: what is there is as new or newer, and may be dirty.
         new = np.flatnonzero(entries >= used)
         if len(new):
             values = pa.array([batch[row][1] for row in new.tolist()], kind)
@@ -181,6 +183,8 @@ class RocksAccumulators(AccumulatorTable):
         end = self._index.end
         # Without keys that were added and removed since the last snapshot: no database has them.
         entries = np.flatnonzero(self._dirty[:end] & (self._stored | ~self._removed)[:end])
+        # Cleared before the pairs are written: until then the view, which the write queue holds, is
+        # what keeps the totals.
         self._dirty[:end] = False
         removed = self._removed[entries]
         self._stored[entries] = True
@@ -243,6 +247,7 @@ class RocksAccumulators(AccumulatorTable):
             group_prefix(group) + state_prefix(self.shape.name) + key
             for group, key in zip(rows.groups.tolist(), rows.keys.to_pylist(), strict=True)
         ]
+        # Sorted, neighbouring rows are read from one block of the database.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         values = self._database.get_many([keys[index] for index in order])
         known = [(index, value) for index, value in zip(order, values, strict=True) if value]
@@ -269,6 +274,9 @@ class RocksAccumulators(AccumulatorTable):
         excess = len(entries) - max(self._capacity // 2, 1)
         if excess > 0:
             self._complete = False
+            # argpartition finds the entries used last without sorting all; `sort` puts the numbers
+            # of those kept back into their order, so that none overwrites another when they move
+            # down.
             entries = entries[np.sort(np.argpartition(self._used[entries], excess)[excess:])]
         self._keep_only(entries)
 
@@ -278,6 +286,8 @@ class RocksAccumulators(AccumulatorTable):
         # there. Without it, the key would be read again.
         known = self._stored[1:end]
         if self._writes.is_empty:
+            # With nothing pending, a removed key that is clean has been deleted in the database
+            # already.
             known = known & self._dirty[1:end]
         self._keep_only(1 + np.flatnonzero(known | ~self._removed[1:end]))
 

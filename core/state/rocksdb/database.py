@@ -74,12 +74,14 @@ def state_prefix(name: str) -> bytes:
 
 def split_row_key(data: bytes) -> tuple[int, str, bytes]:
     """Return key group, state name and the rest of a row key."""
+    # 2 bytes of key group and 1 byte of length stand before the name.
     end = 3 + data[2]
     return int.from_bytes(data[:2], "big"), data[3:end].decode(), data[end:]
 
 
 def next_prefix(prefix: bytes) -> bytes:
     """Return the smallest key after every key that begins with `prefix` (not only FF bytes)."""
+    # The prefix plus 1, as a number: where its last byte is FF the carry goes on into the others.
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
@@ -112,6 +114,7 @@ def merge_pairs(sources: Iterable[Callable[[], list[Pair]]]) -> list[Pair]:
     if len(lists) == 1:
         return lists[0]
     pairs = [pair for part in lists for pair in part]
+    # Python's sort finds the sorted runs that the lists are and merges them.
     pairs.sort()
     return pairs
 
@@ -171,7 +174,9 @@ class Database:
         file = str(self.path / f"{uuid4().hex}.sst")
         writer = SstFileWriter(self._options)
         options = IngestExternalFileOptions()
+        # RocksDB takes a link to the file instead of copying it.
         options.set_move_files(True)
+        # Ingesting a file is atomic: when the disk is full, none of its rows is in the database.
         with self._errors_of("take rows"):
             writer.open(file)
             for key, value in chain([first], iterator):
@@ -185,6 +190,8 @@ class Database:
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Delete the rows from `start` to before `stop`."""
         if start < stop:
+            # Without the write-ahead log, as all writes: after a crash the database is made anew
+            # from a checkpoint, and never opened again.
             self._database.delete_range(start, stop, self._no_log)
 
     def link_to(self, path: Path) -> None:
@@ -226,6 +233,7 @@ def scan_copy(path: Path, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tup
 
 def _scan(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
     options = ReadOptions()
+    # RocksDB itself ends the iteration: rows beyond `stop` are not read and not passed to Python.
     options.set_iterate_upper_bound(stop)
     # A generator, so that `options` outlives the iterator, which does not keep its bound alive.
     items: Any = database.items(from_key=start, read_opt=options)
@@ -284,6 +292,8 @@ class WriteQueue:
 
     def flush(self) -> None:
         """Write what snapshots have pending into the database, and finish their copies."""
+        # Looked at without the lock, which an upload holds while it writes: only the owner's thread
+        # submits, so None stays None here.
         if self._pending is not None or self._closed:
             with self._lock:
                 self._flush(lambda pairs: pairs)
@@ -325,6 +335,7 @@ class WriteQueue:
         pending = self._pending
         if pending is None:
             return
+        # Before the copy is linked, under one lock: nothing newer than the barrier comes between.
         self._database.write(paced(pending.pairs()))
         if pending.wanted:
             self._database.link_to(pending.copy)

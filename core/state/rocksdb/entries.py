@@ -197,6 +197,8 @@ class RocksEntries(EntryTable):
     def find_older(self, key: Any) -> Any:
         """Return the entry taken or clean, or the database's, or ABSENT."""
         self._asked += 1
+        # Newest first, for an entry may have been taken by several snapshots; clean ones are older
+        # than all of these, and the database's are the oldest.
         for taken in self._taken:
             entry = taken.get(key, ABSENT)
             if entry is not ABSENT:
@@ -207,6 +209,7 @@ class RocksEntries(EntryTable):
             row_key = group_prefix(group) + self._prefix + self._format.row_key(key)
             data = self._database.get(row_key)
             entry = DELETED if data is None else self._format.unpack(data)
+            # An absence is remembered, too: the next look-up of the key need not ask the database.
             self._clean[key] = entry
             if len(self._clean) > self._capacity:
                 self._evict(0)
@@ -219,6 +222,7 @@ class RocksEntries(EntryTable):
         """
         if self._complete:
             return
+        # Judged by the batch before: how many of the keys offered then did anybody ask for?
         in_vain = self._asked * ASKED_OF_OFFERED_MAX < self._offered
         self._in_vain = self._in_vain + 1 if in_vain else 0
         self._asked, self._offered = 0, len(keys)
@@ -228,6 +232,7 @@ class RocksEntries(EntryTable):
         clean = self._clean
         for there in (self.fresh, *self._taken, clean):
             absent = [key for key in absent if key not in there]
+        # Half of the capacity at most: what is fetched must not evict itself before it is used.
         absent = absent[: self._capacity // 2]
         if len(clean) + len(absent) > self._capacity:
             self._evict(len(absent))
@@ -246,6 +251,8 @@ class RocksEntries(EntryTable):
         frozen, self.fresh = self.fresh, {}
         if frozen:
             if not self._taken:
+                # Only the oldest dict joins, so the iterator is begun only where this one is the
+                # oldest.
                 self._joining = iter(frozen.items())
             self._taken.insert(0, frozen)
         if len(self._taken) > TAKEN_MAX:
@@ -283,6 +290,7 @@ class RocksEntries(EntryTable):
     def all(self, key_groups_owned: range) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value."""
         thaw = self.cells.thaw
+        # Oldest first: `update` lets the newer entry win.
         newer = dict(self._clean)
         for entries in (*reversed(self._taken), self.fresh):
             newer.update(entries)
@@ -305,6 +313,7 @@ class RocksEntries(EntryTable):
         serializer = self.cells.serializer
         if not isinstance(serializer, ExpiringSerializer):
             return
+        # One round over all key groups at the most, also where `count` is greater than their rows.
         for _ in key_groups_owned:
             number, start = self._clean_at
             prefix = group_prefix(key_groups_owned[number % len(key_groups_owned)]) + self._prefix
@@ -322,6 +331,8 @@ class RocksEntries(EntryTable):
         if self._format.filter_alive(entry, expired) is entry:
             return
         key = self._format.key_of(row_key)
+        # The database's row may be out of date: what counts is the newest entry in memory, which a
+        # snapshot has yet to write.
         entry = self.find(key)
         alive = entry if entry is ABSENT else self._format.filter_alive(entry, expired)
         if alive is ABSENT and entry is not ABSENT:
@@ -342,9 +353,12 @@ class RocksEntries(EntryTable):
 
         And some more; not half of them, for which everything would wait.
         """
+        # Clean entries of a pending snapshot are not in the database yet. Waiting for its write is
+        # avoided until the table is twice as big as it should be.
         if self._writes.is_empty or len(self._clean) > 2 * self._capacity:
             self._writes.flush()
             self._complete = False
+            # A dict keeps the order of insertion, so its first keys are those that came first.
             kept = max(self._capacity - self._capacity // EVICTED_SHARE - room, 0)
             for key in list(islice(self._clean, max(len(self._clean) - kept, 0))):
                 del self._clean[key]

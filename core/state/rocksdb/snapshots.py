@@ -105,10 +105,13 @@ def upload_copy(
     `unique` makes the names of files unlike those of any other database and checkpoint.
     """
     paths = sorted(copy.iterdir())
+    # Only table files are immutable and named once, so only they are shared between snapshots. The
+    # others (MANIFEST, CURRENT, OPTIONS) are small, and travel inside our manifest.
     small = {path.name: path.read_bytes() for path in paths if path.suffix != _LARGE}
     large = [path for path in paths if path.suffix == _LARGE]
 
     def write_file(path: Path) -> StateHandle:
+        # The database never writes a table file twice under one name, so the name is the content.
         if path.name in known:
             return known[path.name]
         name = f"{unique}-{path.name}"
@@ -229,6 +232,8 @@ class KnownFiles:
             return
         self._completed = files
         # An upload may have ended after a newer checkpoint had completed.
+        # `list` first: an uploading thread may add to `_uploaded` meanwhile, and a set that is
+        # built from a dict that grows raises.
         for decided in {*self._undecided, *list(self._uploaded)}:
             if decided <= checkpoint:
                 self.abort(decided)
@@ -326,6 +331,8 @@ def restore(
     ]
     _check_kinds(by_name, manifests, context)
     sharing = [manifest for manifest in manifests if _common(manifest, context)]
+    # The snapshot with most of our key groups is taken as files; rows of the others are copied,
+    # which is slower.
     sharing.sort(key=lambda manifest: -len(_common(manifest, context)))
     files: FileHandles = {}
     if sharing:
@@ -335,6 +342,8 @@ def restore(
         for manifest in manifests:
             restored.add(manifest.metas(), context)
         if sharing:
+            # Key groups that are another subtask's now: left here, the next snapshot would hold
+            # them, and a later restore would find them twice.
             _clip(restored.database, sharing[0], context)
             if _covers(files.values(), context):
                 restored.files = files

@@ -168,6 +168,7 @@ class RocksDBStore(KeyedStateStore):
         """Read what is not in memory, all at once; map states read entries when they are asked."""
         distinct = list(dict.fromkeys(keys))
         for table in self._tables.values():
+            # More than a batch of these keys usually changes, so that taken entries become fewer.
             table.join(2 * len(distinct))
         for table in self._by_key:
             table.prefetch(distinct)
@@ -289,6 +290,8 @@ class RocksDBStore(KeyedStateStore):
         """Return what is restored of a state; what is not taken of it is deleted."""
         was_there = meta.name in self._metas
         stored = self._restored.claim(meta)
+        # The user allowed the loss of this state. Its rows must go before new ones are written, or
+        # a later snapshot would hold both under one name.
         if was_there and stored is None:
             self._delete(meta.name)
         self._metas[meta.name] = meta
@@ -354,7 +357,9 @@ class RocksDBStore(KeyedStateStore):
 
     def _freeze(self, checkpoint: CheckpointId) -> Frozen:
         taken = [freeze() for freeze in self._freezers]
+        # Below the database's own directory, and so on the same disk: hard links need that.
         copy = self._database.path / f"copy-{checkpoint}-{uuid4().hex}"
+        # Nothing is encoded yet: the barrier waits here, and encoding takes far longer than taking.
         pending = PendingWrites(lambda: merge_pairs(taken), copy)
         self._writes.submit(pending)
         for state in self._maps:

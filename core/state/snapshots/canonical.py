@@ -191,6 +191,7 @@ def read_canonical(
             with pa.ipc.open_stream(reader.read(handle)) as stream:
                 metas = _parse_metas(stream.schema, handle, context)
                 for meta in metas:
+                    # A state without rows has to be seen, too: its type is checked by the caller.
                     yield meta, _no_rows()
                 for batch in stream:
                     yield from _rows_of(batch, metas, context.key_groups)
@@ -265,6 +266,7 @@ def _rows_of(
     states, groups, keys, values = batch.columns
     if not len(states):
         return
+    # A batch holds rows of one state alone: `_Part.add` writes one for each chunk.
     index = states[0].as_py()
     if index >= len(metas):
         raise StateError(f"a snapshot's row names state {index} of {len(metas)}")
@@ -342,6 +344,7 @@ class RestoredStates:
                 f" empty. Restore the old name or function; or {_describe_deletion(gone)}"
             )
         self._unclaimed.clear()
+        # Without the subtask: every subtask drops the same, and people read it once.
         uid = self._label.partition("[")[0]
         self.dropped += [f"state {meta.name!r} of {uid}" for meta in unclaimed]
         return unclaimed

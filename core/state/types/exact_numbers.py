@@ -79,6 +79,8 @@ class _Checks:
     ) -> Check:
         number = id(kind)
         if number not in self._classes:
+            # Set before the fields are looked at: a class that contains itself finds it, and is not
+            # followed for ever.
             self._classes[number] = None
             checks = {field.encode_name: self.of(field.type) for field in kind.fields}
             before = [_pass] if _tag_of(kind) is not None else []

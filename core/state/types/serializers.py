@@ -137,6 +137,7 @@ class MsgpackSerializer(Serializer[Any]):
         except OverflowError:
             if value.__class__ is not int:
                 raise ValueError("an integer inside of it has more than 64 bits") from None
+            # One bit more than the digits have, for the sign.
             size = value.bit_length() // 8 + 1
             data = value.to_bytes(size, "little", signed=True)
             return self._encode(msgspec.msgpack.Ext(_BIG_INTEGER, data))
