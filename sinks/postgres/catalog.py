@@ -179,7 +179,7 @@ def _column(row: Sequence[Any]) -> TableColumn:
     fault = (
         f"key column {name!r} compares text otherwise than by its bytes, so two keys of the stream "
         "may be one in the table; give it a deterministic collation or type text, and bring the "
-        "keys to one form in the pipeline"
+        "keys to one form in the rows"
     )
     return TableColumn(
         name=name,

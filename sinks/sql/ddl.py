@@ -73,7 +73,7 @@ def _column(
     if kind is None:
         raise ConfigError(
             f"column {field.name!r}: no {dialect.product} is made from Arrow type {field.type}; "
-            "create the table yourself, or convert the column in the pipeline "
+            "create the table yourself, or convert the column in the rows "
             f"({dialect.no_type_advice})"
         )
     return sa.Column(field.name, kind, nullable=nullable and not is_key, autoincrement=False)

@@ -66,7 +66,7 @@ def stream_target(
     if token := next((one for one in ("txnAppId", "txnVersion") if one.lower() in options), None):
         raise ConfigError(
             f"option {token} is for write: what names a query, and each of its batches, is its"
-            " checkpointLocation. Leave txnAppId and txnVersion away"
+            " checkpointLocation. Leave txnAppId and txnVersion out"
         )
     query_id = location.query_id()
     sink_id = options.get("sinkid") or location.sink_id()

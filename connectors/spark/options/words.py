@@ -29,6 +29,12 @@ _VALUE = (
     r"|\{'(?P<part>[\w.]+)': (?P<is>[^{}]*)\})?"
 )
 
+_WORDS_OF_JOBS = (
+    (re.compile(r"\bcheckpoint \d+ was not pre-committed"), "its rows were not pre-committed"),
+    (re.compile(r"\bsubtask (?=\d)"), "partition "),
+)
+"""What a job has, and a batch has not: a task's number as a checkpoint's would mislead."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptionWords:
@@ -47,6 +53,8 @@ class OptionWords:
         """
         if not self.names:
             return text
+        for pattern, replacement in _WORDS_OF_JOBS:
+            text = pattern.sub(replacement, text)
         for named, replacement in self.instead.items():
             text = text.replace(named, replacement)
         by_length = sorted(self.names, key=len, reverse=True)

@@ -108,6 +108,10 @@ def test_no_mistake_in_options_is_told_in_the_words_of_python(
         ("primary_key names id", "primaryKey names id"),
         ("primary_key=('a', 'b') is", "primaryKey=a,b is"),
         ("a longer lock_timeout_s waits", "a longer lockTimeout waits"),
+        (
+            "sink s subtask 1, table t: checkpoint 600 was not pre-committed: duplicate key",
+            "sink s partition 1, table t: its rows were not pre-committed: duplicate key",
+        ),
         # What is run or names a column stays as it is.
         ("ALTER TABLE s ADD COLUMN commit_mode varchar(16)",) * 2,
         ("column 'primary_key' is missing; \"write_mode\" too",) * 2,
