@@ -51,7 +51,7 @@ def messages(
         reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         ends: set[int | None] = set()
         while len(ends) < len(partitions):
-            assert time.monotonic() < until, f"no end of {topic} in {deadline_s} s"
+            assert time.monotonic() < until, f"no end of {topic} in {deadline_s:.0f} s"
             message = reader.poll(1.0)
             if message is None:
                 continue
@@ -67,9 +67,11 @@ def messages(
     return sorted(found, key=lambda one: (one.partition() or 0, one.offset() or 0))
 
 
-def ids_in(servers: str, topic: str, *, isolation: str = "read_committed") -> list[int]:
+def ids_in(
+    servers: str, topic: str, *, isolation: str = "read_committed", deadline_s: float = _READ_S
+) -> list[int]:
     """Return the ids in `topic`, sorted, doubles kept."""
-    found = messages(servers, topic, isolation=isolation)
+    found = messages(servers, topic, isolation=isolation, deadline_s=deadline_s)
     return sorted(json.loads(one.value() or b"")["id"] for one in found)
 
 
@@ -77,10 +79,12 @@ def decided_ids_in(servers: str, topic: str, *, timeout_s: float = 100) -> list[
     """Return the ids in `topic`, sorted, doubles kept, once no transaction is open in it.
 
     A broker answers a commit when it is decided, and offsets the partitions of it afterwards: one
-    that dies in between does so when it is up again.
+    that dies in between does so when it is up again. `timeout_s` is for both, so that a test can
+    add up what it waits for.
     """
+    until = time.monotonic() + timeout_s
     assert await_markers(servers, topic, timeout_s=timeout_s), f"open after {timeout_s} s: {topic}"
-    return ids_in(servers, topic)
+    return ids_in(servers, topic, deadline_s=until - time.monotonic())
 
 
 def await_markers(servers: str, topic: str, *, timeout_s: float) -> bool:
