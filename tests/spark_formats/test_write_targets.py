@@ -169,6 +169,18 @@ def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_writ
     assert sqlite_ids(tmp_path / "a.db", "t_a") == [20260101, 20260110, 20260120, 20260131]
 
 
+def test_a_write_to_files_needs_a_name_and_one_that_it_is_told_will_do(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path / "out")}
+    with pytest.raises(
+        ConfigError, match="give options txnAppId and txnVersion, or sinkId"
+    ) as told:
+        save(FilesFormat.make_sink, options, [1])
+    assert options["path"] in str(told.value)
+    save(FilesFormat.make_sink, {**options, **TOKEN}, [1])
+    save(FilesFormat.make_sink, {**options, "sinkid": "mine"}, [2])
+    assert file_ids(tmp_path / "out") == [1, 2]
+
+
 @pytest.mark.parametrize("option", ["txnappid", "txnversion"])
 def test_a_token_is_no_option_of_a_query(tmp_path: Path, option: str) -> None:
     options = {**sqlite_options(tmp_path / "a.db", "t_a"), option: "1"}

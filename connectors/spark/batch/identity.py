@@ -230,8 +230,8 @@ def _sink_id_of_write(sink: Sink, where: _WriteLocation, app: str | None) -> str
     """Return a sink id that all writes to one table have, and each job has of its own."""
     if app is None and not isinstance(sink, SqlSink):
         raise ConfigError(
-            f"a write to {type(sink).__name__} needs a name, under which the next one settles what"
-            " a killed one has left: option sinkId, or txnAppId with txnVersion"
+            f"a write to {where.name} needs a name, by which the next run knows what a killed one"
+            " has left: give options txnAppId and txnVersion, or sinkId"
         )
     digest = _digest(f"{where.server}/{where.name}/{app or ''}")
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or where.name)

@@ -21,6 +21,15 @@ from onceflow.sources.kafka.value_formats import schema_of_rows
 
 _READING = "it is an option of `readStream` and `read`"
 _NAMED: Mapping[str, str] = {"schema_registry": "schema.registry.url"}
+_WITH_PREFIX: Mapping[str, str] = {
+    "Kafka option '": "option 'kafka.",
+    **{
+        f"{before} {part}.": f"{before} kafka.{part}."
+        for before in ("give", ",", "and", "or")
+        for part in ("sasl", "ssl", "socket")
+    },
+}
+"""What the sink and the source say of their client's options, which have a prefix here."""
 _OF_REGISTRY = "options of the schema registry begin with schema.registry., as schema.registry.url"
 _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     (
@@ -37,6 +46,7 @@ KAFKA_WRITE = OptionTable(
     # As Spark's own format: the columns are the record.
     defaults={"format": RecordFormat.RAW.value},
     named=_NAMED,
+    instead=_WITH_PREFIX,
     refused={
         "includeHeaders": "headersColumn names the column of headers; with raw it is `headers`",
         **dict.fromkeys(
@@ -109,8 +119,9 @@ _NOT_READ = {
     **_REGISTRY_MISNAMED,
 }
 _NOT_SAID: Mapping[str, str] = {
+    **_WITH_PREFIX,
     "keep such records in a table or topic of their own with on_bad_record='dead_letter' and"
-    " read(…, dead_letters=…), or leave them out": "leave them out"
+    " read(…, dead_letters=…), or leave them out": "leave them out",
 }
 _POLLED_ELSEWHERE = "give deadline instead"
 _IGNORED: Mapping[str, str] = dict[str, str].fromkeys(

@@ -128,6 +128,14 @@ def test_options_of_clients_are_named_with_their_prefix() -> None:
     assert KAFKA_WRITE.words.spoken(said) == told
 
 
+def test_an_option_of_the_java_client_is_refused_with_options_that_the_format_has() -> None:
+    given = {**_KAFKA, "topic": "t", "kafka.sasl.jaas.config": "x"}
+    with pytest.raises(ConfigError, match=r"option 'kafka\.sasl\.jaas\.config'") as refused:
+        KAFKA_WRITE.make(given)
+    advised = re.findall(r"[\w.]*sasl[\w.]+", str(refused.value).partition("give ")[2])
+    assert advised == ["kafka.sasl.mechanism", "kafka.sasl.username", "kafka.sasl.password"]
+
+
 def test_a_record_that_cannot_be_decoded_is_told_with_what_a_format_can_do() -> None:
     record = Message(topic="t", partition=0, offset=7, value=b"{")
     told = KAFKA_READ.words.spoken(str(bad_record_error(record, "no JSON")))
