@@ -117,6 +117,7 @@ class LocalSlots:
         except (ProcessKilled, OSError) as error:
             self._tell(SlotLost(f"a process could not be started: {error}"))
         while self._links:
+            # A link is ready with a last word, or at its end: both mean that the process is over.
             for link in wait(list(self._links)):
                 self._on_word(link)  # type: ignore[arg-type]
         if not self._lost:
@@ -125,6 +126,8 @@ class LocalSlots:
     def _start(self, slot: int, imports: list[str]) -> None:
         log = 2
         if self._log_directory is not None:
+            # Appended to: a job that begins again under the same attempt number keeps the older
+            # output.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             log = os.open(self._log_path(self._log_directory, slot), flags, 0o600)
         try:

@@ -145,12 +145,15 @@ class ProcessHost:
             try:
                 control = self._connection()
                 request = _REQUEST.pack(_FORK, len(payload))
+                # The head goes with the descriptors in one message; the call, of any size, follows
+                # as bytes.
                 socket.send_fds(control, [request], [theirs.fileno(), log])
                 control.sendall(payload)
             except OSError as error:
                 self._forget()
                 raise ProcessKilled(f"the host of processes is gone: {error}") from error
         try:
+            # Outside the lock: other threads may ask for processes while this one begins.
             if mine.poll(START_TIMEOUT_S):
                 return mine.recv().pid, mine
         except (EOFError, ConnectionResetError) as error:
@@ -207,6 +210,7 @@ class ProcessHost:
             mine, theirs = socket.socketpair()
             with theirs:
                 program = f"from {__name__} import serve; serve({theirs.fileno()})"
+                # The program must find our modules before it can be told any path.
                 paths = os.pathsep.join(dict.fromkeys(one for one in sys.path if one))
                 self._program = subprocess.Popen(
                     [sys.executable, "-c", program],
@@ -272,11 +276,13 @@ def _fork(control: socket.socket, payload: bytes, descriptors: Sequence[int]) ->
         control.close()
         _run(call, *descriptors)
     for descriptor in descriptors:
+        # The child has its own copies. Left open here, the link would not end with the child.
         os.close(descriptor)
 
 
 def _run(call: _Call, link_descriptor: int, log: int) -> NoReturn:
     """Run the call and end this process, whatever happens."""
+    # The host's handler would take the statuses of the child's own children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link: Link = Connection(link_descriptor)
     with contextlib.suppress(OSError):

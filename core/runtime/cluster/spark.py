@@ -127,6 +127,7 @@ class SparkStage:
         self._plan = plan
         self._group = f"onceflow-{plan.job}-{plan.attempt}"
         self._ended = ended
+        # Spark's job group belongs to a thread of the JVM, which only this class pairs with ours.
         thread: Any = InheritableThread(target=self._run, name=f"stage {self._group}")
         thread.daemon = True
         thread.start()
@@ -175,6 +176,7 @@ def stage_error(error: BaseException | None) -> OnceflowError:
         return ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
         )
+    # By number and by words: the error's text differs between Spark's versions.
     if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
         return ConfigError(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]

@@ -236,7 +236,11 @@ class BatchIteratorCalls:
                 for rows in results:
                     self._ask(rows)
             finally:
+                # Ends the user's generator on this thread, where it ran, also when the call is
+                # given up.
                 cast("Any", results).close()
+            # A function may stop early only by an error: whatever it left untaken would be lost in
+            # silence.
             if not fed.ended:
                 raise mistake(
                     self._uid,
@@ -260,6 +264,7 @@ class BatchIteratorCalls:
         return turn
 
     def _tell(self, what: pa.RecordBatch | _Asks | _Failed) -> None:
+        # Read here because thread_time is of the calling thread.
         self.cpu_s = time.thread_time()
         self._to_operator.put(what)
 

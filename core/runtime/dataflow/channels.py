@@ -201,6 +201,8 @@ class InputGate:
         """
         with self._ready:
             self._release[channel] = release
+            # Read under the lock, with the callback set: of `attach` and `open` on two threads
+            # exactly one gives the first credits.
             is_open = self._queues.is_open
         # Outside the lock: to a sender in another slot this writes to the network, and whoever puts
         # elements into this gate must not wait for that.
@@ -217,6 +219,8 @@ class InputGate:
         with self._ready:
             if not self._queues.open():
                 return
+            # Those that attach from here on see that the gate is open, and give the credits
+            # themselves.
             attached = list(self._release)
         for release in attached:
             release(self._credit_count)
@@ -264,6 +268,8 @@ class InputGate:
             if item is None:
                 if not self._woken:
                     self._ready.wait(timeout_s)
+                # Cleared after the wait, under the lock: a wake that came before is not waited for,
+                # and one that comes later is not lost.
                 self._woken = False
                 item = self._next(elements)
         if (
@@ -271,6 +277,8 @@ class InputGate:
             and isinstance(item.element, Batch)
             and item.channel != REPLAYED
         ):
+            # Outside the lock, as in `attach`. What is replayed was sent by no channel, and took no
+            # credit.
             self._release[item.channel](1)
         return item
 
@@ -329,6 +337,7 @@ class CollectedChannel(OutputChannel):
 
     def __init__(self) -> None:
         super().__init__()
+        # Nobody reads it while it is filled, so nothing in it may wait for credit.
         self.release(sys.maxsize)
         self.batches: list[Batch] = []
 

@@ -111,6 +111,8 @@ class SnapshottedOperator(KeyedOperator):
         """Have the function bring its state up to date, which it is since a stop savepoint."""
         if self.emission_ended:
             return
+        # Keyed state that is used here, outside of any record, is refused with an error that says
+        # so.
         self.store.set_current_key(NO_KEY_OF_SNAPSHOT)
         call_user(self.uid, self._function.snapshot_state, int(checkpoint))
         self._side_outputs.flush()
@@ -209,6 +211,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
         """Emit what `process` makes of each record."""
         records = BatchRecords(rows)
         keys = keys_of_records(self.uid, records, key)
+        # All keys of the batch at once, which RocksDB reads faster than one after the other.
         self.store.prefetch(keys)
         step = partial(_apply_keyed, self.store.set_current_key, process, self._results, iter(keys))
         self.emit(self._results.batch_of_pieces(call_user_on_records(self.uid, step, records)))
@@ -250,12 +253,16 @@ class KeyedFunctionOperator(SnapshottedOperator):
         if isinstance(self._function, WindowsOfRecords):
             last_ms = timers.event.queue.last_ms
             if last_ms is not None:
+                # The last timer is the one by which the last window is over; that window is due
+                # this much earlier.
                 timers.advance(last_ms - self._function.lateness_ms)
             self._fire(timers.event, timers.watermark)
             return
         before = timers.watermark
         timers.advance(MAX_WATERMARK)
         self._fire(timers.event, MAX_WATERMARK)
+        # A savepoint must not hold the end of time: a job that goes on from it would find all rows
+        # late.
         self._ended_at_ms = max(before, timers.event.fired_ms)
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
@@ -498,6 +505,7 @@ def _broadcast_rows(
         step = partial(_apply, work.function.process_broadcast, results)
         yield from call_user_on_records(uid, step, BatchRecords(batch.rows))
     finally:
+        # Also after an error: a record that belongs to one subtask alone must never change it.
         states.may_change(False)
 
 

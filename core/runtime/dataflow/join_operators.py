@@ -216,6 +216,8 @@ class JoinOperator(SnapshottedOperator):
             partners, of_rows = entries[near], row_indices[near]
             alone[of_rows] = False
             others.mark_paired(partners)
+            # Entries stay valid until `finish`: others are marked as used only when all pairs are
+            # made.
             used.append(np.unique(entries))
             self._emit_pairs(side, rows, of_rows, partners)
         # A row that no partner can follow any more is not kept: it is done with, alone or not.
@@ -348,6 +350,7 @@ class _FunctionOfPairs:
 
 
 def _take(rows: pa.RecordBatch, chosen: Ints) -> pa.RecordBatch:
+    # All rows in their order: nothing to copy.
     if len(chosen) == rows.num_rows and np.array_equal(chosen, np.arange(len(chosen))):
         return rows
     return rows.take(pa.array(chosen))

@@ -379,6 +379,7 @@ class SourceOperator(RunningOperator):
         """Return what is to be told below now, once."""
         if self._watermarks is None:
             return None
+        # An ended split would hold event time back for ever.
         for split_id in self.reader.list_ended_splits():
             self._watermarks.on_ended(split_id)
         return self._watermarks.next(time.monotonic())
@@ -420,6 +421,8 @@ class SourceOperator(RunningOperator):
         """Record the position of every split."""
         splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
         if self._watermarks is not None:
+            # How far event time was goes along with each position: a restart does not turn late
+            # rows into rows in time.
             splits = self._watermarks.with_event_times(splits)
         self._positions[checkpoint] = splits
         snapshot = OperatorSnapshot(
@@ -439,8 +442,10 @@ class SourceOperator(RunningOperator):
             if self._watermarks is not None:
                 self._watermarks.add(decided)
         splits = self._positions.get(checkpoint)
+        # A newer decision covers older checkpoints, whose completion may never be heard.
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
         if splits:
+            # On another thread: this is for lag tools, and a slow broker must not hold up rows.
             self._beside(lambda: self.reader.commit(splits))
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
@@ -491,6 +496,8 @@ class SinkMetricGroup:
         with self._lock:
             for transaction in self._prepared_at:
                 if transaction.checkpoint <= checkpoint:
+                    # The first decision counts: a later checkpoint lists what is still pending
+                    # again.
                     self._decided_at.setdefault(transaction, now)
 
     def note_committed(self, committable: Committable) -> None:
@@ -557,6 +564,7 @@ class SinkOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
+        # After this the rows survive a crash, and stay invisible until the decision.
         committables = self._writer.pre_commit(checkpoint)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()

@@ -47,11 +47,14 @@ class Partitioner(ABC):
             SlotLost: A channel is closed.
         """
         if self._waits:
+            # A list and a sum: `any` would stop at the first channel that waits, and flush no
+            # other.
             self._waits = sum([channel.flush() for channel in self._channels]) > 0
         return self._waits
 
     def tell(self, watermark: int) -> None:
         """Send a watermark on every channel, behind all rows sent before."""
+        # A watermark travels as a batch without rows, so that it needs credit and keeps its turn.
         none = pa.RecordBatch.from_pylist([], schema=self._schema)
         batch = Batch(none, np.zeros(0, np.uint64), watermark)
         for channel in range(len(self._channels)):
@@ -90,6 +93,7 @@ class BroadcastPartitioner(Partitioner):
 
     def receive(self, batch: Batch) -> None:
         """Send `batch` on every channel."""
+        # The wire has a column of hashes for every batch; nobody looks at these.
         unkeyed = Batch(batch.rows, np.zeros(batch.rows.num_rows, np.uint64))
         for channel in range(len(self._channels)):
             self._send(channel, unkeyed)
@@ -120,6 +124,8 @@ class KeyGroupPartitioner(Partitioner):
             self._send(0, Batch(rows, hashes))
             return
         groups = key_groups(hashes, self._max_parallelism).astype(np.int64)
+        # The inverse of the ranges of key groups that subtasks own. As int64, for uint16 would
+        # wrap.
         owners = groups * parallelism // self._max_parallelism
         for owner in range(parallelism):
             chosen = np.flatnonzero(owners == owner)

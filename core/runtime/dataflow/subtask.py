@@ -124,9 +124,12 @@ class Subtask(ABC):
         self.ref = ref
         self.gate = gate
         self._operators = operators
+        # The sink of dead letters may be the last operator; the records out are those of the one
+        # before.
         self._outlet = next(one for one in reversed(operators) if not one.takes_dead_letters)
         self._edges = edges
         for edge in edges:
+            # The thread sleeps at its gate alone, so a credit has to wake it there.
             edge.partitioner.attach(gate.wake)
         self._report = report
         self._busy_s = 0.0
@@ -197,6 +200,7 @@ class Subtask(ABC):
             case Complete(checkpoint):
                 for operator in self._operators:
                     operator.on_completed(checkpoint)
+                # After the operators: what is confirmed to the driver has reached their state.
                 self._report(CompletionHeard(self.ref, checkpoint))
             case NotifyAbort(checkpoint):
                 for operator in self._operators:
@@ -209,6 +213,7 @@ class Subtask(ABC):
 
     def _flush(self) -> bool:
         """Send what there is credit for; return whether more rows may be made."""
+        # A list, not a generator: every edge is flushed, also behind one that waits.
         waiting = [edge.partitioner.flush() for edge in self._edges]
         return True not in waiting
 
@@ -229,6 +234,8 @@ class Subtask(ABC):
         # Of two machines' clocks, for metrics alone.
         start_delay_ms = max(0.0, time.time() * 1000 - alignment_ms - barrier.triggered_at_ms)
         began = time.perf_counter()
+        # Before the freeze, so that the last rows are part of the checkpoint. Once: a stop barrier
+        # that was aborted is followed by another one.
         if barrier.kind.ends_input and not self._input_ended:
             self._input_ended = True
             for operator in self._operators:
@@ -307,6 +314,8 @@ class SourceSubtask(Subtask):
 
     def _step(self) -> None:
         clear = self._flush()
+        # Barriers before rows: one that waits for its turn goes as soon as nothing waits for
+        # credit.
         while barrier := self._barriers.next(time.monotonic(), clear=clear):
             self._emit(barrier)
         if not (clear and self._reading):
@@ -316,12 +325,15 @@ class SourceSubtask(Subtask):
             return
         while (mail := self.gate.take_mail()) is not None:
             self._handle(mail)
+            # Back to the beginning of the step, where the barrier is emitted before anything is
+            # read.
             if isinstance(mail, TriggerCheckpoint) or self._leaving:
                 return
         if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
             self._advance(self._source.next_watermark)
         polled = self._source.reader.poll(self._poll_timeout_s)
+        # Before the rows of the same poll: both go into the same checkpoint, in a fixed order.
         self._source.reject(self._source.reader.take_rejected())
         match polled:
             case None:
@@ -358,6 +370,7 @@ class SourceSubtask(Subtask):
             self._end()
         elif barrier.kind.stops_sources:
             self._reading = False
+        # A source has no channels, so no barrier of it waits for another.
         self._report(self._snapshot(barrier, alignment_ms=0.0))
 
     def _on_aborted(self, checkpoint: CheckpointId) -> None:
@@ -389,11 +402,15 @@ class ReceivingSubtask(Subtask):
 
     def _step(self) -> None:
         clear = self._flush()
+        # Replayed rows come first. Senders get credits when what follows from them has been sent.
         if clear and not self.gate.is_open:
             self.gate.open()
         at_s = self._alignment.overtakes_at_s
         if at_s is not None:
+            # Looked at in every step: a barrier may overtake when its time has come, whatever
+            # arrives.
             self._carry_out(self._alignment.on_time(time.monotonic()))
+        # Timers fire before the next element is taken: rows that keep coming must not hold them up.
         match self._take(min(_until(at_s), self._fire_timers(clear=clear)), clear=clear):
             case Received() as received:
                 self._on_element(received.channel, received.element, received.input)
@@ -429,6 +446,8 @@ class ReceivingSubtask(Subtask):
             case Barrier():
                 self._carry_out(self._alignment.on_barrier(channel, element, time.monotonic()))
             case EndOfStream():
+                # No barrier comes on an ended channel any more, so those on the way count as
+                # arrived there.
                 self._alignment.on_end_of_input(channel)
                 self._on_watermark(channel, MAX_WATERMARK)
                 if self._alignment.all_ended:
@@ -454,6 +473,8 @@ class ReceivingSubtask(Subtask):
                     if passed is None:
                         self._report(self._snapshot(barrier, alignment_ms))
                     else:
+                        # Recording begins before the barrier is forwarded: no row comes in between
+                        # unrecorded.
                         self.gate.record(barrier.checkpoint, passed)
                         self._held = self._snapshot(barrier, alignment_ms)
                 case InFlightComplete(checkpoint, alignment_ms):

@@ -108,6 +108,7 @@ def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
         try:
             columns.append(values_of(column))
         except VALUE_ERRORS as error:
+            # Arrow's error names no row: the first one that fails by itself is it.
             row = next(row for row in range(len(column)) if not _has_value(column, row))
             raise UserFunctionError(
                 f"Python has no value for column {name!r} ({column.type}) of"
@@ -181,6 +182,8 @@ def call_user_on_records(
             made = step(left)
         except (Exception, SystemExit) as error:
             _pass_on(error)
+            # The iterator knows how many records are left, so the one that failed is the one before
+            # these.
             row = before + len(records) - length_hint(left) - 1
             raise user_error(uid, error, batch.rows, row) from error
         before += len(records)
@@ -271,6 +274,7 @@ def result_error(uid: str, problem: str, what: str, record: object) -> UserFunct
 
 def _pass_on(error: BaseException) -> None:
     """Raise `error` again if it says itself what is wrong."""
+    # A BadStateValue is told with the record, which it does not know itself.
     if isinstance(error, OnceflowError) and not isinstance(error, BadStateValue):
         raise error
 
@@ -309,6 +313,7 @@ def _may_pass(error: BaseException) -> bool:
     """Whether the failure may be the network's, so that trying again is right however often."""
     seen: set[int] = set()
     at: BaseException | None = error
+    # Chains of causes may be circles, which users can make by `raise … from`.
     while at is not None and id(at) not in seen:
         seen.add(id(at))
         if isinstance(at, (OSError, TimeoutError)) and not isinstance(at, _FILES):

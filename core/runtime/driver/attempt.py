@@ -134,6 +134,8 @@ class Attempt:
         Raises:
             OnceflowError: The attempt failed; `.retry` says whether another may be tried.
         """
+        # Beside the slots' start: a slow database and slow executors are waited for at the same
+        # time.
         self._recovered = self._background.submit(self._recover)
         self._recovered.add_done_callback(self._report_recovery)
         while True:
@@ -142,6 +144,8 @@ class Attempt:
                 self._background.finish(self._plan.settings.cancel_timeout_s)
                 return self._is_finished
             wait_s = self._loop.wait_s(time.monotonic())
+            # Until then at the latest this thread is heard of again; the health check holds it to
+            # that.
             self._context.promise(wait_s)
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=wait_s))
@@ -205,6 +209,8 @@ class Attempt:
                 self._publish(SlotLeft(slot))
             case SendHeartbeats():
                 self._slots.send_all(Heartbeat())
+                # A slot that is frozen takes no heartbeat, although its connection stands: its
+                # outbox shows it.
                 self._tell(OutboxesMeasured(self._slots.waiting_s(time.monotonic())))
             case LookAtRecovery():
                 self._tell(self._context.recovery.step)
@@ -326,6 +332,8 @@ class Attempt:
         def write() -> None:
             size_bytes, error = 0, ""
             try:
+                # An error fails this savepoint alone: the checkpoint that it copies is decided, and
+                # the job runs.
                 size_bytes = context.savepoints.write(decision, context.log)
             except Exception as caught:
                 fields = {"checkpoint": checkpoint}
@@ -351,6 +359,7 @@ class Attempt:
             except BaseException as caught:
                 error = caught
             else:
+                # From here on the checkpoint is decided, whatever happens to this process.
                 reach("logged")
             tell(AppendEnded(attempt, completed, (time.perf_counter() - began) * 1000, error))
 
@@ -363,6 +372,8 @@ class Attempt:
             sink_id: retain_ledger_from(retained, log.list_committed_last(sink_id), savepoint)
             for sink_id in log.memory.sinks
         }
+        # Slots first: their commits make rows visible. Then what may take longer, and cleaning
+        # last.
         self._slots.send_all(Complete(checkpoint, needed))
         self._global_commits.commit_decided(retained[-1])
         self._lag.measure_by(retained[-1])

@@ -165,6 +165,8 @@ class JobDriver:
             plan.logging,
             plan.telemetry,
         )
+        # Pickled on the caller's thread: what cannot be sent to slots is refused before a job
+        # starts.
         self._program = pickle_program(Program(plan.graph, plan.backend))
         if isinstance(plan.settings.tls, TlsFiles):
             identity_in(plan.settings.tls)  # to see that it is there: each attempt reads it anew
@@ -296,6 +298,7 @@ class JobDriver:
         """
         asked = self._savepoints.ask(kind, directory, form)
         self._events.put(asked.request)
+        # The job may have ended between the two: then nobody takes the request from the queue.
         if self._ended.is_set():
             self._savepoints.fail_all("the job has ended")
         return asked
@@ -312,6 +315,7 @@ class JobDriver:
     def leave(self) -> None:
         """Ask to leave without a checkpoint. Any thread; returns at once."""
         self._asked_to_leave.set()
+        # The flag wakes a driver that waits for a restart, the event one that runs an attempt.
         self._events.put(CancelRequested())
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -329,6 +333,7 @@ class JobDriver:
         bind_thread_fields(job=self._plan.name)
         try:
             finished = self._attempts()
+            # Only now all that was decided is committed, and the savepoints may say so.
             self._savepoints.add_proofs()
             if finished:
                 self._tell_sources()
@@ -352,6 +357,7 @@ class JobDriver:
             if self._endpoint is not None:
                 self._endpoint.close()
             self._observation.hide()
+            # Last: whoever waits for the end finds the status final and all savepoints answered.
             self._ended.set()
 
     def _finish_cancelled(self) -> JobEnded:
@@ -366,6 +372,8 @@ class JobDriver:
             return JobEnded(JobState.CANCELLED)
         self._observation.promise(math.inf)  # There may be many files to delete.
         try:
+            # A new claim fails if another driver owns the job by now: these are its checkpoints
+            # then.
             self._log = self._log.claim_again()
             delete_checkpoints(self._log, self._sink_recovery(self._log), self._storage)
         except Exception as error:  # the job is cancelled all the same, and can go on
@@ -438,9 +446,11 @@ class JobDriver:
         for _, source in plan.graph.sources():
             source.validate()
         log = self._log = self._agree_with_targets(log)
+        # After the targets were asked: a log that is behind its targets must decide nothing.
         view, max_parallelism = self._restore_point(log)
         restored = view.completed[-1]
         self._observation.retain(view.completed)
+        # After the claim: what older attempts have not decided by now they never will.
         storage.sweep(view, log.attempt)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
@@ -512,6 +522,7 @@ class JobDriver:
             if restore is not None:
                 restore.check_before_claim(view, drawn)
 
+        # Before the claim for a clear error; `claim` checks again, on the view on which it builds.
         check(seed_view(view, savepoint) if savepoint else view)
         if not view.decided:
             check_others(self._plan.name, graph, storage.others())
@@ -535,6 +546,7 @@ class JobDriver:
             StorageBehind: A target has committed what the log does not know.
             SavepointRefused: ... or the savepoint does not.
         """
+        # Later attempts build on this driver's own claim: nobody else has decided since.
         if self._targets_agree:
             return log
         recovery, restore = self._sink_recovery(log), self._restore
@@ -583,6 +595,8 @@ class JobDriver:
         except BaseException as error:
             self._failed_at = time.monotonic()
             self._tracker.publish(AttemptEnded(context.plan.attempt, _text_of(error)))
+            # Before the slots are waited for below: they leave by themselves only when they are
+            # told.
             server.dismiss(f"attempt {context.plan.attempt} failed: {str(error)[:500]}")
             raise
         finally:
@@ -590,9 +604,12 @@ class JobDriver:
             self._observation.promise(8 * self._plan.settings.cancel_timeout_s)
             if slots is not None:
                 self._end_slots(slots)
+            # After the slots, whose last words it may still have to take, and before the server
+            # goes.
             attempt.close()
             server.close(self._plan.settings.cancel_timeout_s)
             atexit.unregister(self._end_with_process)
+            # Requests outlive attempts. Everything else in the queue is of slots that are gone.
             self._drain(attempt.unanswered)
             self._savepoints.fail_begun(f"attempt {context.plan.attempt} has ended")
 
@@ -620,6 +637,7 @@ class JobDriver:
                 log.append(grown)
             return log.view, max_parallelism
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
+        # Where sources start is decided before anything is read: "latest" stays what it is now.
         log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 

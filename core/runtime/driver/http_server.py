@@ -133,6 +133,7 @@ class _Client:
 
     async def linger(self) -> None:
         """Say that no more comes; read and drop what the client still sends, to its end."""
+        # TLS has no half-closed connections.
         if self._writer.can_write_eof():
             self._writer.write_eof()
         while await self._reader.read(_READ_BYTES):
@@ -190,6 +191,7 @@ class HttpServer:
     def _run(self) -> None:
         try:
             self._accepting = self._loop.create_task(self._accept())
+            # `close` may have come before there was a task to cancel.
             if self._closing:
                 self._accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -219,6 +221,7 @@ class HttpServer:
                 await asyncio.sleep(0.2)
                 continue
             if len(self._open) >= CONNECTIONS_MAX:
+                # All are being answered: the newcomer is turned away rather than one of them.
                 if not self._unread:
                     connection.close()
                     continue
@@ -239,6 +242,8 @@ class HttpServer:
             _log.debug("a connection has ended: %s", error)
 
     async def _serve(self, connection: socket.socket) -> None:
+        # One deadline for handshake, head and body: a client that sends a byte now and then gains
+        # nothing.
         deadline = self._loop.time() + REQUEST_TIMEOUT_S
         try:
             opening = self._open_streams(connection)
@@ -264,6 +269,7 @@ class HttpServer:
         except _Unreadable as error:
             asked = self._application.explain(error.status, str(error))
         if (this := asyncio.current_task()) is not None:
+            # From here on a newcomer does not push it out.
             self._unread.pop(this, None)
         response = asked if isinstance(asked, Response) else await self._answer(asked)
         await asyncio.wait_for(client.send(response), RESPONSE_TIMEOUT_S)
@@ -332,6 +338,7 @@ class HttpServer:
             )
 
     async def _call(self, work: Callable[[], None], call: Future[Response]) -> Response:
+        # The wait for a free thread counts towards the call's time.
         async with self._calls:
             threading.Thread(target=work, name="endpoint's call", daemon=True).start()
             return await asyncio.wrap_future(call)

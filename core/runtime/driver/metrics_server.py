@@ -140,12 +140,14 @@ class ShownMetrics:
             if server is None or not server.api.remove(self) or self._address is None:
                 return
             del _SERVERS[self._address]
+        # Outside the lock: this joins a thread, and other jobs may want to show themselves.
         server.close()
 
     def _run(self) -> None:
         assert self._address is not None
         try:
             with _LOCK:
+                # The job may have ended before this thread began: then it must not appear any more.
                 if self._hidden:
                     return
                 if (server := _SERVERS.get(self._address)) is None:

@@ -283,6 +283,7 @@ def assign_state(
 
 
 def _divide_splits(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
+    # By id, so that a split is assigned once, however many snapshots hold it.
     by_id = {decode_split(element).id: element for element in elements}
     assigned = assign_splits(sorted(by_id), parallelism)
     return [tuple(by_id[split] for split in mine) for mine in assigned]
@@ -325,10 +326,13 @@ def _by_owner(
     items_by_slot: list[list[_Item]] = [[] for _ in range(parallelism)]
     for item in items:
         handle = handle_of(item)
+        # An empty interval: the handle holds no keys.
         if handle.key_group_last < handle.key_group_first:
             continue
         first = owner_of(handle.key_group_first, max_parallelism, parallelism)
         last = owner_of(handle.key_group_last, max_parallelism, parallelism)
+        # An interval of key groups belongs to an interval of slots. A file of several slots is read
+        # by each of them, which takes its own keys.
         for slot in range(first, last + 1):
             items_by_slot[slot].append(item)
     return [tuple(of_slot) for of_slot in items_by_slot]

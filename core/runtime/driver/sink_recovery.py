@@ -191,6 +191,7 @@ class SinkRecovery:
             ConfigError: A sink cannot be written; the message says what to do.
             Fenced: A newer attempt, or another job, owns a sink id.
         """
+        # Retired sinks are written no more: their tables may be gone, and none is created for them.
         written = [(t, t.schema) for t in self._targets if t.schema is not None]
         for target, schema in written:
             self._begin(f"the validation of sink {target.context.uid}")
@@ -220,6 +221,7 @@ class SinkRecovery:
                 counts.append(self._recover_whole(target, restored))
                 continue
             plan, committer = self._plan(target, restored)
+            # Commits before aborts: if the target fails in between, what is decided is visible.
             committed = self._settle(committer, [*to_commits(plan.commit), *to_aborts(plan.abort)])
             counts.append(
                 RecoveredSink(
@@ -379,6 +381,8 @@ class SinkRecovery:
 
     def _carry_out(self, committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
         begun = "rollback" if isinstance(step, AbortOne) else "commit"
+        # A repeated try keeps the time at which the first one began, by which people see how long
+        # it takes.
         if self.step.text != f"the {begun} of {step}":
             self._begin(f"the {begun} of {step}")
         return carry_out(committer, step)

@@ -132,7 +132,10 @@ class StopSignals:
         deadline = time.monotonic() + timeout_s
         while self._jobs() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
+                # Short, for the end of the jobs wakes nobody here.
                 number, heard_s = self._heard.get(timeout=0.2)
+                # By when it was heard, not taken from the queue: `_act` may have been busy
+                # meanwhile.
                 if heard_s - first_s > SAME_SIGNAL_S:
                     return f"another {signal.Signals(number).name}"
         return f"not stopped within {timeout_s:.0f} s"

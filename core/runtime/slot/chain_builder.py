@@ -205,6 +205,8 @@ class ChainBuilder:
         reader = self._context.storage.reader()
         edges = {edge.input: edge for edge in chain.edges}
         for into, edge in sorted(edges.items()):
+            # The edge's own partitioner divides the rows, so each goes to the slot that owns its
+            # key now.
             kept = [CollectedChannel() for _ in range(self._plan.parallelism)]
             partitioner, schema = self._partitioner(chain, edge, kept), edge.feed.schema
             rows_max = 0
@@ -220,6 +222,8 @@ class ChainBuilder:
                             " and change it then"
                         )
                     rows_max = max(rows_max, rows.num_rows)
+                    # Into this schema, for metadata may differ, which would keep batches from being
+                    # joined.
                     partitioner.receive(Batch(pa.record_batch(rows.columns, schema=schema)))
             mine = join_batches(kept[self._context.slot].batches, rows_max)
             gate.replay(mine, into)

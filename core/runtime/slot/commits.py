@@ -64,6 +64,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
         self._prune_before: CheckpointId | None = None
         self._reported = queue.committed_through
         self._began_s = 0.0
+        # Subclasses start it once they are whole: it calls their methods.
         self._thread = threading.Thread(target=self._run, name=f"commit {name}", daemon=True)
 
     @abstractmethod
@@ -126,9 +127,14 @@ class CommitThread(StepSource[C, CommitOutcome]):
                     return step
                 prune_before, self._prune_before = self._prune_before, None
                 if prune_before is None and self._commits.committed_through == self._reported:
+                    # Woken by `_condition` when there is something to commit; a second bounds what
+                    # a missed wake would cost, and 1 ms keeps a time that has just come from being
+                    # waited for in a busy loop.
                     wait_s = step.at_s - time.monotonic() if isinstance(step, WaitUntil) else 1.0
                     self._condition.wait(max(0.001, min(wait_s, 1.0)))
                     continue
+            # Without the lock, as the pruning: both may wait for others, and `record_pre_commit`
+            # must not.
             self._report(0.0)
             if prune_before is not None:
                 self._prune(prune_before)
@@ -174,6 +180,8 @@ class CommitWorker(CommitThread[Committable]):
     ) -> tuple[Committable, ...]:
         """Record a pre-commit; return all that the ack of `checkpoint` must list."""
         with self._condition:
+            # Recorded before the ack is sent, so a decision never finds a transaction that is
+            # unknown here.
             self._queue.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
             return self._queue.pending_through(checkpoint)
@@ -242,6 +250,7 @@ class _Progress:
     @property
     def record_commits(self) -> CheckpointId:
         """What all sinks have committed: everything decided, where there is none."""
+        # The slowest sink counts: state files may go only when none needs a decision before.
         return min(self.by_sink.values(), default=self.decided)
 
 
@@ -334,6 +343,7 @@ class SlotCommits:
 
     def close(self, left_s: Callable[[], float]) -> bool:
         """End every committer; return whether all ended within the seconds that are left."""
+        # A list: every worker is closed, also behind one that hangs.
         return min([worker.close(left_s()) for worker in self._workers], default=True)
 
     def _report_progress(self, ref: SubtaskRef, commit_ms: float = 0.0) -> list[CommittedThrough]:

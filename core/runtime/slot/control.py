@@ -131,6 +131,8 @@ class SlotControl:
                 with contextlib.suppress(queue.Empty):
                     wait_s = self._loop.wait_s(time.monotonic())
                     self._take(self._mailbox.get(timeout=wait_s))
+                # After every mail, and not only when none comes: a busy slot must send heartbeats,
+                # too.
                 self._carry_out(self._loop.tick(self._heard_at, time.monotonic()))
         except BaseException as error:
             # Nobody would close the parts any more, so only the end of the process stops them.
@@ -161,6 +163,7 @@ class SlotControl:
         try:
             self._carry_out(decisions)
         except Exception as error:
+            # While closing there is no attempt left that could fail: `run` ends the process.
             if self._context.closing.is_set():
                 raise
             self._carry_out(self._loop.on(PartFailed(error), time.monotonic()))
@@ -234,6 +237,8 @@ class SlotControl:
         chains = self._require_chains()
         for subtask in chains.subtasks:
             if self._context.closing.is_set():
+                # The shutdown may have come while the state was restored. Subtasks start all the
+                # same.
                 subtask.gate.post(Shutdown("the slot shuts down"))  # it closes its operators
             subtask.start()
         if self._context.closing.is_set():
@@ -284,6 +289,7 @@ class SlotControl:
             channel.close(close.reason)
         if chains := self._chains:
             self._post(Shutdown(close.reason))
+            # `min` and not `all`, which would not wait for those behind the first that hangs.
             ended = min(subtask.join(left()) for subtask in chains.subtasks)
             ended = chains.commits.close(left) and ended
         ended = self._uploads.close(left()) and ended
@@ -300,6 +306,8 @@ class SlotControl:
         self._context.scratch.delete()
         # The counters of a short job must not end with whatever the last beat happened to see.
         self._send(self._heartbeat(), SlotClosed())
+        # A second at least, also past the deadline: the driver takes a slot without a last word for
+        # lost.
         self._stream.close(max(1.0, deadline_s - time.monotonic()))
 
     def _exit_hard(self, reason: str) -> None:
@@ -308,6 +316,7 @@ class SlotControl:
         job, slot = self._context.plan.job, self._context.slot
         _log.warning("slot %d of job %s exits: %s", slot, job, reason)
         logging.shutdown()
+        # No destructors and exit hooks, which may wait for the very threads that hang.
         os._exit(1)
 
 

@@ -27,6 +27,8 @@ class SnapshotUploads:
 
     def __init__(self, context: SlotContext) -> None:
         self._context = context
+        # Two: a slow upload does not hold up the next checkpoint, which may be the one that
+        # completes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
@@ -70,6 +72,8 @@ class SnapshotUploads:
             )
             done = SubtaskSnapshot(subtask, tuple(operators), timings, in_flight)
             slot.post(Acked(checkpoint, done, taken.record_times))
+            # Storage has just taken files, so it may also delete those that it refused to delete
+            # before.
             self._abandon(())
         except StorageError as error:
             # First: storage that takes no file may not delete one either, nor answer soon.

@@ -86,6 +86,7 @@ class Outbox:
             with self._changed:
                 while not (self._waiting or self._last or self._ended):
                     self._changed.wait()
+                # `_last` with an empty queue: all is written, and `finish` may return.
                 if self._ended or not self._waiting:
                     self._ended = True
                     return
@@ -187,8 +188,11 @@ class ControlServer(flight.FlightServerBase):
         link = SlotLink(hello, writer)
         with self._lock:
             self._links.append(link)
+            # Under the lock that `dismiss` holds: a slot is either in the list by then or sees the
+            # refusal.
             if self._refusal is not None:
                 link.send(self._refusal)
+        # Before anything is read, so that no message of a slot comes before its connection.
         self._post(SlotConnected(link))
         reason = f"its process {hello.pid} on {hello.host} ended or became unreachable"
         try:
@@ -249,6 +253,8 @@ class ControlStream:
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(pa.ArrowException, OSError):
+            # Two threads must not write to one stream: `done_writing` only when the outbox has
+            # ended.
             if self._outbox.finish(timeout_s):
                 self._writer.done_writing()
             self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -51,6 +51,7 @@ def draw_identities() -> tuple[TlsIdentity, TlsIdentity]:
     from onceflow.core.runtime.transport.certificates import Authority
 
     now = datetime.now(timezone.utc)
+    # The authority's key lives in this call only.
     authority = Authority(now - _VALID_FOR, now + _VALID_FOR)
     driver, slot = (
         TlsIdentity(*authority.issue(name), authority.certificate, _DRIVER, _SLOT)
@@ -155,6 +156,7 @@ class TokenCheck(flight.ServerMiddlewareFactory):
         """Raise FlightUnauthenticatedError unless the call presents the token."""
         given = headers.get(_HEADER, [b""])[0]
         presented = given.encode() if isinstance(given, str) else given
+        # In constant time: how long a refusal takes must not tell how much of a guess is right.
         if not hmac.compare_digest(presented, self._expected):
             raise flight.FlightUnauthenticatedError(
                 "this address belongs to a onceflow job; the call presented no token of its attempt"

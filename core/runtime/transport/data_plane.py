@@ -87,10 +87,12 @@ class DataServer(flight.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
         chain, attempt, source, number = (part.decode() for part in descriptor.path)
+        # An address may be used again by a later attempt; rows of an older one must not get in.
         if int(attempt) != self._attempt:
             raise flight.FlightServerError(
                 f"channel of attempt {attempt} refused: this slot runs attempt {self._attempt}"
             )
+        # Peers may be deployed earlier, and dial in before this slot has its gates.
         if not self._gates_set.wait(self._timeout_s):
             raise flight.FlightServerError("this slot was not deployed in time")
         if self._closing:
@@ -320,6 +322,8 @@ class KeepAlive:
 
     def _ask(self) -> None:
         while not self._ended.wait(self._timeout_s / _QUESTIONS):
+            # A channel on which anything was heard lately needs no question: traffic is a sign of
+            # life.
             before = time.monotonic() - self._timeout_s / _QUESTIONS
             for channel in self._channels:
                 if channel.heard_at < before:
