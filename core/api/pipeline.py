@@ -22,8 +22,9 @@ from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster
 from onceflow.core.runtime.cluster.local_processes import LocalProcesses
-from onceflow.core.runtime.driver.driver import JobDriver, JobPlan
+from onceflow.core.runtime.driver.driver import JobDriver
 from onceflow.core.runtime.driver.job_checks import check_job
+from onceflow.core.runtime.driver.job_plan import JobPlan
 from onceflow.core.runtime.driver.job_views import GraphView, describe_graph
 from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom
 from onceflow.core.runtime.driver.state_lookup import StateAnswer

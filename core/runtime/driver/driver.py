@@ -14,12 +14,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import assert_never
 
-from onceflow.core.api.graph import Graph
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
 from onceflow.core.json_logs import bind_thread_fields
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
@@ -38,7 +36,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
 from onceflow.core.protocol.restart import (
     GiveUp,
     RestartAfter,
-    RestartStrategy,
     RestartTracker,
 )
 from onceflow.core.protocol.savepoints.savepoint import seed_view
@@ -49,6 +46,7 @@ from onceflow.core.runtime.driver.attempt_context import AttemptContext, Attempt
 from onceflow.core.runtime.driver.checkpoint_deletion import delete_checkpoints
 from onceflow.core.runtime.driver.endpoint import EndpointServer
 from onceflow.core.runtime.driver.health import Health
+from onceflow.core.runtime.driver.job_plan import JobPlan
 from onceflow.core.runtime.driver.job_views import (
     GraphView,
     describe_graph,
@@ -68,7 +66,7 @@ from onceflow.core.runtime.driver.restore import (
     without_in_flight,
 )
 from onceflow.core.runtime.driver.run_recorder import RunRecorder
-from onceflow.core.runtime.driver.savepoint_restore import RestoreFrom, SavepointRestore
+from onceflow.core.runtime.driver.savepoint_restore import SavepointRestore
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
 from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
@@ -99,54 +97,14 @@ from onceflow.core.runtime.transport.credentials import (
 )
 from onceflow.core.settings.effective_settings import EffectiveSetting
 from onceflow.core.settings.pipeline_settings import (
-    Checkpointing,
-    Endpoint,
-    Logging,
-    Metrics,
-    OpenTelemetry,
-    RuntimeSettings,
     TlsFiles,
 )
-from onceflow.core.spi import CommittedBy, Sink
-from onceflow.core.state import StateBackend
+from onceflow.core.spi import CommittedBy
 from onceflow.core.storage import ClaimedLog, JobStorage
 from onceflow.core.storage.filesystems.filesystem import StorageRefused
 from onceflow.core.storage.log.decision_log import draw_owner
 
 _log = logging.getLogger("onceflow.runtime.driver")
-
-
-@dataclass(frozen=True, slots=True)
-class JobPlan:
-    """What a pipeline asks for, checked and complete."""
-
-    name: str
-    graph: Graph
-    parallelism: int
-    max_parallelism: int | None
-    """Number of key groups; None = that of the restored checkpoint, or a default by parallelism."""
-    checkpointing: Checkpointing
-    backend: StateBackend
-    restart: RestartStrategy
-    settings: RuntimeSettings
-    retired_sinks: Mapping[str, Sink | None]
-    """Sinks that write no more, by sink id; None where transactions are left as they are."""
-    listeners: Sequence[JobListener]
-    """Told of every event of the job."""
-    allow_non_restored_state: bool
-    """Whether restored state that no operator takes is dropped; it is refused otherwise."""
-    endpoint: Endpoint | None = None
-    """Where the job can be asked; None: nowhere."""
-    metrics: Metrics = field(default_factory=Metrics)
-    """Where Prometheus finds what the job measures, besides the endpoint."""
-    logging: Logging = field(default_factory=Logging)
-    """What driver and slots do about their loggers."""
-    telemetry: OpenTelemetry = field(default_factory=OpenTelemetry)
-    """Where spans and metrics are sent."""
-    restore: RestoreFrom | None = None
-    """The savepoint that the job is to begin from."""
-    shown_settings: tuple[EffectiveSetting, ...] = ()
-    """Every setting with its origin, for people."""
 
 
 class JobDriver:

@@ -9,7 +9,7 @@ from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.runtime.cluster.cluster import Cluster
-from onceflow.core.runtime.driver.driver import JobPlan
+from onceflow.core.runtime.driver.job_plan import JobPlan
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_max_parallelism,
