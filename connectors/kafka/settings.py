@@ -28,7 +28,7 @@ class ClusterOptions:
     deadline_s: float = field(
         default=60.0,
         metadata=option(
-            "How long brokers and schema registry may be silent before a call is given up",
+            "How long a call waits for brokers and schema registry before it fails",
             DURATION,
             spark="deadline",
         ),
@@ -42,22 +42,23 @@ class TopicOptions(ClusterOptions):
     subject: str | None = field(
         default=None,
         metadata=option(
-            "Subject of the values' schema in the registry. None: `<topic>-value`",
+            "Subject of the values' schema in the registry. Default: `<topic>-value`",
             spark="valueSubject",
         ),
     )
     message: str | None = field(
         default=None,
         metadata=option(
-            "Protobuf: name of the message in the subject's latest version, with or without what it"
-            " stands in. None: the first of its schema",
+            "Protobuf: name of the message in the subject's latest schema, with or without its"
+            " package or outer message. Default: the first message of the schema",
             spark="valueMessage",
         ),
     )
     key_subject: str | None = field(
         default=None,
         metadata=option(
-            "Subject of the keys' schema in the registry. None: `<topic>-key`", spark="keySubject"
+            "Subject of the keys' schema in the registry. Default: `<topic>-key`",
+            spark="keySubject",
         ),
     )
 

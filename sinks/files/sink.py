@@ -182,8 +182,8 @@ class FileSink(Sink):
     compression: Compression | None = field(
         default=None,
         metadata=option(
-            "Of Parquet `zstd` unless given, `snappy`, `gzip`, `lz4` or `none`; of JSON `none`"
-            " unless given, or `gzip`",
+            "Parquet: `zstd` (the default), `snappy`, `gzip`, `lz4` or `none`. JSON: `none` (the"
+            " default) or `gzip`",
             choice("zstd", "snappy", "gzip", "lz4", "none"),
             spark="compression",
         ),
@@ -198,13 +198,13 @@ class FileSink(Sink):
     )
     max_rows_per_file: int | None = field(
         default=None,
-        metadata=option("How many rows a file has at most", COUNT, spark="maxRecordsPerFile"),
+        metadata=option("Maximum number of rows in a file", COUNT, spark="maxRecordsPerFile"),
     )
     roll_bytes: int = field(
         default=256 * 1024 * 1024,
         metadata=option(
-            "After how many bytes a file is ended and the next begun; it may be larger by a row"
-            " group. A checkpoint ends all files anyway",
+            "Size in bytes at which a file is closed and the next one begins. A file may be larger"
+            " by one row group. A checkpoint closes all files anyway",
             COUNT,
             spark="rollBytes",
         ),
@@ -212,7 +212,8 @@ class FileSink(Sink):
     max_open_files: int = field(
         default=256,
         metadata=option(
-            "How many partitions one subtask writes at a time; with more, files get smaller",
+            "How many files one subtask keeps open, one for each partition. With more partitions,"
+            " files get smaller",
             COUNT,
             spark="maxOpenFiles",
         ),
@@ -220,8 +221,9 @@ class FileSink(Sink):
     publish: Publish = field(
         default="auto",
         metadata=option(
-            "How a file becomes visible: `rename` where that is one step, `copy` where a file"
-            " appears whole or not at all. `auto` knows for the usual protocols",
+            "How a file becomes visible: `rename` for storage that renames in one step, `copy` for"
+            " storage where a new file appears whole or not at all. `auto` chooses by the URL's"
+            " protocol",
             choice("auto", "rename", "copy"),
             spark="publish",
         ),

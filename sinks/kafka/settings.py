@@ -149,21 +149,21 @@ class WriteOptions(TopicOptions):
     topic_column: str | None = field(
         default=None,
         metadata=option(
-            "Column that says which topic a row goes to; no part of the value", spark="topicColumn"
+            "Column with the topic of each row. It is not part of the value", spark="topicColumn"
         ),
     )
     partition_column: str | None = field(
         default=None,
         metadata=option(
-            "Column that says which partition a row goes to; null leaves it to the partitioner",
+            "Column with the partition of each row. Null: the partitioner chooses",
             spark="partitionColumn",
         ),
     )
     auto_register: bool = field(
         default=True,
         metadata=option(
-            "Whether the columns' own schema is registered, unless it has been before. If not, rows"
-            " are written by the subject's latest version, into which the columns must fit",
+            "Whether the sink registers the schema of the columns. If not, it writes rows in the"
+            " subject's latest schema, which the columns must fit",
             BOOLEAN,
             spark="autoRegister",
             aliases=("auto.register.schemas",),
@@ -172,8 +172,8 @@ class WriteOptions(TopicOptions):
     transaction_timeout_s: float = field(
         default=300.0,
         metadata=option(
-            "How long producing the rows of one checkpoint, or batch, and one subtask may take; the"
-            " broker's transaction.max.timeout.ms is the upper limit",
+            "How long one subtask may take to produce the rows of one checkpoint or micro-batch."
+            " Not more than the broker's transaction.max.timeout.ms",
             DURATION,
             spark="transactionTimeout",
         ),

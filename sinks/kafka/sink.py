@@ -74,14 +74,16 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     )
     topic: str | Sequence[str] = field(
         metadata=option(
-            "The topic; with topic_column all topics that it may name", NAMES, spark="topic"
+            "The topic. With topic_column: all topics that the column may name",
+            NAMES,
+            spark="topic",
         )
     )
     key: str | Sequence[str] | None = field(
         default=None,
         metadata=option(
-            "Unless raw, the columns of the key. Keys go to the partitions that Java's partitioner"
-            " chooses",
+            "The columns of the key (not with `raw`). A key goes to the partition that Kafka's Java"
+            " client would choose",
             NAMES,
             spark="keyColumns",
         ),
@@ -89,10 +91,11 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     key_format: Literal["string", "raw", "avro", "protobuf", "json-schema"] | None = field(
         default=None,
         metadata=option(
-            "`string`, `raw` (bytes), or by the schema registry `avro`, `protobuf`, `json-schema`:"
-            " several key columns, or those of a struct, are a record, message or object, any other"
-            " one the key itself; then the column _key, which a source makes of keys, is no part of"
-            " the value. None: one column goes as text or bytes, several as a JSON object",
+            "Format of the key: `string`, `raw` (bytes), or by the schema registry `avro`,"
+            " `protobuf`, `json-schema`. By the registry, several key columns or one struct become"
+            " a record, message or object; one other column becomes the key itself. With any of"
+            " these formats a column _key (a source's key) is not part of the value. Default: one"
+            " key column is written as text or bytes, several as a JSON object",
             choice(KeyFormat),
             spark="keyFormat",
         ),
@@ -100,9 +103,9 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     format: Literal["json", "avro", "protobuf", "json-schema", "raw"] = field(
         default="json",
         metadata=option(
-            "`json`: the value is an object of all columns; `avro`, `protobuf`, `json-schema`: a"
-            " record, message or object whose schema the registry keeps; `raw`: the columns key,"
-            " value and headers as they are, as in Spark",
+            "`json`: the value is a JSON object of all columns. `avro`, `protobuf`, `json-schema`:"
+            " it is a record, message or object whose schema is in the registry. `raw`: the columns"
+            " key, value and headers are written as they are, as in Spark",
             choice(RecordFormat),
             spark="valueFormat",
         ),
@@ -110,15 +113,15 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     headers: str | None = field(
         default=None,
         metadata=option(
-            "Unless raw, the column of headers: a list of (key, value), or a map",
+            "Column of headers: a list of (key, value), or a map (not with `raw`)",
             spark="headersColumn",
         ),
     )
     delivery: Literal["exactly_once", "at_least_once"] = field(
         default="exactly_once",
         metadata=option(
-            "`at_least_once` produces rows at once, without transactions: they are seen before"
-            " their checkpoint, and come twice after a failure",
+            "`at_least_once` produces rows at once, without transactions: readers see them before"
+            " their checkpoint, and after a failure rows may be produced twice",
             choice(Delivery),
         ),
     )
@@ -129,7 +132,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     partitions: int | None = field(
         default=None,
         metadata=option(
-            "Partitions of a topic that is created. None: the broker's default",
+            "Number of partitions of a topic that is created. Default: the broker's",
             COUNT,
             spark="partitions",
         ),
@@ -137,7 +140,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     replication_factor: int | None = field(
         default=None,
         metadata=option(
-            "Replicas of a topic that is created. None: the broker's default",
+            "Number of replicas of a topic that is created. Default: the broker's",
             COUNT,
             spark="replicationFactor",
         ),
@@ -145,9 +148,10 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
     stale_rows: str = field(
         default="fail",
         metadata=option(
-            "What becomes of decided rows that waited for longer than the broker keeps proofs:"
-            " `fail` says so, `produce ID` produces those of one transaction, `discard ID` counts"
-            " them as committed, and `produce` produces all",
+            "What happens to decided rows that waited for longer than the broker keeps the proofs"
+            " of commits. `fail`: the job stops and names them. `produce ID`: the rows of one"
+            " transaction are produced. `discard ID`: they count as committed. `produce`: all such"
+            " rows are produced",
             spark="staleRows",
         ),
     )

@@ -46,7 +46,7 @@ class MySQLSink(SqlSink):
     ledger_schema: str | None = field(
         default=None,
         metadata=option(
-            "The database of onceflow's own tables, created if it may be. None: the url's",
+            "Database of onceflow's own tables, created if it is missing. Default: that of the url",
             spark="ledgerSchema",
         ),
     )

@@ -17,13 +17,15 @@ class DatabaseAccess:
             "Where the database is; its JDBC URL (`jdbc:…`) will do", spark="url", secret=True
         ),
     )
-    user: str | None = field(default=None, metadata=option("Over what the url says", spark="user"))
+    user: str | None = field(
+        default=None, metadata=option("Overrides the user in the url", spark="user")
+    )
     password: str | None = field(
         default=None,
         metadata=option(
-            "Over what the url says; needs no percent-encoding. `${env:NAME}` or `${file:/path}`"
-            " refers to a secret, which is then in no pickle: each process that connects looks it"
-            " up",
+            "Overrides the password in the url, and needs no percent-encoding. `${env:NAME}` or"
+            " `${file:/path}` refers to a secret: each process that connects looks it up, and no"
+            " pickle contains it",
             spark="password",
             secret=True,
         ),
@@ -31,8 +33,8 @@ class DatabaseAccess:
     connect_timeout_s: float = field(
         default=10.0,
         metadata=option(
-            "How long one connection may take; a committer keeps asking for as long after a reply"
-            " was lost",
+            "Timeout of one connection attempt. After a lost reply to a commit, the committer also"
+            " asks for this long whether the commit happened",
             DURATION,
             spark="connectTimeout",
         ),
@@ -40,7 +42,7 @@ class DatabaseAccess:
     statement_timeout_s: float = field(
         default=120.0,
         metadata=option(
-            "How long the server may be silent before the connection is given up",
+            "How long to wait for the server's reply before the connection is closed",
             DURATION,
             spark="statementTimeout",
             aliases=("queryTimeout",),

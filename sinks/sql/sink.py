@@ -64,10 +64,10 @@ class SqlSink(DatabaseAccess, Sink):
     write_mode: Literal["insert", "upsert", "ignore", "update"] = field(
         default="insert",
         metadata=option(
-            "`insert` adds rows; `upsert` also puts them over rows of the same key; `ignore` leaves"
-            " such rows as they are; `update` only puts them over such rows. All but `insert` need"
-            " primary_key, bring a key's rows to one subtask, and apply a checkpoint's changes at"
-            " its end",
+            "`insert` adds rows. `upsert` inserts a row, or updates the row with the same key."
+            " `ignore` inserts a row unless its key exists. `update` updates existing rows and"
+            " never inserts. All but `insert` need primary_key, send the rows of a key to one"
+            " subtask, and apply the changes of a checkpoint at its end",
             choice(WriteMode),
             spark="writeMode",
         ),
@@ -75,8 +75,8 @@ class SqlSink(DatabaseAccess, Sink):
     primary_key: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "The columns by which rows are found, which a unique index must have; also the primary"
-            " key of a table that is created",
+            "Columns that identify a row. A unique index over exactly these columns must exist."
+            " They become the primary key of a table that is created",
             NAMES,
             spark="primaryKey",
         ),
@@ -92,7 +92,7 @@ class SqlSink(DatabaseAccess, Sink):
     evolve: bool = field(
         default=False,
         metadata=option(
-            "Whether to add columns that the rows have and the table lacks; nullable ones",
+            "Whether to add columns that the rows have and the table lacks. They are nullable",
             BOOLEAN,
             spark="evolveTable",
         ),
@@ -100,7 +100,7 @@ class SqlSink(DatabaseAccess, Sink):
     tombstones: bool = field(
         default=False,
         metadata=option(
-            "Whether a row whose columns outside the key are all null deletes its key",
+            "Whether a row that is null in all columns outside the key deletes the row of its key",
             BOOLEAN,
             spark="tombstones",
         ),
@@ -108,23 +108,25 @@ class SqlSink(DatabaseAccess, Sink):
     operation_column: str | None = field(
         default=None,
         metadata=option(
-            "A text column that says what a row does: insert, create, c, r, i, upsert, update, u to"
-            " put it, delete, d to delete its key. It is not written",
+            "Text column with the operation of each row. `insert`, `create`, `c`, `r`, `i`,"
+            " `upsert`, `update`, `u`: write it as the write mode says. `delete`, `d`: delete the"
+            " row of its key. The column is not written",
             spark="operationColumn",
         ),
     )
     table_column: str | None = field(
         default=None,
         metadata=option(
-            "A text column that names the row's table; null stands for the table of the sink. All"
-            " tables are written in one transaction. The column is not written",
+            "Text column with the table of each row. Null: the table of the sink. All tables are"
+            " written in one transaction. The column is not written",
             spark="tableColumn",
         ),
     )
     overflow: Literal["error", "null"] = field(
         default="error",
         metadata=option(
-            "What a value is that does not fit its column: `error`, a bad row, or `null`, null",
+            "What happens to a value that does not fit its column. `error`: the row is a bad row."
+            " `null`: null is written",
             choice(_Overflow),
             spark="overflow",
         ),
@@ -132,18 +134,19 @@ class SqlSink(DatabaseAccess, Sink):
     delivery: Literal["exactly_once", "at_least_once"] = field(
         default="exactly_once",
         metadata=option(
-            "`at_least_once` commits without two phases: rows are seen at once, and come twice"
-            " after a failure",
+            "`at_least_once` commits rows at once, before their checkpoint; after a failure, rows"
+            " may be written twice",
             choice(Delivery),
         ),
     )
     commit_mode: Literal["auto", "two_phase", "ledger"] = field(
         default="auto",
         metadata=option(
-            "How rows wait for the decision. `two_phase` prepares transactions in the server;"
-            " `ledger` stages rows in checkpoint storage and applies them after the decision, for"
-            " servers, users and poolers that cannot prepare. `auto` takes two_phase where it is"
-            " possible, and logs what it chose and why. All give the same guarantee",
+            "How rows wait for the decision. `two_phase`: in prepared transactions of the server."
+            " `ledger`: staged in checkpoint storage and written after the decision, for servers,"
+            " users and poolers that cannot prepare. `auto` takes two_phase if it is possible, and"
+            " logs its choice and the reason. Each mode writes every row exactly once; they differ"
+            " in what a reader sees while a commit is under way",
             choice("auto", CommitMode),
             spark="commitMode",
         ),
@@ -151,7 +154,7 @@ class SqlSink(DatabaseAccess, Sink):
     ledger_schema: str | None = field(
         default=None,
         metadata=option(
-            "Where onceflow's own tables are; created if it may be", spark="ledgerSchema"
+            "Schema of onceflow's own tables, created if it is missing", spark="ledgerSchema"
         ),
     )
     lock_timeout_s: float = field(
@@ -163,7 +166,8 @@ class SqlSink(DatabaseAccess, Sink):
     flush_rows: int = field(
         default=50_000,
         metadata=option(
-            "At least once: how many rows are committed together, at most a batch more", COUNT
+            "Only with `at_least_once`: number of rows of a commit; it may be larger by one batch",
+            COUNT,
         ),
     )
 

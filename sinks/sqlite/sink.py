@@ -45,8 +45,8 @@ class SQLiteSink(SqlSink):
     url: str = field(
         kw_only=False,
         metadata=option(
-            "`sqlite:////absolute/path/of/the/file.db`, or the path alone; it is created if need"
-            " be",
+            "`sqlite:////absolute/path/of/the/file.db`, or the path alone. A missing file is"
+            " created",
             spark="url",
             secret=True,
         ),

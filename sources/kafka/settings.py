@@ -208,16 +208,17 @@ class ReadOptions(TopicOptions):
     topic_pattern: str | None = field(
         default=None,
         metadata=option(
-            "Instead of topic=, a regular expression: every topic whose whole name it matches is"
-            " read, one that is created later from its first record. Kafka's own topics are left"
-            " out",
+            "A regular expression, instead of topics by name. It must match the whole name of a"
+            " topic. A topic that is created later is read from its first record. Kafka's own"
+            " topics are never read",
             spark="subscribePattern",
         ),
     )
     include_metadata: bool = field(
         default=False,
         metadata=option(
-            "Unless raw, whether there are columns _topic, _partition, _offset and _timestamp",
+            "Whether to add the columns _topic, _partition, _offset and _timestamp (not with"
+            " `raw`, which has them)",
             BOOLEAN,
             spark="includeMetadata",
         ),
@@ -225,18 +226,20 @@ class ReadOptions(TopicOptions):
     group_id: str | None = field(
         default=None,
         metadata=option(
-            "The group in which offsets are published, for lag. None: onceflow-<job>-<uid>",
+            "Consumer group in which the job publishes its offsets, so that Kafka's tools show its"
+            " lag. Default: `onceflow-<job>-<uid>`",
             spark="kafka.group.id",
         ),
     )
     commit_offsets: bool = field(
-        default=True, metadata=option("Whether offsets are published in group_id", BOOLEAN)
+        default=True, metadata=option("Whether the job publishes its offsets in group_id", BOOLEAN)
     )
     fail_on_data_loss: bool = field(
         default=True,
         metadata=option(
-            "Whether offsets that are gone, or a topic that was deleted, also if it was created"
-            " again, are an error; or a warning, and reading goes on at the first record",
+            "Whether it is an error if records were deleted before they were read, or the topic was"
+            " deleted (and perhaps created again). If not: a warning is logged, and reading goes on"
+            " at the first record",
             BOOLEAN,
             spark="failOnDataLoss",
         ),
@@ -244,14 +247,16 @@ class ReadOptions(TopicOptions):
     batch_rows: int = field(
         default=10_000,
         metadata=option(
-            "How many rows a batch has at most. A batch goes on at once, however small, when"
-            " nothing more is waiting",
+            "Maximum number of rows in a batch. A smaller batch is passed on at once if no more"
+            " records are waiting",
             COUNT,
         ),
     )
     batch_bytes: int = field(
         default=16 * 1024 * 1024,
-        metadata=option("After about how many bytes of values a batch goes on", COUNT),
+        metadata=option(
+            "Approximate size of the values in bytes after which a batch is passed on", COUNT
+        ),
     )
 
 
@@ -261,14 +266,17 @@ class SourceOptions(ReadOptions, TopicDescription):
 
     topic: str | Sequence[str] | None = field(
         default=None,
-        metadata=option("One topic, or several; or topic_pattern", NAMES, spark="subscribe"),
+        metadata=option(
+            "The topic or topics. Give this or topic_pattern", NAMES, spark="subscribe"
+        ),
     )
     format: ValueFormat | str = field(
         default=ValueFormat.JSON,
         metadata=option(
-            "What a value is: `json` (one object), `csv` (one line), `debezium-json` (a change of a"
-            " row, with a column _op); by the schema registry `avro`, `protobuf`, `json-schema`,"
-            " `debezium-avro`; or `raw`: the record in Spark's columns, its key and value as bytes",
+            "Format of a value: `json` (one object), `csv` (one line), `debezium-json` (the change"
+            " of a row, with a column _op); by the schema registry `avro`, `protobuf`,"
+            " `json-schema`, `debezium-avro`; or `raw`: the columns of Spark's own Kafka source,"
+            " with key and value as bytes",
             choice(ValueFormat),
             spark="valueFormat",
         ),
@@ -276,45 +284,45 @@ class SourceOptions(ReadOptions, TopicDescription):
     schema: SchemaLike | None = field(
         default=None,
         metadata=option(
-            "Unless raw, the columns of a value: an Arrow schema, a mapping from name to type, or"
-            " DDL as in `id BIGINT NOT NULL, name STRING`. A column that is not nullable must be in"
-            " every record. By a registry, those of the subject's latest version unless given",
+            "Columns of a value (not with `raw`): DDL as in `id BIGINT NOT NULL, name STRING`, an"
+            " Arrow schema, or a mapping from name to type. A column that is NOT NULL must be in"
+            " every record. Default with a registry: the columns of the subject's latest schema",
             spark="valueSchema",
         ),
     )
     starting_offsets: OffsetsLike = field(
         default="earliest",
         metadata=option(
-            "Where reading starts: `earliest`, `latest`, a datetime, offsets by topic and partition"
-            " with -2 for earliest and -1 for latest, or Spark's JSON of these. Used once: a job or"
-            " query that has a checkpoint goes on from there. `KafkaSource` starts at `earliest`, a"
-            " query of Spark at `latest`",
+            "Where reading starts: `earliest`, `latest`, a datetime, or offsets by topic and"
+            " partition (-2: earliest, -1: latest), as a mapping or as Spark's JSON. Only for the"
+            " first start: a job that has a checkpoint goes on from its positions",
             spark="startingOffsets",
         ),
     )
     ending_offsets: OffsetsLike | None = field(
         default=None,
         metadata=option(
-            "The same for the end, exclusive, which makes the source bounded; resolved when the job"
-            " starts. None: it never ends, and `read` of Spark ends at `latest`",
+            "Where reading ends, exclusive, with the values of starting_offsets. It is resolved"
+            " when the job starts, and makes the source bounded. Default: reading never ends",
             spark="endingOffsets",
         ),
     )
     on_bad_record: OnBadRow | str = field(
         default=OnBadRow.FAIL,
         metadata=option(
-            "What becomes of a record that cannot be decoded: `fail`, `drop` (left out, counted and"
-            " logged), or `dead_letter`: to the sink of `Pipeline.read(…, dead_letters=…)`, with"
-            " reason, topic, partition and offset",
+            "What happens to a record that cannot be decoded. `fail`: the job stops. `drop`: it is"
+            " left out, counted and logged. `dead_letter`: it goes to the sink of"
+            " `Pipeline.read(…, dead_letters=…)`, with reason, topic, partition and offset",
             choice(OnBadRow),
         ),
     )
     key_format: KeyFormat | str | None = field(
         default=None,
         metadata=option(
-            "Unless raw, adds the record's key as the column _key: `string`, `raw` (bytes), or by"
-            " the schema registry `avro`, `protobuf`, `json-schema`: a struct of a record, message"
-            " or object, or one value. A key that is none is a bad record; no key is null",
+            "Adds the record's key as the column _key (not with `raw` values), in the format"
+            " `string`, `raw` (bytes), or by the schema registry `avro`, `protobuf`, `json-schema`:"
+            " a struct for a record, message or object, else one value. A key that is not in this"
+            " format makes the record a bad record. A record without a key has null in _key",
             choice(KeyFormat),
             spark="keyFormat",
         ),
@@ -322,8 +330,8 @@ class SourceOptions(ReadOptions, TopicDescription):
     partition_discovery_interval: float | str | None = field(
         default="1 min",
         metadata=option(
-            "How often a running stream looks for partitions and topics that were added, in seconds"
-            " or as text. None: only when the job starts",
+            "How often a running stream looks for new partitions and topics: seconds, or text as in"
+            " `1 min`. `None`: only when the job starts",
             DURATION,
         ),
     )

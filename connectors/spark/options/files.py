@@ -36,8 +36,8 @@ class FilesRead:
     as_of_checkpoint: int | str | None = field(
         default=None,
         metadata=option(
-            "`read` only: the files up to this checkpoint, or to the `latest` that all subtasks"
-            " have published; without it all that is committed",
+            "`read` only: reads the files up to this checkpoint, or up to the `latest` checkpoint"
+            " that all subtasks have published. Unless given, all committed files",
             CHECKPOINT,
             spark="asOfCheckpoint",
         ),

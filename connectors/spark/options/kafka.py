@@ -67,7 +67,8 @@ class KafkaRead(KafkaSource, BatchLimits):
     starting_timestamp_ms: int | None = field(
         default=None,
         metadata=option(
-            "Over starting_offsets: from the first record at or after it, in milliseconds",
+            "Overrides starting_offsets: reading starts at the first record at or after this time,"
+            " in milliseconds since 1970",
             WHOLE,
             spark="startingTimestamp",
         ),
@@ -75,13 +76,14 @@ class KafkaRead(KafkaSource, BatchLimits):
     include_headers: bool = field(
         default=False,
         metadata=option(
-            "With raw, whether there is a column of headers", BOOLEAN, spark="includeHeaders"
+            "Whether to add a column of headers (only with `raw`)", BOOLEAN, spark="includeHeaders"
         ),
     )
     on_bad_record: OnBadRow | str = field(
         default=OnBadRow.FAIL,
         metadata=option(
-            "Unless raw, a record that cannot be decoded ends the query, or is dropped",
+            "What happens to a record that cannot be decoded. `fail`: the query ends. `drop`: it is"
+            " left out. `raw` decodes nothing",
             choice(OnBadRow.FAIL.value, OnBadRow.DROP.value),
             spark="onBadRecord",
         ),
@@ -106,6 +108,23 @@ class KafkaRead(KafkaSource, BatchLimits):
         return BatchLimits(**copy_values(self, BatchLimits))
 
 
+_PATTERN = (
+    "A regular expression, instead of subscribe. It must match the whole name of a topic. Kafka's"
+    " own topics are never read"
+)
+_OFFSETS = (
+    "Where reading starts: `earliest`, `latest`, or Spark's JSON of offsets by topic and partition"
+    " (-2: earliest, -1: latest)"
+)
+_HELPS: Mapping[str, str] = {
+    "topic": "The topic, or several with commas between them. Give this or subscribePattern",
+    "topic_pattern": f"{_PATTERN}. A topic that is created later is read from its first record",
+    "group_id": "Consumer group in which the query publishes its offsets, so that Kafka's tools"
+    " show its lag. Unless given, no offsets are published",
+    "schema": "Columns of a value (not with `raw`): DDL as in `id BIGINT NOT NULL, name STRING`. A"
+    " column that is NOT NULL must be in every record. Default with a registry: the columns of the"
+    " subject's latest schema",
+}
 _OF_STREAMS = ("group_id", "offsets_most", "offsets_least", "delay_most_s")
 _WRITING = "it is an option of `writeStream` and `write`"
 _NOT_READ = {
@@ -135,6 +154,11 @@ KAFKA_READ_STREAM = OptionTable(
     description=KafkaRead,
     without=("ending_offsets",),
     defaults={"format": ValueFormat.RAW.value, "starting_offsets": "latest"},
+    helps={
+        **_HELPS,
+        "starting_offsets": f"{_OFFSETS}. Only for the first start: a query that has a checkpoint"
+        " goes on from it",
+    },
     named=_NAMED,
     instead=_NOT_SAID,
     ignored=_IGNORED,
@@ -147,6 +171,13 @@ KAFKA_READ = OptionTable(
     description=KafkaRead,
     without=_OF_STREAMS,
     defaults={"format": ValueFormat.RAW.value},
+    helps={
+        **_HELPS,
+        "topic_pattern": _PATTERN,
+        "starting_offsets": _OFFSETS,
+        "ending_offsets": "Where reading ends, exclusive, with the values of startingOffsets. It is"
+        " resolved when Spark plans the read. Default: `latest`",
+    },
     named=_NAMED,
     instead=_NOT_SAID,
     ignored=_IGNORED,

@@ -75,7 +75,7 @@ class CheckpointsRead:
     path: str = field(metadata=option(_PATH, spark="path", aliases=("storage",)))
     job: str | None = field(
         default=None,
-        metadata=option("The job's name; all jobs of the storage unless given", spark="job"),
+        metadata=option("The job's name. Default: all jobs of the storage", spark="job"),
     )
     storage_options: Mapping[str, object] | None = field(
         default=None,
@@ -100,7 +100,7 @@ class StateRead(CheckpointsRead):
     )
     job: str | None = field(
         default=None,
-        metadata=option("The job's name; needed where the storage holds several", spark="job"),
+        metadata=option("The job's name. Needed if the storage has several jobs", spark="job"),
     )
     checkpoint_or_latest: int | str = field(
         default=LATEST,
@@ -115,7 +115,7 @@ class StateRead(CheckpointsRead):
     state: str | None = field(
         default=None,
         metadata=option(
-            "The state's name; needed where the operator has several",
+            "The state's name. Needed if the operator has several states",
             spark="state",
             aliases=("stateName", "stateVarName"),
         ),
@@ -123,8 +123,8 @@ class StateRead(CheckpointsRead):
     kind: StateKindName | None = field(
         default=None,
         metadata=option(
-            "`keyed`, or of the states without a key `list`, `union`, `broadcast` and `raw-keyed`;"
-            " needed where one name is several of them",
+            "Kind of the state: `keyed`; or `list`, `union`, `broadcast` or `raw-keyed` for a state"
+            " without a key. Needed if states of several kinds have the same name",
             choice("keyed", "list", "union", "broadcast", "raw-keyed"),
             spark="stateType",
         ),
@@ -132,8 +132,8 @@ class StateRead(CheckpointsRead):
     form: ValueForm = field(
         default="typed",
         metadata=option(
-            "`typed`: in the type that the snapshot names, JSON for types of your own; `json`: the"
-            " JSON of every value; `binary`: the bytes that are stored",
+            "`typed`: values have the type that the snapshot names; values of your own types are"
+            " JSON. `json`: all values are JSON. `binary`: values are the stored bytes",
             choice("typed", "json", "binary"),
             spark="valueFormat",
         ),
@@ -188,7 +188,7 @@ class SavepointWrite:
     state_type: str = field(
         default="value",
         metadata=option(
-            "What the state is: of each key `value`, `list`, `map` or `running`; without a key"
+            "Kind of the state. With a key: `value`, `list`, `map` or `running`. Without a key:"
             " `operator-list`, `union` or `broadcast`",
             choice("value", "list", "map", "running", *_WITHOUT_KEY),
             spark="stateType",
@@ -201,29 +201,30 @@ class SavepointWrite:
     value: str = field(
         default="value",
         metadata=option(
-            "The column of the value; of a list state an array, of one without a key an element",
+            "Column of the value. For a list state it is an array; for a state without a key, one"
+            " element",
             spark="value",
         ),
     )
     map_key: str = field(
         default="map_key",
-        metadata=option("Of a map or broadcast state: the column of the map's key", spark="mapKey"),
+        metadata=option("Column of the map's key, for a map or broadcast state", spark="mapKey"),
     )
     value_type: str | None = field(
         default=None,
         metadata=option(
-            "The type's name where the column's own is another: `int`, `list[int]`, the name of a"
-            " dataclass for a struct, `any`",
+            "Python type of the stored value, if it is not that of the column: `int`, `list[int]`,"
+            " `any`, or for a struct the name of a dataclass",
             spark="valueType",
         ),
     )
     map_key_type: str | None = field(
-        default=None, metadata=option("The same of the map's key", spark="mapKeyType")
+        default=None, metadata=option("As valueType, for the map's key", spark="mapKeyType")
     )
     aggregates: Mapping[str, AggregateOp] | None = field(
         default=None,
         metadata=option(
-            "Of `running`: the aggregate of each column, `balance=sum,n=count`",
+            "For `running`: the aggregate of each column, as in `balance=sum,n=count`",
             ValueKind("column=sum|count|min|max, with commas between them", _parse_aggregates),
             spark="aggregates",
         ),
@@ -231,7 +232,7 @@ class SavepointWrite:
     max_parallelism: int = field(
         default=128,
         metadata=option(
-            "The number of key groups, which the job keeps for ever", COUNT, spark="maxParallelism"
+            "Number of key groups; the job keeps it for ever", COUNT, spark="maxParallelism"
         ),
     )
     storage_options: Mapping[str, object] | None = field(

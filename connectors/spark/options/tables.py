@@ -47,6 +47,8 @@ class OptionTable(Generic[T_co]):
     """Fields that are no options here."""
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Where the format's default is another than the description's."""
+    helps: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What a field means here, where the description says it of pipelines."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     """What else the description's errors call an option, and how it is called here."""
     instead: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -77,7 +79,7 @@ class OptionTable(Generic[T_co]):
 
     def help_of(self, one: SparkOption) -> str:
         """Return what an option means, in the words of options."""
-        return self.words.spoken(one.meaning.help)
+        return self.helps.get(one.argument) or self.words.spoken(one.meaning.help)
 
     def make(self, given: Mapping[str, str]) -> T_co:
         """Return the description that `given` makes.
@@ -189,35 +191,35 @@ class ProtocolOption:
 PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
     ProtocolOption(
         "checkpointLocation",
-        "Spark's own, needed by `writeStream`: names the query, so each query has its own",
+        "Spark's own option, needed by `writeStream`. It identifies the query: each query needs"
+        " its own",
     ),
-    ProtocolOption("queryName", "Spark's own"),
+    ProtocolOption("queryName", "Spark's own option"),
     ProtocolOption(
         "sinkId",
-        "The name under which rows are prepared, instead of one made from checkpointLocation, or"
-        " from table and txnAppId; one for each table",
+        "Name under which the target knows the writes of this query or job; one for each table."
+        " Default: made from checkpointLocation, or from table and txnAppId",
     ),
     ProtocolOption(
         "txnAppId",
-        "`write` only, with txnVersion: the name of the job that writes, to one table or several",
+        "`write` only, with txnVersion: name of the job that writes, to one table or several",
     ),
     ProtocolOption(
         "txnVersion",
-        "`write` only, with txnAppId: a number that rises from write to write; one that was"
+        "`write` only, with txnAppId: a number that rises from write to write. A number that was"
         " written to a table is not written to it again",
     ),
     ProtocolOption(
         "onBadRow",
-        "`fail`, the default, ends the query at a row that the target can never take;"
-        " `drop` leaves it out, counted and logged",
+        "What happens to a row that the target can never take. `fail` (the default): the query"
+        " ends. `drop`: the row is left out, counted and logged",
     ),
     ProtocolOption(
         "stagingLocation",
         "Where rows wait for their commit if the target cannot prepare them: a path or URL that"
-        " driver and executors see; below checkpointLocation unless given. Jobs and queries may"
-        " share one. Keep it: a sink of your own and a query know by it what is written, and are"
-        " refused with another one; a database, files and Kafka (for as long as it keeps offsets)"
-        " know what `write` with a token has written",
+        " driver and executors share. Default for a query: below checkpointLocation. Jobs and"
+        " queries may share one. Keep it from run to run: [who may change"
+        " it](#keep-staginglocation)",
     ),
 )
 """What the protocol reads; no table has an option of these names."""

@@ -68,27 +68,36 @@ class BatchLimits:
     offsets_most: int | None = field(
         default=None,
         metadata=option(
-            "How many records a batch has at most", COUNT, spark="maxOffsetsPerTrigger"
+            "Maximum number of records in a micro-batch", COUNT, spark="maxOffsetsPerTrigger"
         ),
     )
     offsets_least: int | None = field(
         default=None,
-        metadata=option("A batch waits for so many records …", COUNT, spark="minOffsetsPerTrigger"),
+        metadata=option(
+            "A micro-batch waits until so many records are there, but no longer than"
+            " maxTriggerDelay",
+            COUNT,
+            spark="minOffsetsPerTrigger",
+        ),
     )
     delay_most_s: float = field(
         default=900.0,
-        metadata=option("… but no longer than this", DURATION, spark="maxTriggerDelay"),
+        metadata=option(
+            "How long a micro-batch waits for minOffsetsPerTrigger",
+            DURATION,
+            spark="maxTriggerDelay",
+        ),
     )
     tasks_least: int = field(
         default=0,
         metadata=option(
-            "Into how many tasks a batch is cut at least", COUNT, spark="minPartitions"
+            "Minimum number of tasks that share the records", COUNT, spark="minPartitions"
         ),
     )
     task_rows_most: int | None = field(
         default=None,
         metadata=option(
-            "How many records a task reads at most", COUNT, spark="maxRecordsPerPartition"
+            "Maximum number of records that one task reads", COUNT, spark="maxRecordsPerPartition"
         ),
     )
 

@@ -25,15 +25,22 @@ from onceflow.connectors.spark.versions import SparkInterface
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
 
 
+_CLIENT_OPTIONS = (
+    "Any option of the client, written with this prefix. onceflow passes it on without the prefix"
+)
+
+
 def _default(option: SparkOption) -> str:
     default = option.default
     if default is MISSING:
         return "needed"
     value = default.value if isinstance(default, Enum) else default
-    if value in (None, "", ()):
-        return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if not value:
+        return ""
+    if isinstance(value, tuple):
+        return f"`{','.join(value)}`"
     return f"`{value:g} s`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -47,7 +54,7 @@ def _options(table: OptionTable[object]) -> str:
         names = ", ".join(f"`{name}`" for name in (option.name, *option.meaning.aliases))
         rows.append(f"| {names} | {_default(option)} | {table.help_of(option)} |")
     for prefix in table.clients:
-        rows.append(f"| `{prefix}*` |  | The client's own options, without the prefix |")
+        rows.append(f"| `{prefix}*` |  | {_CLIENT_OPTIONS} |")
     return _table("| option | default | |", rows)
 
 
