@@ -149,6 +149,7 @@ class _MemoryJobStorage(JobStorage):
     @override
     def probe_read(self, path: str) -> str:
         # Slots need not see the driver's memory: all that they write goes to it with their acks.
+        # The probe's path ends with its token: a slot "reads" it without any file.
         return path.rpartition("@")[2]
 
 

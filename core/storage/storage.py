@@ -268,6 +268,8 @@ class JobStorage:
         path = self._paths.probe(AttemptId(0), secrets.token_hex(16))
         first, second = b"the first", b"the second"
         try:
+            # The same bytes again, then others: a store that ignores the condition takes the last
+            # ones.
             outcomes = [self._fs.create_if_absent(path, data) for data in (first, first, second)]
             standing = self._fs.read(path)
         finally:

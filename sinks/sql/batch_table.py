@@ -121,6 +121,8 @@ class SqlBatchDecisions(BatchDecisions):
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
     ) -> BatchClaim:
+        # The newest attempt is read first and claimed then; whoever comes in between is found by
+        # `Fenced`.
         for _ in range(CLAIM_TRIES_MAX):
             newest = self._ask(self._newest, _WHO)
             if after is not None and newest != after:
@@ -199,9 +201,12 @@ class SqlBatchDecisions(BatchDecisions):
                 return self._decide(decision, with_it)
             except ConnectionLost as error:
                 lost = str(error)
+            # A BadRow is a SinkError, too, and final: the table refuses the row again each time.
             except BadRow:
                 raise
             except (SinkError, ConfigError) as error:
+                # Nothing was sent, so nothing can be decided. After a lost reply the server must be
+                # asked on.
                 if not lost:
                     raise
                 lost = f"{lost}; then {error}"
@@ -227,6 +232,8 @@ class SqlBatchDecisions(BatchDecisions):
         try:
             session = self._open_session()
             with session.transaction():
+                # The mark may be lost in a crash: the next claim settles the batch once more, which
+                # is harmless.
                 for statement in self._dialect.before_pruning:
                     session.execute(statement)
                 session.execute(
@@ -311,6 +318,7 @@ class SqlBatchDecisions(BatchDecisions):
                 recorded = self._ledger.commit_mode(session, self._sink_id)
                 self._commit_mode = CommitMode(recorded) if recorded else None
             self._has_table = True
+        # Lists of settled batches are long and needed by nobody: they stay in the database.
         unsettled = _COLUMNS.replace(
             "committables", "CASE WHEN settled = 1 THEN '[]' ELSE committables END"
         )
@@ -333,6 +341,7 @@ class SqlBatchDecisions(BatchDecisions):
         session = self._open_session()
         try:
             session.begin()
+            # The lock comes first: from here on no claim comes between the look and the insert.
             owners = session.query(
                 f"SELECT attempt FROM {self._ledger.sinks} "
                 f"WHERE sink_id = {self._literal(self._sink_id)} "
@@ -353,6 +362,7 @@ class SqlBatchDecisions(BatchDecisions):
             )
             session.commit()
             return decision
+        # The owner's row is locked, so only somebody without that lock can have inserted the batch.
         except DuplicateKey as error:
             raise SinkError(f"{decision.batch}: decided twice at once: {error}") from error
         finally:
@@ -396,6 +406,7 @@ class SqlBatchDecisions(BatchDecisions):
         session = self._open_session()
         for decision in self._all_if_any():
             kept = [one for one in decision.committables if one.transaction != transaction]
+            # Only the decision that lists the transaction is written anew.
             if len(kept) == len(decision.committables):
                 continue
             batch = decision.batch
@@ -457,6 +468,8 @@ class SqlBatchDecisions(BatchDecisions):
 
         statement = batches_creation(self._dialect, self._ledger.schema)
         try:
+            # Several queries may start at once, and CREATE TABLE IF NOT EXISTS alone races on some
+            # servers.
             with self._dialect.one_at_a_time(session):
                 session.execute(statement)
         except AccessDenied as error:

@@ -130,6 +130,7 @@ class ChangeBuffer:
         """
         if not classified.rows.num_rows:
             return
+        # The flag travels as the last column: every sort and filter below moves it with its row.
         marked = classified.rows.append_column(_DELETES, classified.deletes)
         fresh = self._fresh.setdefault(table, [])
         if fresh and not fresh[0].schema.equals(marked.schema):
@@ -173,6 +174,7 @@ class ChangeBuffer:
 
     def _make_room(self) -> None:
         """Reduce what is in memory, and write it to files unless it has become much less."""
+        # All tables: the limit is for all of them together.
         tables = {table: self._reduce(table) for table, fresh in self._fresh.items() if fresh}
         self._memory_bytes = sum(one.rows.nbytes for one in tables.values())
         # Many changes of few keys shrink a lot, and need no file. If more than half stayed in
@@ -215,6 +217,7 @@ class _FileRun(_Run):
     def __init__(self, changes: SortedChanges, rows_a_batch: int) -> None:
         super().__init__(deletes=changes.has_deletes())
         self._key = changes.key
+        # Without a name: the system deletes it with the process, however that ends.
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="onceflow-changes-")  # noqa: SIM115
         try:
             with pa.ipc.new_file(self._file, changes.rows.schema) as sink:
@@ -250,6 +253,7 @@ def rows_by_table(
         return
     encoded = to_plain_column(batch.column(table_column)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
+    # Null gets a code of its own, one beyond the dictionary.
     codes = pc.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
     present = [int(code) for code in np.unique(codes)]
     for code in present:
@@ -372,6 +376,7 @@ def _group_starts(keys: Sequence[pa.Array]) -> Positions:
     count = len(keys[0])
     differs: Flags = np.zeros(max(count - 1, 0), dtype=np.bool_)
     for column in keys:
+        # Each key is compared with the one before it, all at once.
         unequal = pc.not_equal(column.slice(1), column.slice(0, max(count - 1, 0)))
         differs |= unequal.to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.flatnonzero(differs) + 1)).astype(np.int64)
@@ -391,6 +396,7 @@ def _find_remaining(starts: Positions, deletes: Flags, mode: WriteMode) -> Posit
     if mode is WriteMode.IGNORE:
         # The first put behind the delete wins, if there is one.
         puts = np.where(has_delete, last_delete + 1, starts)
+        # Behind the key's last row the next key begins.
         puts = puts[puts <= ends]
     elif mode is WriteMode.UPDATE:
         # A key that was deleted has no row any more that a put could update.
@@ -406,4 +412,5 @@ def _smallest(keys: Sequence[Sequence[pa.Scalar]], like: SortedChanges) -> Seque
         pa.array([key[position] for key in keys], column.type)
         for position, column in enumerate(like.columns)
     ]
+    # By Arrow's own order, as the runs were sorted: Python's may differ, for text for instance.
     return keys[int(_order(columns)[0].as_py())]

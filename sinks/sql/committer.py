@@ -102,6 +102,7 @@ class SqlCommitter(Committer):
                 f"{two_phase.commit_words} {transaction}",
             )
         if isinstance(outcome, (Committed, AlreadyCommitted)):
+            # Before this commit becomes the proof: what is asked for is the commit before it.
             self._require_not_set_back()
             self._committed_last, self._proven_on = transaction, self._session
         return outcome
@@ -165,6 +166,7 @@ class SqlCommitter(Committer):
         A failure is logged and nothing else: the rows do no harm, and the next call comes soon.
         """
         if self._committed_last is not None and self._committed_last.checkpoint < before:
+            # Its ledger row goes now, and would be missed as a proof.
             self._committed_last = None
         try:
             for _ in range(_PRUNE_ROUNDS_MAX):
@@ -213,6 +215,7 @@ class SqlCommitter(Committer):
 
         def ask() -> _T | RetryLater | None:
             outcome = decide(two_phase, transaction)
+            # None with time left: `_ask` asks again at once, and `pause` has waited.
             if outcome is not None or holder.pause():
                 return outcome
             return self._ask_or_retry_later(
@@ -230,6 +233,7 @@ class SqlCommitter(Committer):
             if two_phase.is_held(session, transaction):
                 return None
             two_phase.commit(session, transaction)
+            # MariaDB may answer OK and commit nothing; see `commit_is_proof`.
             if two_phase.commit_is_proof(session) or self._in_ledger(transaction):
                 return Committed()
             # OK without a row in the ledger. It must not be called lost when it is gone from the
@@ -400,6 +404,7 @@ def ask_until_known(
         except ConnectionLost as error:
             lost_reply = str(error)
         except (SinkError, ConfigError) as error:
+            # The connection could not be opened: nothing was sent, and nothing can have changed.
             if not lost_reply:
                 return RetryLater(str(error))
         else:

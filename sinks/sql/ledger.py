@@ -137,6 +137,7 @@ class Ledger:
             f"claimed_at = CURRENT_TIMESTAMP, commit_mode = {mode} "
             f"WHERE sink_id = {sink} AND log_id = {log} AND attempt < {owner.attempt}"
         )
+        # UPDATE before INSERT: the row is nearly always there.
         return updated > 0 or self._is_inserted(
             session,
             f"INSERT INTO {self.sinks} (sink_id, job, log_id, attempt, commit_mode) "
@@ -158,6 +159,8 @@ class Ledger:
                 f"LIMIT {_PRUNED_AT_ONCE}{self.dialect.locks_what_is_pruned}"
             )
             if rows:
+                # By primary key: a range over checkpoints would lock gaps into which others insert
+                # (InnoDB).
                 names = ", ".join(self._literal(str(name)) for (name,) in rows)
                 session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({names})")
         return len(rows) == _PRUNED_AT_ONCE

@@ -112,6 +112,7 @@ class _Preflight:
             mode = chosen_mode(settings, context, look, self._dialect.log)
             self._ensure_bookkeeping(server)
             self._claim(mode)
+            # After the claim: a writer that is ended now cannot begin again under its old attempt.
             self._dialect.end_older_writers(self._session, settings.ledger_schema, context)
         self._ensure_table(schema)
 
@@ -214,6 +215,7 @@ class _Preflight:
         statement = f"ALTER TABLE {name} ADD COLUMN commit_mode varchar({COMMIT_MODE_LENGTH_MAX})"
         try:
             with self._dialect.one_at_a_time(self._session):
+                # Looked at again under the lock: another driver may have added the column.
                 now = self._dialect.find_table(self._session, sinks.name)
                 if now is None or now.column("commit_mode") is None:
                     self._session.execute(statement)

@@ -73,6 +73,8 @@ class StreamedInserts(RowLoader):
 
     @override
     def load(self, part: ValidRows) -> None:
+        # `begin` as a function: the stream opens the transaction when it sends, and may keep rows
+        # first.
         self._stream.write(self._transactions.begin, part.rows)
         self._rows += part.rows.num_rows
 
@@ -169,6 +171,8 @@ class OpenTransaction(Destination):
         row costs about twice the logarithm of the batch in statements.
         """
         try:
+            # A refused statement ends a transaction on Postgres: the savepoint keeps what went
+            # before it.
             with session.savepoint():
                 apply(rows)
         except RowRefused as error:
@@ -178,6 +182,7 @@ class OpenTransaction(Destination):
         else:
             yield rows.num_rows
             return
+        # The first half goes first, so rows are applied in their order.
         half = rows.num_rows // 2
         for part in (rows.slice(0, half), rows.slice(half)):
             yield from self._without_refused(session, part, apply)
@@ -197,6 +202,7 @@ class StagedChanges(Destination):
 
     @override
     def delete(self, target: Target, batches: Iterable[pa.RecordBatch]) -> int:
+        # Of a delete only the key is staged; its other columns mean nothing.
         fits = [fit for fit in target.fits if fit.name in self._rules.primary_key]
         return self._stage(target, batches, fits, deletes=True)
 
@@ -265,6 +271,8 @@ class BatchedInserts(RowLoader):
 
     def _send(self) -> None:
         """Send what waits, table after table in one order for all writers."""
+        # In one order, for two writers that lock tables in different orders could wait for each
+        # other.
         for name in sorted(self._waiting, key=str):
             target, batches = self._waiting[name]
             self._placed += self._destination.put(target, [pa.concat_batches(batches)])
@@ -297,6 +305,7 @@ class BufferedChanges(RowLoader):
         applied = 0
         for changes in self._buffer.changes():
             target = self._targets[changes.table]
+            # Deletes first: a key may have a delete and a put behind it.
             applied += self._destination.delete(target, changes.deletes())
             applied += self._destination.put(target, changes.puts())
         self._buffer.clear()

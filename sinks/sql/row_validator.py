@@ -88,6 +88,7 @@ class RowValidator:
         part = _Part(classified.rows, classified.deletes)
         _require_columns(target.fits, part.rows)
         has_deletes = pc.any(part.deletes).as_py() is True
+        # Column by column: a row that is bad in one is left out before the next is looked at.
         for fit in target.fits:
             column = part.rows.column(fit.name)
             if has_deletes and fit.name not in self._rules.primary_key:
@@ -112,6 +113,8 @@ class RowValidator:
         becomes_null = self._settings.null_overflow and fit.nullable
         if self._bad_rows.fail and not becomes_null:
             self._bad_rows.reject(part.rows, [str(error)])
+        # Only now: looking for single rows takes many conversions, and most batches have no bad
+        # row.
         refused = find_refused_rows(fit, column)
         bad = pa.array([row in refused for row in range(len(column))], pa.bool_())
         if becomes_null and fit.name not in self._rules.primary_key:
@@ -124,6 +127,7 @@ class RowValidator:
         if not self._bad_rows.fail:
             types = {name: one.type for name, one in zip(names, columns, strict=True)}
             for name, column in zip(part.rows.schema.names, part.rows.columns, strict=True):
+                # What was converted without a change is not kept twice.
                 if types.get(name) != column.type:
                     names.append(_GIVEN + name)
                     columns.append(column)

@@ -181,6 +181,7 @@ class SqlSink(DatabaseAccess, Sink):
         if self.ledger_schema == "":
             raise ConfigError("ledger_schema is empty; name a schema, or leave it out")
         self._delivery()
+        # Resolved once now, for its errors: what is wrong by itself is refused where it is written.
         _ = self.settings
 
     def __repr__(self) -> str:
@@ -253,6 +254,7 @@ class SqlSink(DatabaseAccess, Sink):
         name = session_name(context.sink_id, context.attempt, "looks for locks")
         try:
             with settings.endpoint.connect(name) as session:
+                # Asked beside a running job: the answer must come soon, or not at all.
                 session.hasten()
                 return settings.dialect.list_blockers(
                     session, settings.ledger_schema, context, _BLOCKERS_MAX

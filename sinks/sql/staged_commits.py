@@ -74,6 +74,8 @@ class StagedCommits:
             return _no_storage(transaction)
         with self._transaction() as session:
             ledger = self._settings.ledger
+            # Before the staged rows are read: the row's key makes other committers of this one wait
+            # here.
             if ledger.record_applied(session, transaction, committable.rows):
                 outcome = self._apply_and_commit(session, staging, transaction)
             else:
@@ -156,6 +158,8 @@ class StagedCommits:
 
     def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
+            # Neighbours alone, in the order in which they were staged: deletes must stay before
+            # puts.
             for (label, schema), group in groupby(parts, key=_label_and_schema):
                 operation = StagedOperation.from_label(label)
                 target = self._target(session, operation, schema)
@@ -184,6 +188,8 @@ class StagedCommits:
         """Tell rows that are lost from those that a newer attempt has committed, proof and all."""
         settings = self._settings
         owner = settings.ledger.owner(session, transaction.sink_id)
+        # A newer attempt has committed and pruned: nothing here proves that, so nothing is called
+        # lost.
         if owner is not None and owner.attempt > self._context.attempt:
             return RetryLater(
                 f"{transaction} is staged no more; attempt {owner.attempt} has taken over from "

@@ -32,6 +32,7 @@ def match_columns(
     """
     schema = rules.select_table_columns(schema)
     _require_different_names(dialect, table, schema)
+    # All columns are looked at before anything is raised: the user mends them in one go.
     matches = [_match(dialect, table, field, rules) for field in schema]
     fits = [one for one in matches if not isinstance(one, str)]
     faults = [one for one in matches if isinstance(one, str)]
@@ -192,6 +193,7 @@ class TableResolver:
         settings, dialect = self._settings, self._settings.dialect
         table = dialect.find_table(self._open_session(), name)
         if table is None:
+            # A session of its own: CREATE TABLE would commit the writer's open transaction (MySQL).
             with settings.endpoint.connect("onceflow looks for a table") as own:
                 # As it is while nobody alters it: MariaDB hides one that is altered.
                 with dialect.one_at_a_time(own):
@@ -285,6 +287,7 @@ def add_columns(
     dialect = settings.dialect
     cannot = f"table {table.name} in {settings.endpoint} cannot be given the columns that it lacks"
     with dialect.one_at_a_time(session):
+        # Looked at again under the lock: another writer may just have added the columns.
         now = dialect.find_table(session, table.name) or table
         lacking = [
             one for one in rules.select_table_columns(schema) if now.column(one.name) is None

@@ -133,6 +133,7 @@ class ChangeRules:
         if self.operation_column is None:
             return Classified(batch, deletes)
         operations, known = self._operations(batch.column(self.operation_column))
+        # A tombstone's operation column is null like the rest, and need not say anything known.
         accepted = pc.or_(known, deletes)
         deletes = pc.or_(operations, deletes)
         if pc.all(accepted).as_py() is False:
@@ -158,6 +159,7 @@ class ChangeRules:
         """Return which rows delete, and which say something known; looks at each word once."""
         encoded = to_plain_column(column).dictionary_encode()
         words = [str(word).strip().lower() for word in encoded.dictionary.to_pylist()]
+        # True deletes, False puts, null is unknown: one array says both what it means and whether.
         meaning_by_word = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
         meaning = meaning_by_word.take(encoded.indices)
         return pc.fill_null(meaning, False), meaning.is_valid()
@@ -216,6 +218,7 @@ class StagedOperation:
         verb = "delete" if self.deletes else "put"
         head = [verb, self.table.schema, self.table.name, self.mode.value]
         if not self.types:
+            # Version 1 has the key's columns at the end, version 2 as a list: both are still read.
             return json.dumps([1, *head, *self.key])
         return json.dumps([2, *head, list(self.key), list(self.types)])
 

@@ -136,6 +136,7 @@ class SqlWriter(SinkWriter):
             raise kind(f"{text}: {error}") from error
         except SinkError as error:
             self.close()
+            # A more exact class says itself what may be done, and is passed on as it is.
             if type(error) is SinkError:
                 raise kind(f"{text}: {error}") from error
             raise
@@ -155,6 +156,7 @@ class SqlWriter(SinkWriter):
         prepared: Sequence[TransactionId] = ()
         holders: Sequence[str] = ()
         try:
+            # A new session: the writer's own is closed by now.
             with settings.endpoint.connect("onceflow looks for locks") as session:
                 two_phase = settings.two_phase
                 prepared = (
@@ -163,6 +165,7 @@ class SqlWriter(SinkWriter):
                 holders = settings.dialect.lock_holders(
                     session, settings.table, self._context, _HOLDERS_MAX
                 )
+        # The advice is an addition: its failure must not hide the error that it is about.
         except (SqlError, SinkError, ConfigError):
             pass
         others = [one for one in holders if not any(str(own) in one for own in prepared)]
@@ -266,6 +269,8 @@ class TwoPhaseWriter(TransactionWriter):
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         self._transactions.expect(checkpoint)
         committables = super().pre_commit(checkpoint)
+        # Rows that come from now on are the next checkpoint's, and a transaction is named when it
+        # begins.
         self._transactions.expect(CheckpointId(checkpoint + 1))
         return committables
 

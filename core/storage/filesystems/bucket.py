@@ -113,6 +113,7 @@ class BucketFiles(CreatesAtomically, Copies):
         try:
             with self.explain_failure("create", path):
                 self._ask(lambda store: store.put(path, data, mode="create"))
+        # Refused for good: the request was answered, so nothing was created.
         except StorageRefused:
             raise
         except StorageError as error:
@@ -132,6 +133,7 @@ class BucketFiles(CreatesAtomically, Copies):
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         pieces = iter(chunks)
+        # What fits into one part goes in one request; three would be needed for an upload in parts.
         first, ended = _first_part(pieces, self._settings.part_bytes)
         with self.explain_failure("write", path):
             if ended:
@@ -162,6 +164,7 @@ class BucketFiles(CreatesAtomically, Copies):
             try:
                 self._ask(lambda store: store.copy(source, target))
             except FileNotFoundError:
+                # "Not found" may be the source or the bucket: only a missing source is an answer.
                 if self.size(source) is None:
                     return False
                 raise
@@ -181,6 +184,7 @@ class BucketFiles(CreatesAtomically, Copies):
         if result is None:
             return None
         size_bytes = result.meta["size"]
+        # The body is on its way with the first reply already, so it is simply read.
         if size_bytes <= self._settings.part_bytes:
             return self._pieces(path, result)
         return self._side_by_side(path, size_bytes, result.meta["e_tag"])
@@ -210,6 +214,8 @@ class BucketFiles(CreatesAtomically, Copies):
                 while under_way:
                     with self.explain_failure("read", path):
                         done = memoryview(under_way.pop(0).result())
+                    # One more request for each part that came: `parts_at_once` are under way, and
+                    # no more in memory.
                     for start in starts:
                         under_way.append(threads.submit(read, start))
                         break
@@ -235,6 +241,7 @@ class BucketFiles(CreatesAtomically, Copies):
     def list(self, directory: str) -> tuple[str, ...]:
         with self.explain_failure("list", directory):
             listing = self._ask(lambda store: store.list_with_delimiter(directory or None))
+        # A directory of an object store is only a prefix that several names share.
         paths = chain((one["path"] for one in listing["objects"]), listing["common_prefixes"])
         names = {path.rstrip("/").rpartition("/")[2] for path in paths}
         return tuple(sorted(names))
@@ -372,6 +379,7 @@ class _Upload(io.RawIOBase):
         self._part_bytes = part_bytes
         self._held = bytearray()
         self._size_bytes = 0
+        # Two: one part is being sent and one waits, so memory does not grow with the file.
         self._parts: queue.Queue[bytes | _GivenUp | None] = queue.Queue(2)
         self._sender: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -428,6 +436,7 @@ class _Upload(io.RawIOBase):
         self._put(self._sender, part)
 
     def _put(self, sender: threading.Thread, part: bytes | _GivenUp | None) -> None:
+        # The sender may have failed and take nothing more: waiting for room would never end.
         while sender.is_alive():
             with suppress(queue.Full):
                 self._parts.put(part, timeout=0.1)
@@ -447,6 +456,7 @@ class _Upload(io.RawIOBase):
 
     def _iterate_parts(self) -> Iterator[bytes]:
         while (part := self._parts.get()) is not None:
+            # Raised inside the client, which then aborts the upload: without its end nothing shows.
             if isinstance(part, _GivenUp):
                 raise part
             yield part

@@ -110,6 +110,7 @@ class HdfsFiles(CreatesAtomically, Renames):
                 if error.name == _GONE and self.size(temporary) is not None:
                     self._make_parent(path)  # somebody has deleted the directory
                     continue
+                # After a lost reply any refusal may be the echo of our own rename that succeeded.
                 if lost is None and error.name not in (_TAKEN, _GONE):
                     raise
                 return self._standing(path, error)
@@ -156,6 +157,8 @@ class HdfsFiles(CreatesAtomically, Renames):
                 if isinstance(error, RemoteError) and error.name != _GONE:
                     raise
                 if self.size(temporary) is None:
+                    # The source is gone and the target has our size: the try whose reply was lost
+                    # did it.
                     if self.size(path) == size_bytes:
                         return  # the try whose reply was lost
                     raise
@@ -188,6 +191,8 @@ class HdfsFiles(CreatesAtomically, Renames):
                     continue
                 except ReplyLost:
                     if self.size(source) is None:
+                        # The source is gone: the rename was carried out, or somebody else moved or
+                        # deleted it.
                         return self.size(target) is not None
                     continue
                 return True
@@ -258,6 +263,7 @@ class HdfsFiles(CreatesAtomically, Renames):
                 _check_missing(error)
                 return []
         statuses = cast("list[dict[str, Any]]", answer["FileStatuses"]["FileStatus"])
+        # Asked for a file, HDFS lists that file with an empty name.
         return [status for status in statuses if status["pathSuffix"]]
 
     @override
@@ -308,6 +314,7 @@ class HdfsFiles(CreatesAtomically, Renames):
     @override
     def create(self, path: str) -> IO[bytes]:
         """Return a file of this machine: HDFS is given it when it is finished."""
+        # A request to a DataNode is one stream: it cannot stay open for as long as a writer takes.
         return cast("IO[bytes]", tempfile.SpooledTemporaryFile(_SPOOLED_BYTES_MAX))
 
     @override
@@ -353,6 +360,7 @@ class _Counted:
         for chunk in self._chunks:
             data = bytes(chunk)
             self.size_bytes += len(data)
+            # An empty chunk would end a body that is sent in chunks.
             if data:
                 yield data
 

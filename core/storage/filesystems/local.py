@@ -150,6 +150,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         full = self.location(path)
         for _ in range(TRIES_MAX):
             with self.explain_failure("create", path):
+                # Written anew for each try: somebody may have deleted the one before as litter.
                 temporary, _ = self._write_temporary(path, (data,))
             try:
                 outcome = self._publish(temporary, path)
@@ -173,9 +174,12 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("write", path):
             self._make_parent(path)
             if self._modes:
+                # Before the link, so that the file never has its name with other rights.
                 os.chmod(source, self._modes.files)
             sync_file(source)
             try:
+                # The real path: link() of Linux would link a symbolic link itself, and not its
+                # file.
                 os.link(os.path.realpath(source), full)
             except OSError as error:
                 if error.errno in _LINK_DID_NOTHING:
@@ -296,6 +300,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         paths: list[str] = []
         with self.explain_failure("list", ""):
             for directory, below, names in os.walk(self._root):
+                # In place: os.walk goes on by this list, and leaves out what is taken from it.
                 below[:] = [name for name in below if is_visible(name)]
                 paths += [os.path.join(directory, name) for name in names if is_visible(name)]
         return sorted(os.path.relpath(path, self._root) for path in paths)
@@ -335,6 +340,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             return None
         except OSError as error:
             failure = self._failure("create", path, error)
+            # On a network file system the reply may be lost after the link was made.
             if error.errno not in _LINK_DID_NOTHING:
                 raise CreationUnknown(str(failure)) from error
             if error.errno in _NO_HARD_LINKS:
@@ -399,6 +405,8 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         parent = os.path.dirname(self.location(path))
         if parent not in self._known:
             make_durable_directory(parent, self._root, self._directory_mode)
+            # Forgetting costs a few syscalls each; the directories of old checkpoints are never
+            # asked again.
             if len(self._known) >= DIRECTORIES_KNOWN_MAX:
                 self._known.clear()
             self._known.add(parent)
@@ -407,6 +415,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         """Show the joined chunks at `path`, durable but for the name; return the size."""
         temporary, size_bytes = self._write_temporary(path, chunks)
         try:
+            # The bytes are synced by now: a crash shows the old file or the whole new one.
             os.replace(temporary, self.location(path))
         except BaseException:
             remove_quietly(temporary)
@@ -444,6 +453,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     def _open_private(self, full: str) -> int:
         mode = self._modes.files if self._modes else 0o666
+        # O_CLOEXEC: a descriptor must not live on in a process that is started meanwhile.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(full, flags, mode)
         if self._modes and mode & ~_OWNER_ONLY:  # which the umask may have taken away
@@ -460,6 +470,7 @@ def make_durable_directory(full: str, root: str, mode: int | None = None) -> Non
     top = full
     while not os.path.isdir(os.path.dirname(top)):
         top = os.path.dirname(top)
+    # Up to the root, or above it to the first directory that was there, if the root is new, too.
     last = min(os.path.dirname(top), root, key=len)
     if mode is None:
         os.makedirs(full, exist_ok=True)

@@ -165,6 +165,7 @@ class FsspecFiles(StreamedFiles):
         root = self._full("")
         with self.explain_failure("list", ""):
             paths = cast("list[str]", self._fs.find(root))
+        # fsspec answers with full paths; ours are relative to the root.
         below = (path[len(root) :].lstrip("/") for path in paths if path.startswith(root))
         return sorted(
             path for path in below if is_visible(path) and not _UNFINISHED.fullmatch(path)
@@ -197,6 +198,7 @@ class FsspecFiles(StreamedFiles):
         if second is None:
             with self.explain_failure("write", path):
                 self._make_parent(path)
+                # One request: it appears whole, or not at all, on every store.
                 self._fs.pipe_file(self._full(path), bytes(first))
             return memoryview(first).nbytes
         file = self.create(path)
@@ -235,6 +237,7 @@ class FsspecFiles(StreamedFiles):
 
     def _without_secrets(self, text: str) -> str:
         for secret in secrets_of(follow_option_references(self._options)):
+            # Clients quote URLs and headers in their errors, secrets among them.
             text = text.replace(secret, "***")
         return text
 
@@ -310,6 +313,7 @@ class RemoteDirectory(FsspecFiles, Renames):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         unfinished = self._beside(path)
         size_bytes = self._put(unfinished, chunks)
+        # Deleted first, for the rename may refuse a name that is taken: see the class.
         self.delete(path)
         self.rename(unfinished, path)
         return size_bytes

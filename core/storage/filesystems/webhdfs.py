@@ -216,6 +216,8 @@ class WebHdfs:
 
     def _put(self, path: str, body: bytes | Iterable[bytes]) -> None:
         parameters = {"overwrite": "true", "noredirect": "true"}
+        # Asked without the body, which would be sent to a NameNode in vain and lost if it
+        # redirects.
         location = self._answer("PUT", "CREATE", path, parameters)["Location"]
         response = self._require_ok(self._request("PUT", str(location), body))
         with _connection_of("read the answer"):
@@ -245,6 +247,7 @@ class WebHdfs:
                 retries=False,
                 headers={"Content-Type": "application/octet-stream"},
             )
+        # Without a connection nothing was sent: trying again is safe for every request.
         except (NewConnectionError, ConnectTimeoutError) as error:
             raise _Later(_without_query(str(error))) from None
         except HTTPError as error:
@@ -261,9 +264,11 @@ class WebHdfs:
             name, message = str(exception["exception"]), str(exception["message"])
         except (ValueError, KeyError, TypeError):
             name, message = f"HTTP {response.status}", _without_query(text[:300])
+            # No answer of HDFS, but of a proxy or a servlet: the request may have been carried out.
             if response.status >= 500:
                 raise ReplyLost(f"{name}: {message}") from None
         first_line = message.partition("\n")[0]
+        # The exception may be wrapped in another one, whose text names it.
         if name in _LATER or any(later in first_line for later in _LATER):
             raise _Later(f"{name}: {first_line}")
         raise RemoteError(f"{name}: {first_line}", name, response.status)
@@ -281,6 +286,7 @@ class WebHdfs:
                     raise NotServed(
                         f"{error}; tried for {self._settings.patience.retry_timeout_s:g} s"
                     ) from None
+            # The next NameNode: this one may be in standby, or gone.
             self._current = (self._current + 1) % len(self._settings.name_nodes)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)

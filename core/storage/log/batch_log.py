@@ -125,10 +125,12 @@ class LoggedBatchDecisions(BatchDecisions):
         try:
             claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
             if newest >= claimed.attempt:
+                # The target refuses attempts that are not newer than what it has seen.
                 claimed = claimed.claim_above(newest)
         except DecisionUnknown as error:
             raise StorageError(str(error)) from error
         self._open(open_sink, claimed.attempt)
+        # From now on the log's claims come before the target's: it need not be asked again.
         self._is_known = True
         return BatchClaim(claimed.attempt, _decisions(claimed.view))
 

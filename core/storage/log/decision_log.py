@@ -76,6 +76,7 @@ def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
         CheckpointCorrupt: There are records and the identity is gone or damaged.
     """
     data = fs.read(paths.meta)
+    # Read again after the listing: another driver may have created both in between.
     if data is None and (fs.list(paths.log) and fs.read(paths.meta) is None):
         raise CheckpointCorrupt(
             f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
@@ -131,6 +132,7 @@ class DecisionLog:
             # The highest first: what is deleted meanwhile is at the other end.
             newest_first = [self._entry(sequence) for sequence in reversed(sequences)]
             entries = tuple(entry for entry in reversed(newest_first) if entry is not None)
+            # A record was pruned between listing and reading it: the picture is of no one moment.
             if len(entries) < len(newest_first):
                 continue
             try:
@@ -222,6 +224,7 @@ class DecisionLog:
         data, digest = encode_record(record)
         standing = self._create(record, data, digest)
         try:
+            # Created below the chain's low end: the record is an orphan and never counts.
             if standing == digest and not self._predecessor_stands(record):
                 standing = None
             highest = max(self.sequences(), default=0)
@@ -248,6 +251,7 @@ class DecisionLog:
                 self._fs.delete(self._paths.record(sequence))
         for unfinished in self._fs.list_unfinished(self._paths.log):
             target = self._paths.sequence_of(unfinished.target)
+            # Only below the chain: above it, another driver may be writing its record now.
             if target is not None and target <= view.first_sequence:
                 self._fs.delete(f"{self._paths.log}/{unfinished.name}")
 
@@ -306,11 +310,14 @@ class DecisionLog:
                 match self._fs.create_if_absent(path, data):
                     case Created():
                         return digest
+                    # Whose it is, its digest says: it may be ours, created by a try whose reply was
+                    # lost.
                     case AlreadyExists(existing):
                         return unseal(existing, self._fs.location(path))[1]
             except CreationUnknown as error:
                 unknown = error
             except StorageError as error:
+                # A clear failure counts only if no earlier try may have succeeded.
                 if unknown is None:
                     raise
                 unknown = error
@@ -410,6 +417,7 @@ class ClaimedLog:
         if self._lost is not None:
             raise self._lost
         view = self.view
+        # A repeated call after a lost answer: the record is known to be there.
         if view.decided and view.decided[-1].completed == completed:
             return
         record = next_decision(view, completed)
@@ -465,10 +473,12 @@ class ClaimedLog:
         kept = sum(record.completed.checkpoint >= keep_from for record in view.decided)
         retained = max(1, kept)
         first = view.decided[-retained].sequence
+        # Without the lock, which `append` needs: deleting may take long.
         self._log.remove(replace(view, first_sequence=first), prunable(view, retained))
         with self._lock:
             self._view = replace(
                 self._view,
+                # Of the view as it is now: a decision may have been appended meanwhile.
                 decided=tuple(r for r in self._view.decided if r.sequence >= first),
                 first_sequence=first,
                 orphans=(),

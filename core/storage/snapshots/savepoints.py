@@ -276,12 +276,14 @@ def with_copied_files(
     """
     all_handles = list(_handles(completed))
     numbered = [(number, *one) for number, one in enumerate(all_handles)]
+    # In the order of `_handles`, which `renew` follows below: keyed, raw, rows in flight.
     copies = iter(_at_once(lambda one: copy(*one), numbered))
 
     def renew(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
         return tuple(next(copies) if handle.path else handle for handle in handles)
 
     def operator(old: OperatorSnapshot) -> OperatorSnapshot:
+        # Before raw, as in `_handles`: arguments of `replace` would hide the order.
         keyed = renew(old.keyed)
         return replace(old, keyed=keyed, raw=renew(old.raw))
 

@@ -77,6 +77,7 @@ class FileStateWriter:
         Raises:
             StorageError: It is not durable; the checkpoint must be declined.
         """
+        # As bytes, without a copy: the buffer may have items of any size.
         view = memoryview(data).cast("B")
         checksum = xxhash.xxh3_128_hexdigest(view)
         if view.nbytes < self._inline_threshold_bytes:
@@ -114,6 +115,7 @@ class FileStateWriter:
         # A random part: a name is never used twice, whatever attempts and retries there are.
         path = self._new(self._names.shareable(name, uuid.uuid4().hex))
         in_storage = self._paths.in_job(path)
+        # A hard link saves the copy where the slot's disk and storage are one file system.
         if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
             return self._copy(name, path, source, key_groups, shared=True)
         hashed = _Hashed(_local_chunks(source))
@@ -198,6 +200,8 @@ class FileStateReader:
                 try:
                     self._copy_into(file.fileno(), handle)
                 except BaseException:
+                    # The bytes are checked only at the end: a damaged file must not stay for
+                    # somebody to open.
                     path.unlink(missing_ok=True)
                     raise
         except OSError as error:
@@ -304,6 +308,7 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
     Raises:
         StorageError: The first failure; some files are still there, for `sweep` to find.
     """
+    # A handle without a path is inline; a file that several handles name is deleted once.
     files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
     failures: list[StorageError] = []
     for path in files:
@@ -344,6 +349,7 @@ def sweep(
     """
     named = spared | paths_of(s for completed in view.completed for s in completed.snapshots)
     decided = view.completed
+    # A checkpoint below the last decided one is decided itself, or never will be.
     over_before = decided[-1].checkpoint if decided else GENESIS
     named_directories = {path.rpartition("/")[0] for path in named}
     deleted: list[str] = []
@@ -388,6 +394,7 @@ def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
     names.update({item.name: item.target for item in unfinished})
     for name, target in names.items():
         writer = JobPaths.writer_of(target)
+        # What has no writer in its name is not ours.
         if writer is not None and writer < attempt:
             yield f"{directory}/{name}"
 

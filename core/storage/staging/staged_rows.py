@@ -222,6 +222,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 def _verify_size(file: IO[bytes], location: str) -> int:
     """Return how many bytes of frames `file` holds, all of them as they were sealed."""
+    # The position is at the end of what was written, so it is the size.
     found_bytes = file.tell() - _TRAILER.size
     if found_bytes >= 0:
         file.seek(found_bytes)
