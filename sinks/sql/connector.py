@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from onceflow.core.commit.by_hand import ResourceManager
 from onceflow.core.errors import SinkError
-from onceflow.core.protocol.log.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import Committer, CommitterContext
 from onceflow.sinks.sql.session import Session, SqlError, TableMissing
 from onceflow.sinks.sql.sink import SqlSink
@@ -65,7 +65,7 @@ class SqlResourceManager(ResourceManager):
             owner = ledger.owner(session, sink_id)
             if owner is None or owner.log_id != context.log_id:
                 return None
-            return to_record(sink_id, owner.attempt, ledger.find_committed(session, sink_id))
+            return ledger.read_record(session, sink_id, owner.attempt)
 
         return self._of_our_tables(ask)
 

@@ -9,12 +9,15 @@ onceflow_sinks    one row a sink id: which decision log owns it, its newest atte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any
 
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import Decided
+from onceflow.core.protocol.log.target_records import TargetRecord, to_record
 from onceflow.sinks.fence import FenceOwner
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import DuplicateKey, Session
@@ -27,7 +30,9 @@ BATCHES = "onceflow_batches"
 COMMIT_MODE_LENGTH_MAX = 16
 _COLUMNS = "(transaction_id, sink_id, attempt, checkpoint, subtask, row_count)"
 _PRUNED_AT_ONCE = 1_000
-"""Rows that one transaction deletes: its locks are held only briefly."""
+"""Rows that one transaction deletes, about: its locks are held only briefly."""
+_PROOFS_MAX = 10_000
+"""Proofs that are read of one sink id: more than the subtasks of some retained checkpoints have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +115,22 @@ class Ledger:
         rows = session.query(f"SELECT sink_id, log_id FROM {self.sinks} ORDER BY sink_id")
         return {str(sink_id): str(log_id) for sink_id, log_id in rows}
 
-    def find_committed(self, session: Session, sink_id: str) -> list[Decided]:
-        """Return the highest checkpoint with a proof in the ledger, for each attempt."""
-        rows = session.query(
-            f"SELECT attempt, MAX(checkpoint) FROM {self.ledger}"
-            f" WHERE sink_id = {self._literal(sink_id)} GROUP BY attempt"
+    def read_record(self, session: Session, sink_id: str, attempt: int) -> TargetRecord:
+        """Return what the ledger proves of `sink_id`, which `attempt` has claimed last.
+
+        Where nobody may prune it there are more proofs than it is worth to read: the newest are.
+        """
+        own = f"FROM {self.ledger} WHERE sink_id = {self._literal(sink_id)}"
+        rows = session.query(f"SELECT attempt, MAX(checkpoint) {own} GROUP BY attempt")
+        marks = [Decided(int(attempt), int(checkpoint)) for attempt, checkpoint in rows]
+        names = session.query(
+            f"SELECT transaction_id {own} ORDER BY checkpoint DESC LIMIT {_PROOFS_MAX}"
         )
-        return [Decided(int(attempt), int(checkpoint)) for attempt, checkpoint in rows]
+        parsed = [TransactionId.parse(str(name)) for (name,) in names]
+        proofs = [one for one in parsed if one is not None]
+        if len(names) == _PROOFS_MAX:
+            proofs = [one for one in proofs if one.checkpoint > proofs[-1].checkpoint]
+        return to_record(sink_id, attempt, marks, proofs=proofs)
 
     def commit_mode(self, session: Session, sink_id: str) -> str | None:
         """Return the commit mode that the last claim chose; None when it recorded none."""
@@ -145,25 +159,37 @@ class Ledger:
         )
 
     def prune(self, session: Session, sink_id: str, before: CheckpointId) -> bool:
-        """Delete a bounded number of committed rows before `before`; return whether more are left.
+        """Delete proofs of checkpoints before `before`; return whether the next call deletes more.
 
-        Rows of prepared transactions are not seen, and stay. Losing a deletion to a crash does no
-        harm.
+        All proofs of a checkpoint go in one transaction, or none: whoever finds some of them may
+        count on it that the others never were there. Proofs of prepared transactions are not seen,
+        and stay. Losing a deletion to a crash does no harm.
         """
+        own = f"FROM {self.ledger} WHERE sink_id = {self._literal(sink_id)}"
         with session.transaction():
             for statement in self.dialect.before_pruning:
                 session.execute(statement)
-            rows = session.query(
-                f"SELECT transaction_id FROM {self.ledger} "
-                f"WHERE sink_id = {self._literal(sink_id)} AND checkpoint < {int(before)} "
-                f"LIMIT {_PRUNED_AT_ONCE}{self.dialect.locks_what_is_pruned}"
+            counted = session.query(
+                f"SELECT checkpoint, COUNT(*) {own} AND checkpoint < {int(before)}"
+                f" GROUP BY checkpoint ORDER BY checkpoint LIMIT {_PRUNED_AT_ONCE}"
             )
-            if rows:
+            sizes = _take_whole({int(checkpoint): int(rows) for checkpoint, rows in counted})
+            if not sizes:
+                return False
+            locked = session.query(
+                f"SELECT transaction_id, checkpoint {own} AND checkpoint <= {max(sizes)}"
+                f"{self.dialect.locks_what_is_pruned}"
+            )
+            # Fewer than were counted: another subtask is deleting this checkpoint's just now.
+            left = Counter(sizes) - Counter(int(checkpoint) for _, checkpoint in locked)
+            names = [str(name) for name, checkpoint in locked if int(checkpoint) not in left]
+            if names:
                 # By primary key: a range over checkpoints would lock gaps into which others insert
                 # (InnoDB).
-                names = ", ".join(self._literal(str(name)) for (name,) in rows)
-                session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({names})")
-        return len(rows) == _PRUNED_AT_ONCE
+                listed = ", ".join(map(self._literal, names))
+                session.execute(f"DELETE FROM {self.ledger} WHERE transaction_id IN ({listed})")
+        # Bounded twice: the checkpoints that were counted, and the rows of those that were taken.
+        return bool(names) and (len(sizes) < len(counted) or len(counted) == _PRUNED_AT_ONCE)
 
     def _of_sink(self, session: Session, columns: str, sink_id: str) -> Sequence[tuple[Any, ...]]:
         return session.query(
@@ -185,3 +211,13 @@ class Ledger:
 
     def _literal(self, value: str) -> str:
         return self.dialect.literal(value)
+
+
+def _take_whole(sizes: Mapping[int, int]) -> dict[int, int]:
+    """Return the first of `sizes`, by checkpoint, that are about as many rows as one call deletes.
+
+    The first at least, however many rows it has.
+    """
+    totals = accumulate(sizes.values())
+    fitting = sum(total <= _PRUNED_AT_ONCE for total in totals)
+    return dict(islice(sizes.items(), max(1, fitting)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.log.target_records import TargetRecord, to_record
+from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import require
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner, check_sink_id
@@ -145,7 +145,8 @@ class _Preflight:
                     return TargetRecord(context.sink_id)
             # The claim first: who claims and commits in between has a higher attempt.
             owner = ledger.owner(session, context.sink_id)
-            committed = ledger.find_committed(session, context.sink_id)
+            attempt = owner.attempt if owner else 0
+            record = ledger.read_record(session, context.sink_id, attempt)
         except AccessDenied:
             return None
         check_owner(
@@ -154,7 +155,7 @@ class _Preflight:
             FenceOwner(context.log_id, context.attempt, context.job),
             take_over=ledger.take_over(context.sink_id),
         )
-        return to_record(context.sink_id, owner.attempt if owner else 0, committed)
+        return record
 
     def _fit_server(self) -> ServerDiagnosis:
         """Return the server, which can be written to and forgets nothing when it is killed."""

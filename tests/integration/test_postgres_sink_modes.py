@@ -199,3 +199,30 @@ def test_two_phase_that_the_user_insists_on_works_behind_a_pooler_with_a_warning
         assert job.committer().commit(committable) == Committed()
         assert job.committer().commit(committable) == AlreadyCommitted()
     assert ids_in(postgres_database) == [1]
+
+
+def test_the_proofs_of_a_checkpoint_are_deleted_together_or_not_at_all(
+    postgres_database: str,
+) -> None:
+    """One that is left alone would tell that the others were never there: see TargetRecord.proofs.
+
+    More of them than are deleted at once; and some that another session is deleting.
+    """
+    ledger = "onceflow.onceflow_ledger"
+    columns = "transaction_id, sink_id, attempt, checkpoint, subtask, row_count"
+    counted = f"SELECT checkpoint, COUNT(*) FROM {ledger} GROUP BY checkpoint ORDER BY checkpoint"
+    with Job(PostgresSink(postgres_database, table="ledger", create=True)) as job:
+        job.check()
+        query(
+            postgres_database,
+            f"INSERT INTO {ledger} ({columns}) SELECT"
+            " 'job.ledger/1/' || c || '/' || s || '/0', 'job.ledger', 1, c, s, 1"
+            " FROM generate_series(1, 4) c, generate_series(0, 699) s",
+        )
+        with psycopg.connect(postgres_database) as other:
+            other.execute(f"DELETE FROM {ledger} WHERE checkpoint = 2 AND subtask = 7")
+            job.committer().prune(CheckpointId(4))
+            assert query(postgres_database, counted) == [(2, 700), (3, 700), (4, 700)]
+            other.rollback()
+        job.committer().prune(CheckpointId(4))
+        assert query(postgres_database, counted) == [(4, 700)]

@@ -19,6 +19,7 @@ from tests.support.moving_job import (
     RECORDS,
     FilesTarget,
     MovingJob,
+    begin_again_from_a_savepoint,
     go_there_and_back,
     refuse_an_older_copy,
     refuse_an_older_savepoint,
@@ -143,22 +144,7 @@ def test_another_storage_is_named_as_the_same_job_or_as_another_and_no_remedy_do
 def test_a_job_begins_again_from_a_savepoint_in_its_own_storage_once_the_target_is_put_back(
     moving: MovingJob, target: SQLiteTarget
 ) -> None:
-    """As often as the target is put back; and not when it is not, though it is allowed."""
-    place = moving.stop_with_savepoint(moving.start_for_a_while("a"))
-    target.back_up()
-    put_back = moving.ids()
-    moving.stop(moving.start_for_a_while("a"))
-    for _ in range(2):
-        target.put_back()
-        assert moving.ids() == put_back
-        status = moving.stop(moving.start_for_a_while("a", place, allow_rewind=True))
-        assert status.restored_savepoint == place
-        moving.assert_no_row_twice()
-    # The same start again, as a supervisor repeats it: the target is not put back.
-    status = moving.stop(moving.start_for_a_while("a", place, allow_rewind=True))
-    assert status.restored_savepoint == ""
-    moving.assert_no_row_twice()
-    moving.finish("a")
+    begin_again_from_a_savepoint(moving, target)
 
 
 def test_a_job_whose_storage_is_gone_begins_anew_as_the_documents_say(moving: MovingJob) -> None:

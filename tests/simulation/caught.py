@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 CAUGHT_BY: Mapping[str, int] = MappingProxyType(
     {
+        "takes a part of a checkpoint for all of it": 22078,
+        "begins again only where all is lacking": 5005559,
         "goes on where what was committed last is lacking": 990,
         "begins from the savepoint at every start": 312,
         "begins from a savepoint once": 990,

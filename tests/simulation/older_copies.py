@@ -53,7 +53,9 @@ def committed_in(world: World) -> frozenset[TransactionId]:
 def records_of(targets: Iterable[Target]) -> tuple[TargetRecord, ...]:
     """Return what those of `targets` tell that keep a proof of each transaction."""
     return tuple(
-        to_record(t.sink_id, max((p.attempt for p in t.proofs), default=0), t.proofs)
+        to_record(
+            t.sink_id, max((p.attempt for p in t.proofs), default=0), t.proofs, proofs=t.proofs
+        )
         for t in targets
         if not isinstance(t, Versioned)
     )

@@ -52,6 +52,8 @@ class Oracle:
         self._left_behind: set[CheckpointId] = set()
         """Decisions after the savepoint by which the job moved: its new log has none of them. Or
         the job has gone back behind them."""
+        self._lacking: dict[str, set[CheckpointId]] = {}
+        """By sink: decisions that a table with versions has no more, since it was put back."""
         self._rewinds: dict[tuple[AttemptId, CheckpointId], CompletedCheckpoint] = {}
         """By attempt and number of the decision that begins from it: the savepoint."""
         self._ends: list[dict[str, int]] = []
@@ -142,9 +144,17 @@ class Oracle:
             self.check_state(completed)
             self._check_last_rows(completed)
 
-    def is_decided(self, transaction: TransactionId) -> bool:
-        """Return whether a decision has ever listed `transaction`."""
-        return transaction in self._names
+    def stays_decided(self, transaction: TransactionId) -> bool:
+        """Return whether a decision lists `transaction` that no rewind has taken back.
+
+        A sink whose target does not tell what it has committed keeps its decisions at a rewind.
+        """
+        gone = frozenset() if transaction.sink_id in self._world.silent else self._left_behind
+        return any(
+            transaction in {c.transaction for c in committables_of(record.completed)}
+            for record in self.decided
+            if record.completed.checkpoint not in gone
+        )
 
     def check_fenced(self, attempt: int) -> None:
         """I5: nobody is fenced by its own record, whose creation it was not told of."""
@@ -229,6 +239,7 @@ class Oracle:
         sink_id, number = commit.transaction.sink_id, commit.checkpoint
         decisions = [record.completed for record in self.decided]
         own = {d.checkpoint for d in decisions} - self._left_behind
+        own -= self._lacking.get(sink_id, set())
         before = max((one for one in own if one < number), default=GENESIS)
         found = [d for d in decisions if d.checkpoint == number]
         expected = [
@@ -245,6 +256,7 @@ class Oracle:
             )
         if self._versions.get(sink_id, 0) >= number:
             raise Violation(f"I8 version {number} of {sink_id} after {self._versions[sink_id]}")
+        self._lacking.get(sink_id, set()).discard(number)
         self._versions[sink_id] = number
 
     def moved(self, taken: CompletedCheckpoint) -> None:
@@ -274,6 +286,13 @@ class Oracle:
         """What was committed since has never been, for this sink."""
         self._last_commit = {p: n for p, n in self._last_commit.items() if p[0] != sink_id}
         self._versions.pop(sink_id, None)
+
+    def put_back(self, target: Target) -> None:
+        """The same, and the job begins again from a savepoint: it decides anew what is lacking."""
+        self.went_back(target.sink_id)
+        if isinstance(target, Versioned):
+            numbers = (record.completed.checkpoint for record in self.decided)
+            self._lacking[target.sink_id] = {one for one in numbers if one > target.highest}
 
     # --- at the end of an attempt that finishes the job ------------------------------------------
 

@@ -116,7 +116,7 @@ def put_targets_back(world: World, point: RewindPoint) -> None:
     assert world.rewinds is not None
     for sink_id, state in point.states.items():
         world.targets[sink_id].become(deepcopy(state))
-        world.oracle.went_back(sink_id)
+        world.oracle.put_back(world.targets[sink_id])
     world.clock.say(f"the targets are put back to savepoint {point.kept.savepoint.id}")
     point.times_left -= 1
     point.at_s = world.now_s + world.rewinds.after_s

@@ -75,7 +75,7 @@ def begin_from(world: World, log: LogOwner, sinks: SinkRecovery) -> Steps[None]:
     asked = list_doubtful_sinks(kept.savepoint, log.view)
     in_doubt = sinks.list_in_doubt(asked)
     records = sinks.ask_targets()
-    if restored and not world.variant.is_put_back(log.view, records, in_doubt):
+    if restored and not world.variant.is_put_back(kept.savepoint, log.view, records, in_doubt):
         return
     try:
         world.variant.check_savepoint(

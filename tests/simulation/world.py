@@ -435,7 +435,7 @@ class World:
         for committable in forgotten:
             transaction = committable.transaction
             self.clock.say(f"a person decides what becomes of {transaction}")
-            target.finish_by_hand(transaction, decided=self.oracle.is_decided(transaction))
+            target.finish_by_hand(transaction, decided=self.oracle.stays_decided(transaction))
 
     def hand_over(self) -> None:
         """The user does what the refused start has said."""

@@ -35,6 +35,18 @@ class WrittenTarget(Protocol):
         ...
 
 
+class RestorableTarget(WrittenTarget, Protocol):
+    """A target that can be put back to what it was."""
+
+    def back_up(self) -> None:
+        """Copy its rows and onceflow's own tables."""
+        ...
+
+    def put_back(self) -> None:
+        """Make it what it was at the last copy."""
+        ...
+
+
 @dataclass(frozen=True)
 class FilesTarget:
     """Files below a directory."""
@@ -184,6 +196,25 @@ def go_there_and_back(moving: MovingJob) -> None:
     with pytest.raises(StorageBehind):
         moving.pipeline("a").run(60)
     moving.finish("b")
+
+
+def begin_again_from_a_savepoint(moving: MovingJob, target: RestorableTarget) -> None:
+    """Do so as often as the target is put back; and not when it is not, though it is allowed."""
+    place = moving.stop_with_savepoint(moving.start_for_a_while("a"))
+    target.back_up()
+    put_back = moving.ids()
+    moving.stop(moving.start_for_a_while("a"))
+    for _ in range(2):
+        target.put_back()
+        assert moving.ids() == put_back
+        status = moving.stop(moving.start_for_a_while("a", place, allow_rewind=True))
+        assert status.restored_savepoint == place
+        moving.assert_no_row_twice()
+    # The same start again, as a supervisor repeats it: the target is not put back.
+    status = moving.stop(moving.start_for_a_while("a", place, allow_rewind=True))
+    assert status.restored_savepoint == ""
+    moving.assert_no_row_twice()
+    moving.finish("a")
 
 
 def refuse_empty_storage(moving: MovingJob) -> None:

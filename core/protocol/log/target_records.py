@@ -8,7 +8,12 @@ log that is behind a target:
     every commit that a target proves is decided by the log, or was accepted at a rewind
 
 Proofs are pruned, the lowest checkpoints first; the last one of a sink id always stands. So the
-highest of each attempt tell enough.
+highest of each attempt tell enough of what a target has. Of what it lacks they tell less: a copy
+may have been made while some transactions of a checkpoint were committed and others were not. A
+checkpoint's proofs are pruned together, so one that is there tells that no other was pruned:
+
+    a target that was put back lacks a commit above all its proofs, or beside one of the same
+    checkpoint
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ class TargetRecord:
 
     False: the last commits alone are proven, and `commit` finds out about each of those before.
     """
+    proofs: frozenset[TransactionId] = frozenset()
+    """Where one of a checkpoint is in it, all are that the target has; empty: it tells none."""
 
     @property
     def checkpoint_last(self) -> CheckpointId:
@@ -54,13 +61,19 @@ def to_record(
     transactions: Iterable[TransactionId | Decided],
     *,
     proves_each: bool = True,
+    proofs: Iterable[TransactionId] = (),
 ) -> TargetRecord:
-    """Return the record of a target that has proofs of `transactions`, of that sink id."""
+    """Return the record of a target that has proofs of `transactions`, of that sink id.
+
+    `proofs` are of a target that deletes the proofs of a checkpoint together.
+    """
     highest: dict[int, int] = {}
     for one in transactions:
         highest[one.attempt] = max(one.checkpoint, highest.get(one.attempt, 0))
     committed = tuple(Decided(*one) for one in sorted(highest.items()))
-    return TargetRecord(sink_id, AttemptId(attempt), committed, proves_each=proves_each)
+    return TargetRecord(
+        sink_id, AttemptId(attempt), committed, proves_each=proves_each, proofs=frozenset(proofs)
+    )
 
 
 def through_before(record: TargetRecord, attempt: AttemptId) -> CheckpointId:
@@ -86,7 +99,13 @@ def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
     """
     last = max(((one.attempt, one.checkpoint) for one in record.committed), default=(0, 0))
     own = [c.transaction for c in committed if c.transaction.sink_id == record.sink_id]
-    return any((t.attempt, t.checkpoint) > last and t.checkpoint > record.through for t in own)
+    proven = {(one.attempt, one.checkpoint) for one in record.proofs}
+    return any(
+        (t.attempt, t.checkpoint) > last
+        or ((t.attempt, t.checkpoint) in proven and t not in record.proofs)
+        for t in own
+        if t.checkpoint > record.through
+    )
 
 
 def newest_attempt(records: Iterable[TargetRecord]) -> AttemptId:

@@ -235,17 +235,23 @@ def lacks_own_commits(
 
 
 def is_put_back(
-    view: LogView, records: Sequence[TargetRecord], in_doubt: Collection[TransactionId]
+    savepoint: Savepoint,
+    view: LogView,
+    records: Sequence[TargetRecord],
+    in_doubt: Collection[TransactionId],
 ) -> bool:
     """Return whether targets were put back, so that a job begins again from its savepoint.
 
     It has begun from it before, and decided `view` since. A target that lacks what is known to be
-    committed was put back. One that lacks what the last decision lists was put back, or has it in
-    doubt: `in_doubt` is what all targets held before they were asked for `records`.
+    committed was put back. One that lacks what the last decision or the savepoint lists was put
+    back, or has it in doubt: `in_doubt` is what all targets held before they were asked for
+    `records`.
     """
     listed = committables_of(view.completed[-1])
     lost = [c for c in listed if c.transaction not in in_doubt]
-    return any(is_set_back(record, (*view.memory.committed, *lost)) for record in records)
+    return lacks_own_commits(savepoint, view, records, in_doubt) or any(
+        is_set_back(record, (*view.memory.committed, *lost)) for record in records
+    )
 
 
 def goes_back(savepoint: Savepoint, view: LogView) -> bool:

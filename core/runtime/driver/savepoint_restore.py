@@ -138,7 +138,7 @@ class SavepointRestore:
         """
         again = self._begun_before
         if self._savepoint is None and again is not None:
-            if self._settings.allow_rewind and is_put_back(view, records, in_doubt):
+            if self._settings.allow_rewind and is_put_back(again, view, records, in_doubt):
                 self._check(again, view)
                 self._savepoint = again
             else:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pytest
-from tests.integration.sql.databases import Database
+from tests.integration.sink_kit import eventually
+from tests.integration.sql.databases import Database, Postgres
 from tests.support.clusters import AnyCluster
 from tests.support.moving_job import (
     MovingJob,
+    begin_again_from_a_savepoint,
     go_there_and_back,
     refuse_an_older_copy,
     refuse_an_older_savepoint,
@@ -31,6 +37,21 @@ class TableTarget:
 
     def ids(self) -> list[int]:
         return self.database.ids_in() if "ledger" in self.database.tables() else []
+
+    def back_up(self) -> None:
+        """Copy the tables as they are at one moment."""
+        self.database.query(
+            *(f"CREATE TABLE {to} AS SELECT * FROM {of}" for of, to in self._copies)
+        )
+
+    def put_back(self) -> None:
+        for table, copy in self._copies:
+            self.database.query(f"DELETE FROM {table}", f"INSERT INTO {table} SELECT * FROM {copy}")
+
+    @property
+    def _copies(self) -> list[tuple[str, str]]:
+        tables = ("ledger", self.database.ledger, self.database.fence)
+        return [(table, f"copy_{n}") for n, table in enumerate(tables)]
 
 
 @pytest.fixture
@@ -64,3 +85,58 @@ def test_another_storage_of_a_job_that_writes_to_a_database_is_named_and_no_reme
     moving: MovingJob,
 ) -> None:
     refuse_empty_storage(moving)
+
+
+@pytest.mark.slow
+def test_a_job_begins_again_from_a_savepoint_once_a_database_is_put_back(
+    moving: MovingJob, database: Database, mode: str
+) -> None:
+    begin_again_from_a_savepoint(moving, TableTarget(database, mode))
+
+
+@pytest.mark.servers
+def test_a_copy_that_was_made_while_a_savepoint_was_committed_is_known_to_lack_the_rest(
+    cluster: AnyCluster, tmp_path: Path, postgres_database: str
+) -> None:
+    """One of two subtasks has committed its rows of it: the rows of the other are committed then.
+
+    By the highest checkpoint alone the copy would have all of it, and its rows would be missed.
+    """
+    target = TableTarget(Postgres(postgres_database), "ledger")
+    moving = MovingJob(cluster, tmp_path, target, "job.ledger", parallelism=2)
+    job = moving.pipeline("a", interval=None).start()
+    moving.commit(job, ids_min=20)
+    with ThreadPoolExecutor(1) as pool:
+        with _second_subtask_held(target.database):
+            stopping = pool.submit(moving.stop_with_savepoint, job)
+            eventually(lambda: _leads(target.database))
+            target.back_up()
+        place = stopping.result(60)
+    target.put_back()
+    assert len(moving.ids()) > 20
+    moving.finish("a", from_savepoint=place, allow_rewind=True)
+
+
+@contextmanager
+def _second_subtask_held(database: Database) -> Generator[None, None, None]:
+    """Keep the second subtask's commits waiting."""
+    with psycopg.connect(database.url, autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(18)")
+        holder.execute(
+            "CREATE FUNCTION wait_for_the_copy() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_advisory_xact_lock(18); RETURN NEW; END $$"
+        )
+        holder.execute(
+            f"CREATE TRIGGER held BEFORE INSERT ON {database.ledger} FOR EACH ROW"
+            " WHEN (NEW.subtask = 1) EXECUTE FUNCTION wait_for_the_copy()"
+        )
+        yield
+
+
+def _leads(database: Database) -> bool:
+    """Return whether the first subtask has committed a later checkpoint than the second."""
+    last = database.query(
+        "SELECT MAX(checkpoint) FILTER (WHERE subtask = 0) >"
+        f" MAX(checkpoint) FILTER (WHERE subtask = 1) FROM {database.ledger}"
+    )
+    return bool(last[0][0])

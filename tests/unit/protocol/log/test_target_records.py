@@ -137,6 +137,29 @@ def test_a_target_that_proves_its_last_commit_alone_is_not_taken_for_one_that_wa
     assert is_set_back(TargetRecord("out", through=cut(1, 3, 2).checkpoint), known)
 
 
+def test_a_target_that_has_a_part_of_a_checkpoint_lacks_the_rest_unless_its_proofs_are_pruned() -> (
+    None
+):
+    """A copy of it was made while one of two transactions was committed, and the other was not."""
+    first, second = (replace(transaction(1, 2).transaction, subtask=n) for n in (0, 1))
+    stopped = replace(STOPPED, completed=cut(1, 2, 20, Committable(first, 1), Committable(second)))
+    view = claimed(decided(RAN, cut(1, 3, 20, Committable(first, 1), Committable(second))))
+    before = transaction(1, 1).transaction
+
+    def told(*proofs: TransactionId) -> list[TargetRecord]:
+        return [to_record("out", 1, proofs, proofs=proofs)]
+
+    assert lacks_own_commits(stopped, view, told(before, first), ())
+    assert lacks_own_commits(stopped, view, told(first), ())
+    assert not lacks_own_commits(stopped, view, told(before, first), {second})
+    assert not lacks_own_commits(stopped, view, told(before, first, second), ())
+    later = transaction(1, 3).transaction
+    assert not lacks_own_commits(stopped, view, told(later), ()), "nobody can tell any more"
+    again = decided(view, cut(2, 4, 20))
+    assert is_put_back(stopped, again, told(before, first), ())
+    assert not is_put_back(stopped, again, told(before, first, second), ())
+
+
 def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
     view = claimed(decided(RAN, cut(1, 3, 30, transaction(1, 3))))
     told = record((1, 3))
@@ -272,13 +295,15 @@ def test_a_target_that_lacks_what_the_last_decision_lists_was_put_back_or_has_it
     view = decided(view_before(TAKEN, view, [record((1, 1))]), begun)
     last = transaction(2, 9)
     view = decided(view, cut(2, 9, 40, last))
-    assert is_put_back(view, [record((1, 2))], ())
-    assert not is_put_back(view, [record((1, 2))], {last.transaction}), "its commit was not over"
-    assert not is_put_back(view, [record((1, 2), (2, 9))], ())
-    assert not is_put_back(view, [], ()), "nobody tells"
+    assert is_put_back(TAKEN, view, [record((1, 2))], ())
+    assert not is_put_back(TAKEN, view, [record((1, 2))], {last.transaction}), (
+        "its commit was not over"
+    )
+    assert not is_put_back(TAKEN, view, [record((1, 2), (2, 9))], ())
+    assert not is_put_back(TAKEN, view, [], ()), "nobody tells"
     # What is known to be committed was there.
     later = decided(view, cut(2, 10, 50))
-    assert is_put_back(later, [record((1, 2))], {last.transaction})
+    assert is_put_back(TAKEN, later, [record((1, 2))], {last.transaction})
 
 
 def test_a_stop_savepoints_rows_are_needed_where_a_target_was_put_back_to_before_them() -> None:
