@@ -99,11 +99,13 @@ class EndpointServer:
         except Exception as error:
             if not self._closed:
                 _log.warning(
-                    "job %s cannot be asked by `onceflow status` and the like: %s: %s; it runs all"
-                    " the same",
+                    "job %s cannot be asked by `onceflow status` and the like: %s: %s"
+                    " (endpoint.host=%s, endpoint.port=%d); it runs all the same",
                     self._job.name,
                     type(error).__name__,
                     error,
+                    self._settings.host,
+                    self._settings.port,
                 )
 
     def _tls(self) -> ssl.SSLContext | None:

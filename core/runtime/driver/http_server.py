@@ -232,6 +232,9 @@ class HttpServer:
             self._open.add(task)
             self._unread[task] = None
             task.add_done_callback(partial(self._forget, connection))
+            # `sock_accept` does not wait while connections are queued. Without this, a crowd that
+            # connects again and again would push a request out before any of it is read.
+            await asyncio.sleep(0)
 
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         # Here, too: a task that is cancelled before its first step runs nothing of its own.
