@@ -185,6 +185,32 @@ def test_imports_are_absolute_and_begin_with_onceflow() -> None:
     assert wrong == []
 
 
+def test_a_token_is_compared_in_constant_time() -> None:
+    """`==` takes longer the more of a guess is right. What answers others uses compare_digest."""
+    answers_others = ("core/runtime/driver/", "core/runtime/transport/", "cli/ui/")
+    modules = [path for path in product_modules() if place(path).startswith(answers_others)]
+    found = [
+        place(path, node.lineno)
+        for path in modules
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare)
+        and any(isinstance(sign, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) for sign in node.ops)
+        and any(map(_is_credential, (node.left, *node.comparators)))
+    ]
+    assert found == []
+    digests = [path for path in modules if "hmac.compare_digest(" in path.read_text("utf-8")]
+    assert [place(path) for path in digests] == [
+        "core/runtime/driver/web_page.py",
+        "core/runtime/transport/credentials.py",
+    ]
+
+
+def _is_credential(node: ast.expr) -> bool:
+    names = {getattr(part, "id", "") or getattr(part, "attr", "") for part in ast.walk(node)}
+    words = {word for name in names for word in name.lower().strip("_").split("_")}
+    return not words.isdisjoint({"token", "authorization", "bearer", "expected", "presented"})
+
+
 def test_no_match_ignores_what_it_does_not_know() -> None:
     """A member that is added to a union must not be dropped in silence: name it, and assert_never.
 
