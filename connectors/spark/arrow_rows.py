@@ -34,6 +34,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark demands of batches of `schema`."""
+    # The argument came with a later Spark, which demands it where times have a zone.
     known = inspect.signature(spark_types.to_arrow_schema).parameters
     given: dict[str, Any] = {"timezone": "UTC"} if "timezone" in known else {}
     return spark_types.to_arrow_schema(schema, **given)

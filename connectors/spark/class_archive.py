@@ -72,6 +72,8 @@ def archive_classes() -> str:
     if not archive.is_dir():
         try:
             with exclusive(archive.with_name(f"{archive.name}.lock"), 2 * _TIMEOUT_S):
+                # Looked at again under the lock: the process that had it before may have made the
+                # archive.
                 if not archive.is_dir():
                     _make(archive)
         except TimeoutError as error:
@@ -98,6 +100,7 @@ def _archive_path() -> Path:
         raise NoArchive("no java: set JAVA_HOME")
     program, jars = Path(java).resolve(), spark_home() / "jars"
     try:
+        # Path and time of change: an upgrade of Java or Spark has an archive of its own.
         stamps = [f"{path} {path.stat().st_mtime_ns}" for path in (program, jars)]
     except OSError as error:
         raise NoArchive(f"{jars} cannot be read: {error}") from error
@@ -134,6 +137,7 @@ def _make(archive: Path) -> None:
 
 
 def _record_and_check(written: Path) -> None:
+    # The recording starts a JVM of its own, with its own options.
     env = {name: v for name, v in os.environ.items() if name not in _NOT_FOR_THE_RECORDING}
     env["PYSPARK_PYTHON"] = sys.executable
     program = [sys.executable, "-m", "onceflow.connectors.spark.class_archive_session"]

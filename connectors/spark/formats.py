@@ -311,8 +311,10 @@ def register(spark: SparkSession) -> None:
         use_own_interpreter(spark.sparkContext)
         name_application(spark.sparkContext)
         jvm = cast("Any", spark.sparkContext)._jvm
+        # Spark looks formats up in the active session of the thread, which a new thread lacks.
         getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)
     for one in FORMATS:
+        # A second registration would replace the format, with a warning for each.
         if session is not None and _is_registered(session, one.name()):
             continue
         try:

@@ -51,6 +51,7 @@ class ShippedFormat:
 def _pack(make: Callable[[], object]) -> tuple[Callable[..., object], tuple[object, ...]]:
     import cloudpickle
 
+    # Bytes inside the pickle: they are unpickled only after the versions were compared.
     return _unpacker(), (VERSION, sys.executable, cloudpickle.dumps(make))
 
 

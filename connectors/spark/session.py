@@ -74,6 +74,7 @@ def session(
     builder = SparkSession.Builder().appName(name)
     if master is not None:
         builder = builder.master(master)
+    # The user's settings last, so that they win.
     for setting, value in {_DAEMON: "onceflow.connectors.python_daemon", **conf}.items():
         builder = builder.config(setting, value)
     if not _starts_own_jvm():
@@ -118,6 +119,7 @@ def _set_for_the_jvm(environment: Mapping[str, str]) -> Generator[None]:
         yield
     finally:
         for name in environment:
+            # The JVM has read them at its start; processes that come later must not inherit them.
             del os.environ[name]
 
 

@@ -75,6 +75,7 @@ class KafkaBatchNotes(BatchNotes):
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
             call_repeatedly(producer.init_transactions, deadline=deadline)
+            # After the fence, so that no claim can come between this look and the commit below.
             newest = self._newest_claim(owner, deadline)
             if newest != attempt:
                 raise Fenced(

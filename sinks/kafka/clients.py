@@ -59,6 +59,7 @@ def open_producer(
     """
     config = _client_config(settings, client_id, troubles)
     timeout_ms = int(settings.transaction_timeout_s * 1000)
+    # A record must not be given up before its transaction: both end at the same time.
     config |= {"enable.idempotence": True, "acks": "all", "message.timeout.ms": timeout_ms}
     if transactional_id is not None:
         config |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
@@ -105,6 +106,7 @@ def read_committed_metadata(
     while True:
         try:
             partitions = reader.committed(asked, timeout=backoff.call_s(ASK_S))
+            # An answer may have an error for a single partition, and counts as none.
             failed = next((one.error for one in partitions if one.error is not None), None)
             if failed is None:
                 return {one.topic: one.metadata for one in partitions if one.metadata}
@@ -173,6 +175,7 @@ def is_fenced(error: KafkaError) -> bool:
 def _client_config(
     settings: KafkaSinkSettings, client_id: str, troubles: ClientTroubles | None
 ) -> dict[str, Any]:
+    # Half of it, so that a request that is lost can be sent again within the transaction.
     socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
     defaults = {**TUNED_DEFAULTS, **_RECOVERY, "socket.timeout.ms": int(socket_s * 1000)}
     return client_config(settings, client_id, defaults, troubles)

@@ -31,6 +31,7 @@ def last_commits(settings: KafkaSinkSettings, sink_id: str, log_id: str) -> Sequ
     groups = brokers.ask(
         partial(_list_groups, brokers.admin), f"consumer groups of {settings.where}"
     )
+    # The name of lane 0 without its number, then any number.
     lane = re.compile(re.escape(lane_name(sink_id, 0)[:-1]) + r"\d+")
     texts = [read_texts(settings, one).values() for one in groups if lane.fullmatch(one)]
     return proven(chain.from_iterable(texts), log_id)

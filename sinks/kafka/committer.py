@@ -144,6 +144,7 @@ class KafkaCommitter(Committer):
         committables: list[Committable] = []
         for transaction in listing.open:
             subtask = transaction.subtask
+            # One question for each subtask, however many of its transactions are staged.
             if subtask not in proofs:
                 proofs[subtask] = self._proven(subtask)
             if transaction in proofs[subtask]:
@@ -175,12 +176,16 @@ class KafkaCommitter(Committer):
 
     def _commit(self, transaction: TransactionId, *, sent: bool, deadline: float) -> CommitOutcome:
         """Try once; `sent` when an earlier try may have committed."""
+        # With an open lane its commit offsets answer at once; without one, a look into storage
+        # spares taking the lane from somebody.
         if not self._lanes.has(transaction.subtask) and self._is_settled(transaction):
             return AlreadyCommitted()
         lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
         proof = self._proof(transaction)
         rows = self._area.read(transaction)
+        # The first batch tells the topics and the age of all; it goes first when rows are produced.
         first = None if rows is None else next(rows)[1]
+        # Topics of the staged rows, too: the settings may name others by now.
         if rows is not None and first is not None:
             lane.look_at(facts_of(first).topics, deadline=deadline)
         elsewhere = first is not None and self._was_committed_elsewhere(transaction, lane)

@@ -172,12 +172,14 @@ class RecordEncoder:
                 self._bad_rows.reject(rows, [f"the row cannot be encoded: {error}"])
                 return []
             half = rows.num_rows // 2
+            # In row order, which is the order in the topic.
             return [*self._encode(rows.slice(0, half)), *self._encode(rows.slice(half))]
 
     def _records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         settings = self._settings
         columns: dict[str, pa.Array] = {KEY: self._key(rows), VALUE: self._value(rows)}
         if settings.topic_column is not None:
+            # A dictionary: few topics, and many rows that name them.
             names = rows.column(settings.topic_column).cast(pa.string())
             columns[TOPIC] = names.dictionary_encode().cast(TOPIC_TYPE)
         if settings.partition_column is not None:
@@ -236,6 +238,7 @@ class RecordEncoder:
         return topics
 
     def _count(self, topic: str) -> int:
+        # Before the brokers were asked any partition passes: `validate` asks none.
         return self._partitions.get(topic, 2**31)
 
 
@@ -277,6 +280,7 @@ def _value_encoder(
         return lambda rows: rows.column(VALUE).cast(pa.binary())
     columns = _value_columns(settings, schema, headers)
     if settings.format.registered:
+        # Only for its errors: a type that no schema can hold is refused before any broker is asked.
         if settings.auto_register:
             build_schema_text(settings, columns)
         return _before_schema

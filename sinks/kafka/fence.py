@@ -115,6 +115,7 @@ class Fence:
             SinkError: Kafka cannot be asked now.
         """
         if time.monotonic() >= self._renew_at_s:
+            # Before the try: a broker that is down is not asked again by every `prune`.
             self._renew_at_s = time.monotonic() + RENEWED_EVERY_S
             self._write_if(lambda owner: owner is None or owner == self._owner)
 
@@ -138,6 +139,8 @@ class Fence:
         try:
             # Whoever claims at the same time is fenced by this, or fences us.
             call_repeatedly(producer.init_transactions, deadline=deadline)
+            # After the fence: a claim that another producer had under way is ended by now, and read
+            # here.
             texts = read_committed_metadata(reader, self._settings.topics, deadline=deadline)
             before = newest_claim(texts.values())
             if may_write(before.owner if before else None):

@@ -45,6 +45,7 @@ def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:
     if age_s < _TRUSTED_S:
         return False
     minutes = retention_minutes(open_brokers(settings))
+    # A broker that does not tell may have any retention: the user is asked then.
     return minutes is None or age_s > minutes * 60 - _MARGIN_S
 
 

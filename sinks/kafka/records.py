@@ -60,6 +60,7 @@ class StagedFacts:
 
 def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
     """Return `batch` with the time and the topics that it may hold."""
+    # `repr` of a float reads back as the same float.
     facts = {_STAGED_AT: repr(time.time()).encode(), _TOPICS: json.dumps(topics).encode()}
     stamped_batch: pa.RecordBatch = batch.replace_schema_metadata(facts)
     return stamped_batch
@@ -93,6 +94,7 @@ def produce(producer: Produces, batch: pa.RecordBatch, *, deadline: float, **nam
         KafkaException: The producer takes nothing more: its transaction failed, or it was fenced.
         TimeoutError: The queue was full until the deadline.
     """
+    # Looked up once: this loop runs for every record.
     take = producer.produce
     for count, (topic, value, key, partition, headers) in enumerate(_records(batch)):
         if headers:
@@ -106,6 +108,7 @@ def produce(producer: Produces, batch: pa.RecordBatch, *, deadline: float, **nam
             except BufferError:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the broker takes records too slowly") from None
+                # Taking in delivery reports is what makes room in the queue.
                 producer.poll(_FULL_WAIT_S)
         if count % _POLL_EVERY == 0:
             producer.poll(0)

@@ -120,6 +120,8 @@ class CommitRecords:
         rows = self._area.open()
         try:
             rows.write(_NOTHING, part="receipt")
+            # The record is durable before the rows are deleted: in between both are there, which is
+            # clear.
             rows.seal(_name_of_record(transaction))
         except StorageError:
             # Somebody else may have sealed the same one.
@@ -195,6 +197,7 @@ def proven(texts: Iterable[str], log_id: str) -> list[TransactionId]:
     for text in texts:
         name, _, log = text.partition(" ")
         transaction = TransactionId.parse(name)
+        # A log of another job may have used the same sink id and numbers before.
         if transaction is not None and log == log_id:
             transactions.append(transaction)
     return transactions
@@ -278,6 +281,7 @@ class TransactionalLane:
         self._producer: Producer = open_producer(
             settings, client_id=name.replace("/", "."), transactional_id=name
         )
+        # First: commit offsets that are read after this can no longer change but by us.
         self._call_repeatedly(self._producer.init_transactions, "was not opened", deadline)
         try:
             self._group = _group_of(settings, name)
@@ -353,6 +357,7 @@ class TransactionalLane:
         self._call_repeatedly(
             self._producer.commit_transaction, "may be committed", deadline, sent=True
         )
+        # Only now, when the commit is known: `proves` must never say more than Kafka does.
         self.commit_offsets |= dict.fromkeys(topics, proof)
 
     def abandon(self) -> None:
@@ -458,6 +463,7 @@ class TransactionalLanes:
                 self._settings, lane_name(self._context.sink_id, subtask), deadline=deadline
             )
             try:
+                # Before the lane can be used: its next commit overwrites the commit offset.
                 self._settle_commit_offsets(subtask, lane)
                 self._settle_due(subtask)
             except BaseException:

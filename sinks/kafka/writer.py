@@ -170,6 +170,7 @@ class KafkaAtLeastOnceWriter(RecordWriter):
         """
         doing = f"records before checkpoint {checkpoint} were not all acknowledged"
         self._require_open(doing, PreCommitFailed)
+        # `flush` also serves delivery reports, so every failure is known when it returns.
         left = self._producer.flush(self._settings.transaction_timeout_s)
         self._raise_failure(doing, PreCommitFailed)
         if left:
@@ -187,6 +188,7 @@ class KafkaAtLeastOnceWriter(RecordWriter):
             self._producer.purge(blocking=False)
 
     def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
+        # The first failure explains the others, which follow from it.
         if error is not None and not self._failure:
             reason = hide_secrets(error.str(), self._settings.options)
             self._failure = f"{reason} ({error.name()}) {self._troubles.last}".strip()

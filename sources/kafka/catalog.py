@@ -91,6 +91,7 @@ class Catalog:
         while True:
             names = filter(settings.reads, self._topics.list_names(until=self._deadline))
             topics = self._topics.find(names, until=self._deadline)
+            # A known topic that is missing is looked for again for a while: see `_GONE_S`.
             if known <= topics.keys() or time.monotonic() > gone_at:
                 return {name: facts for name, facts in topics.items() if not facts.is_internal}
             time.sleep(_LOOK_AGAIN_S)
@@ -140,6 +141,7 @@ class Catalog:
             return answer.offset
 
         offset = self._ask_consumer(ask)
+        # librdkafka answers -1 where no record is as young.
         return offset if offset >= 0 else self.read_watermarks(topic, partition)[1]
 
     def resolve_positions(self, facts: TopicFacts) -> list[PartitionPosition]:
@@ -208,6 +210,7 @@ class Catalog:
                 return self.find_offset_at(topic, partition, timestamp_ms)
             case AtOffsets(explicit):
                 offset = explicit[topic][partition]
+                # -2 and -1 stand for the two ends, as in Spark; any other number is an offset.
                 return {EARLIEST: low, LATEST: high}.get(offset, offset)
 
     def _ask_consumer(self, question: Callable[[Consumer, float], _Answer]) -> _Answer:
@@ -293,6 +296,8 @@ def find_positions(
     read = {(position.topic, position.partition) for position in kept}
     now = list(kept)
     for topic, facts in topics.items():
+        # All positions of the topic were dropped by `_keep_positions`: it was deleted and made
+        # again.
         begins_anew = topic in began and not any(position.topic == topic for position in kept)
         if settings.ending is None or begins_anew:
             added = [partition for partition in facts.partitions if (topic, partition) not in read]

@@ -64,6 +64,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         ]
         self._require_values(columns, envelopes.kept, deletes, faults)
         note_unavailable_values(columns, self._row_columns, envelopes.kept, faults)
+        # Faults so far are by value of the batch; those of rows that are kept must leave by row.
         late = {row: faults.pop(at) for row, at in enumerate(envelopes.kept) if at in faults}
         return Decoded([*columns, operation], envelopes.kept, faults).drop_rows(late)
 

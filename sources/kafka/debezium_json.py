@@ -69,6 +69,8 @@ class DebeziumJsonDecoder(PlainDecoder):
                 continue
             try:
                 outer = self._decode(value)
+                # With schemas in the messages the change is in `payload`, without them it is the
+                # whole value.
                 change = outer if outer.payload is None else outer.payload
                 record = self._find_row(change, messages[at])
                 if finer and FINER.search(value):
@@ -98,6 +100,8 @@ class DebeziumJsonDecoder(PlainDecoder):
         key = message.key()
         if key is None:
             raise ValueError(NO_BEFORE)
+        # Without `before` (REPLICA IDENTITY DEFAULT) only the record's key says which row is
+        # deleted.
         payload = self._decode_key(key).payload
         return self._decode_loose(key) if payload is None else payload
 
@@ -154,6 +158,7 @@ def _read_row_as_written(value: bytes, operation: str) -> Any:
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:
     """Say what is wrong with `value`, and in which column if the fault is inside a row."""
+    # The path of the error begins in the envelope; users know the column.
     for part in ("payload.after.", "payload.before.", "after.", "before."):
         shown = str(error).replace(f"`$.{part}", "`$.")
         if shown != str(error):

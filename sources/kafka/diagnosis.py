@@ -89,6 +89,7 @@ class _Examination:
     def examine(self) -> list[Finding]:
         area, servers = self._area, self._servers
         refusals = [refusal for server in servers.split(",") if (refusal := _refusal(server))]
+        # One broker that can be reached is enough: it names the others.
         if len(refusals) == len(servers.split(",")):
             return [
                 area.problem(
@@ -212,6 +213,7 @@ class _Examination:
         self, consumer: Consumer, partition: TopicPartition
     ) -> KafkaError | None:
         """Return why a group's offsets cannot be read; None when they can."""
+        # Half: the questions after this one need some time, too.
         deadline = time.monotonic() + self._remaining_s() / 2
         while True:
             try:

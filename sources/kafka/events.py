@@ -100,6 +100,8 @@ class Gaps:
         before, self._met[topic, partition] = self._met.get((topic, partition)), offset_next
         if low <= offset_next <= high:
             # It has come into range since: a replica that lagged behind has caught up.
+            # Twice at the same offset: it is no replica that catches up, and asking on would never
+            # end.
             if before == offset_next:
                 raise SourceUnavailable(
                     f"{topic}-{partition}: fetching offset {offset_next} fails as out of range,"

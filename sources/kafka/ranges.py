@@ -85,6 +85,7 @@ class KeptClients:
     def take(self, key: object) -> KeptClient | None:
         """Return the idle client of `key`, which then belongs to the caller; None without one."""
         with self._lock:
+            # Taken out: a client serves one reading at a time.
             return self._idle.pop(key, None)
 
     def keep(self, key: object, client: KeptClient) -> None:
@@ -94,6 +95,7 @@ class KeptClients:
             self._idle[key] = client
             while len(self._idle) > _KEPT_MAX:
                 replaced.append(self._idle.popitem(last=False)[1])
+        # Outside the lock, for closing may take seconds.
         for old in replaced:
             close_in_time(old.consumer)
 
@@ -166,6 +168,7 @@ class _Reading:
         self._next = {one.topic_partition: one.first for one in ranges}
         self._end = {one.topic_partition: one.end for one in ranges}
         self._open = set(self._next)
+        # With one range, records follow each other: whole chunks are checked by their two ends.
         self._only = ranges[0].topic_partition if len(ranges) == 1 else None
         self._rows: Rows = rows_of(settings)
         self._gaps = Gaps(settings)
@@ -205,6 +208,7 @@ class _Reading:
         return self._rows.take()
 
     def keep(self) -> None:
+        # Otherwise where the client stands is unknown, and it gets a new assignment the next time.
         whole = not self._overread and not self._unproven
         self._client.stands_at = dict(self._next) if whole else {}
         self._kept.keep(self._key, self._client)
@@ -294,10 +298,14 @@ class _Reading:
             partition = (message.topic() or "", message.partition() or 0)
             offset = message.offset() or 0
             if partition not in self._open:
+                # The client stands behind the end of this range, so its position is not
+                # `self._next`.
                 self._overread = self._overread or partition in self._end
                 continue
+            # Read already, by the assignment before: the records come once more after a new one.
             if offset < self._next[partition]:
                 continue
+            # A hole at the end: what is missing are markers, or records of aborted transactions.
             if offset >= self._end[partition]:
                 self._overread = True
                 self._advance(partition, self._end[partition])

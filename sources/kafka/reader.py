@@ -46,6 +46,7 @@ class PublishedOffsets:
     def __init__(self, settings: KafkaSettings, troubles: ClientTroubles) -> None:
         self._troubles = troubles
         self._allowed = settings.commit_offsets
+        # One place: newer offsets replace older ones, and append and popleft need no lock.
         self._newest: deque[list[TopicPartition]] = deque(maxlen=1)
 
     def ask(self, splits: Sequence[Split]) -> None:
@@ -128,6 +129,7 @@ class KafkaReader(SourceReader):
         with self._polling:
             if self._closed.is_set():
                 return None
+            # Rows that wait for their schema are still to be returned.
             if self._bounded and not self._open and len(self._rows) == 0:
                 return EndOfInput()
             if self._consumer is None or self._watch is None:
@@ -173,6 +175,7 @@ class KafkaReader(SourceReader):
             self._open = self._open + added
             self._asked += [TopicPartition(*partition) for partition in added]
             if self._consumer is not None:
+                # Not `assign`, which would drop what is fetched of the other partitions.
                 self._consumer.incremental_assign(self._assignment(added))
             elif added and not self._closed.is_set():
                 self._begin()
@@ -187,6 +190,7 @@ class KafkaReader(SourceReader):
 
     def close(self) -> None:
         """Close the client; offsets asked to be committed before are sent first."""
+        # Before the lock: a `poll` that waits looks at this, and gives the lock back.
         self._closed.set()
         with self._polling:
             if self._watch is not None:
@@ -269,6 +273,8 @@ class KafkaReader(SourceReader):
                     self._advance()
                 return None
         if not self._rows.ready():
+            # The older position of each partition wins: these rows are collected and not yet
+            # returned.
             self._unreturned = began | self._unreturned
             self._closed.wait(max(0.0, deadline - time.monotonic()))
             return None
@@ -284,6 +290,8 @@ class KafkaReader(SourceReader):
         had_any = False
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
             count_max = min(CHUNK, settings.batch_rows - len(rows))
+            # Timeout 0: what the client has fetched, without waiting until there are as many as
+            # asked for.
             messages = self._require_client().consume(count_max, 0)
             self._accept(messages)
             had_any = had_any or bool(messages)
@@ -310,6 +318,7 @@ class KafkaReader(SourceReader):
         passed: list[_Partition] = []
         for reported in self._require_client().position(self._asked):
             partition = (reported.topic, reported.partition)
+            # Markers at the end are not returned, so the client's own count stays before them.
             offset = max(reported.offset, self._ends.get(partition, -1))
             if offset < 0:
                 # The client has returned nothing of it yet.
@@ -384,6 +393,7 @@ class KafkaReader(SourceReader):
         resumed = self._gaps.find_resume_offset(
             self._require_client(), topic, partition, offset_next
         )
+        # Ends reported by the old client may be of what is gone.
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
         if resumed < offset_next:

@@ -82,6 +82,7 @@ class KeyedRows:
             SourceUnavailable: One did not come within the deadline.
             ConfigError: The registry refuses us.
         """
+        # Both are asked, so that both ask the registry at the same time.
         of_keys = self._decoder.ready()
         return self._rows.ready() and of_keys
 
@@ -195,6 +196,8 @@ class _Documents(PlainDecoder):
             if value is None or schema_id_of(value) is None:
                 faults[index] = UNFRAMED
                 continue
+            # Wrapped into an object of one field, a bare value is read by the same decoder as
+            # records.
             document = b'{"' + KEY_COLUMN.encode() + b'":' + value[HEADER_BYTES:] + b"}"
             try:
                 records.append(cast("Any", self._decode(document)))

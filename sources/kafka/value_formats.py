@@ -261,6 +261,7 @@ class JsonRows:
         try:
             records = list(map(self._decode, values))
         except DECODE_ERRORS:
+            # One of the chunk cannot be decoded: only then each is tried by itself.
             records, messages = self._add_one_by_one(messages)
         if self._has_instants and any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
@@ -269,6 +270,7 @@ class JsonRows:
         if self._keep_messages:
             self._messages.append(messages)
         elif self._by_split:
+            # Counted now, for the messages themselves are not kept.
             self._runs += split_runs_of(messages, self._topics)
 
     def ready(self) -> bool:
@@ -287,6 +289,8 @@ class JsonRows:
         try:
             arrays = self._arrays(records)
         except CONVERSION_ERRORS:
+            # Without the messages nobody can say which record it was; `has_late_checks` keeps them
+            # where needed.
             if not self._keep_messages:
                 raise
             records, messages = self._convert_one_by_one(records, messages)
@@ -308,6 +312,8 @@ class JsonRows:
     ) -> tuple[list[Any], list[Message]]:
         good: list[tuple[Any, Message]] = []
         for record, message in zip(records, messages, strict=True):
+            # msgspec cuts instants to microseconds: the text is read again for the digits behind
+            # those.
             text = (message.value() or b"")[self._header_bytes :]
             try:
                 if FINER.search(text):

@@ -236,6 +236,7 @@ class BatchCommits:
         """
         writing = [report for report in reports if not report.dropped]
         written = any(report.committables for report in writing)
+        # Nothing to decide. A batch without rows still replaces all that is there, though.
         if not (written or (writing and self.target.replaces)):
             return None
         first = writing[0]
@@ -274,6 +275,7 @@ class BatchCommits:
             OnceflowError: As `plan`; the next `plan` does it again.
         """
         newest = self.decisions.claimant()
+        # Only our own newest claim: another driver's batch must not be rolled back by this failure.
         if attempt is None and newest.name == self.target.claimant:
             attempt = newest.attempt
         self._settle(self._claim(schema, after=attempt or NO_ATTEMPT))
@@ -318,6 +320,8 @@ class BatchCommits:
 
     def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> BatchClaim:
         claim = None
+        # The usual batch: the target is open for these columns, and one statement raises the
+        # attempt.
         if self._claimed is not None and self._opened == schema and after in (None, self._claimed):
             claim = self.decisions.claim_next(self._claimed)
         if claim is None:
@@ -340,9 +344,12 @@ class BatchCommits:
     def _settle(self, claim: BatchClaim) -> None:
         committer = self._committer_for(claim.attempt)
         in_doubt = committer.in_doubt()
+        # Settled batches come without their transactions: these are asked for only if there is
+        # doubt.
         if in_doubt:
             claim = self.decisions.with_committables(claim)
         plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
+        # In this order: staged rows may wait for the locks of what is rolled back.
         prepared, staged = self._around_roll_backs(plan.commit)
         steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
         try:
@@ -392,6 +399,7 @@ class BatchCommits:
         """Return steps that commit each by itself, or all of an attempt at once."""
         if self.target.sink.committed_by is CommittedBy.SLOTS:
             return to_commits(committables)
+        # A whole is one version of the table: those of two attempts are never one.
         by_attempt = groupby(committables, key=lambda one: one.transaction.attempt)
         return [
             CommitWhole(GlobalCommit(batch_checkpoint(AttemptId(attempt)), tuple(listed)))

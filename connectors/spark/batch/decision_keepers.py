@@ -76,6 +76,7 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
 def _newest_in_target(target: BatchTarget) -> Callable[[], AttemptId] | None:
     """Return what asks the target for its newest attempt; None: it does not tell."""
     sink, context = target.sink, target.committer_context(NO_ATTEMPT)
+    # Not overridden: the sink cannot tell, and would answer None as one without any claim.
     if isinstance(sink, SinkGroup) or type(sink).target_record is Sink.target_record:
         return None
 
@@ -121,6 +122,7 @@ def _decisions_beside(files: CreatesAtomically, named: NamedTarget) -> BatchDeci
     earlier = LoggedBatchDecisions(
         files_of(named.directory), target.sink_id, target.claimant, newest
     )
+    # Both logs are read before either is written: a log that has begun is never left.
     return earlier if earlier.read_claim().attempt else beside
 
 

@@ -106,6 +106,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         owner = f"{_BATCH_OWNER} under {sink_id} to {where.name}"
     else:
         owner = f"{_BATCH_OWNER} to {where.name}"
+    # With the table in it: one txnAppId may number the writes to several.
     source = f"{app}@{_digest(where.name)}" if app else ""
     named = replace(_build_target(sink, options, sink_id, owner, source, directory), is_write=True)
     if directory is not None and not isinstance(sink, SqlSink):
@@ -206,6 +207,7 @@ def is_files(sink: Sink) -> bool:
 
 def _write_location(sink: Sink) -> _WriteLocation:
     if isinstance(sink, SqlSink):
+        # Without the user: the same table, written by another one, is the same target.
         server = str(sink.endpoint).partition(" as user")[0]
         column = f" and tables of column {sink.table_column}" if sink.table_column else ""
         return _WriteLocation(server, f"{sink.resolve_table()}{column}", {})
@@ -215,6 +217,7 @@ def _write_location(sink: Sink) -> _WriteLocation:
 
         assert isinstance(sink, KafkaSink)
         topics = [sink.topic] if isinstance(sink.topic, str) else sorted(sink.topic)
+        # In any order and case, these are the same brokers.
         servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
         facts = {"kafka.bootstrap.servers": ",".join(servers)}
         return _WriteLocation("KafkaSink", ",".join(topics), facts)
@@ -233,6 +236,7 @@ def _sink_id_of_write(sink: Sink, where: _WriteLocation, app: str | None) -> str
             f"a write to {where.name} needs a name, by which the next run knows what a killed one"
             " has left: give options txnAppId and txnVersion, or sinkId"
         )
+    # A digest, for the readable part is cut, and two long names may begin alike.
     digest = _digest(f"{where.server}/{where.name}/{app or ''}")
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", app or where.name)
     return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"

@@ -66,11 +66,13 @@ def write_task(
         for _ in batches:
             pass
         return report
+    # Empty batches are dropped, so a task without rows opens no connection.
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is None:
         return report
     checkpoint = task_checkpoint(plan.attempt, task.task_attempt, task.task_id)
+    # Before the writer waits: what a lost try of this partition has prepared keeps its rows' locks.
     twin = _find_prepared_twin(plan.target, plan, task)
     target = plan.target if twin is None else _to_staging(plan.target)
     writer = _open_writer(target, _context(target, plan, task, checkpoint, first.schema))
@@ -86,6 +88,7 @@ def write_task(
             batch = next(rows, None)
         committables = tuple(writer.pre_commit(checkpoint))
         letters.take(writer.take_rejected())
+        # After the second `take`: the pre-commit of the rows may reject some, too.
         committables += letters.pre_commits()
         reach("prepared")
     except SinkError as error:

@@ -74,8 +74,11 @@ class BatchWriter(Speaker, Shipped, DataSourceArrowWriter):
         """
         commits = _commits(self._named)
         try:
+            # A task without a message has failed: the commit was not tried.
             if not messages or None in messages:
                 self._abort(commits)
+            # Our own claim after that attempt is that of `_commit`, which has settled and said
+            # everything.
             elif not commits.has_claimed_after(self._plan.attempt):
                 raise _settle_failed_commit(commits, self._schema, self._plan)
         finally:

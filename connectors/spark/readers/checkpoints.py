@@ -80,6 +80,7 @@ class CheckpointsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one job. Task."""
         if partition.value is not None:
+            # All rows of a job at once: a listing is small, and one batch is one picture of it.
             rows = list(_rows(JobLocation(self._place.storage, partition.value)))
             if rows:
                 batch = pa.RecordBatch.from_pylist(rows, schema=CHECKPOINTS)

@@ -38,6 +38,7 @@ class StreamOffsets:
     def document(self) -> Document:
         """Return this as Spark keeps it; equal offsets are equal texts."""
         document: Document = {}
+        # Sorted, for Spark compares offsets by their text.
         for (topic, partition), position in sorted(self.positions.items()):
             one = document.setdefault(
                 topic,
@@ -148,6 +149,7 @@ def limit_ends(
     total = sum(sizes.values())
     if total <= most:
         return dict(ends)
+    # Rounded down, so that the sum stays within the limit; the rest is given out below.
     shares = {partition: most * size // total for partition, size in sizes.items()}
     left = max(1, most) - sum(shares.values())
     # What rounding left over goes to the longest first; an offset each.
@@ -186,6 +188,7 @@ def tasks_of(
 
 
 def _cut(one: OffsetRange, count: int) -> list[OffsetRange]:
+    # Whole-number arithmetic from one end: pieces differ by one at most, and leave no gap.
     bounds = [one.first + len(one) * index // count for index in range(count + 1)]
     return [
         OffsetRange(one.topic, one.partition, first, end, one.topic_id)

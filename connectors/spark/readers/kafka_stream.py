@@ -221,6 +221,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         elif self._known is not None:
             at = self._known
         else:
+            # Spark before 4.2 asks for the end without the start, and nothing is known yet.
             self._known = self._all_ends()
             return self._known.document()
         ends = self._new_ends(at)
@@ -353,6 +354,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         ends = catalog.find_ends(list(at.positions))
         idle = all(ends.get(partition) == one.next for partition, one in at.positions.items())
         now = time.monotonic()
+        # An idle query asks for the ends only, and for topics and partitions every few seconds.
         if idle and now - self._looked_at < _DISCOVERY_INTERVAL_S:
             return None
         self._looked_at = now
@@ -363,6 +365,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         for one in current:
             partition = (one.topic, one.partition)
             end = ends.get(partition, one.next)
+            # The partition ends before the query's position: its end was cut off, or it is another
+            # one.
             if end < one.next:
                 began[partition] = self._cut_off(one, end)
             positions[partition] = replace(one, next=end)
@@ -402,6 +406,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         if least is not None and self._target is None:
             count = sum(end - starts[partition] for partition, end in upto.items())
             waited_s = time.monotonic() - self._batch_at
+            # New partitions do not wait: their beginning must be in the offsets of a batch.
             if count < least and waited_s < self._limits.delay_most_s and not ends.began:
                 return None
         if most is not None:
@@ -418,6 +423,7 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def _limit(self, limit: object) -> tuple[int | None, int | None]:
         """Return how many offsets a batch may have at most and at least, by what Spark says."""
+        # By name, for versions of Spark without read limits have no such class to compare with.
         if limit is None or type(limit).__name__ == "ReadAllAvailable":
             return None, None
         return getattr(limit, "max_rows", None), self._limits.offsets_least

@@ -168,6 +168,7 @@ class MySQLRows(RowSource):
                 )
             ends = f"SELECT MIN({quote(key)}), MAX({quote(key)}) FROM {self.relation}"  # noqa: S608
             ((low, high),) = session.query(ends)
+        # Strides have an exclusive end.
         return None if low is None else Bounds(key, str(low), str(int(high) + 1))
 
 
@@ -179,6 +180,7 @@ def _column(column: TableColumn) -> ReadColumn:
 def _type_of(column: ResultColumn) -> MySQLType:
     """Return the type of a query's column, as a table's would be described."""
     name = column.type
+    # The server tells the width of the text: one for the point, and one for the sign.
     precision = column.length - (column.scale > 0) - (not column.is_unsigned)
     shown = f"{name}({column.length})" if name == "tinyint" else name
     return MySQLType(
@@ -233,6 +235,8 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
     try:
         table = csv.read_csv(
             pa.BufferReader(lines),
+            # One block: Arrow must not cut the text between two rows, where a column's chunk would
+            # end.
             read_options=csv.ReadOptions(
                 use_threads=False, column_names=list(read), block_size=len(lines) + 1
             ),
@@ -278,5 +282,6 @@ def _decode_hex(digits: pa.Array) -> pa.Array:
         return pa.nulls(len(digits), pa.binary())
     bounds = np.frombuffer(memoryview(offsets), dtype=np.int32, count=len(digits) + 1)
     octets = binascii.unhexlify(memoryview(data)[: int(bounds[-1])])
+    # Two digits are a byte, so every offset is halved.
     halved = pa.py_buffer((bounds // 2).astype(np.int32).tobytes())
     return pa.Array.from_buffers(pa.binary(), len(digits), [validity, halved, pa.py_buffer(octets)])

@@ -67,6 +67,7 @@ class CheckpointLocation:
         """
         url, root = self.url, self._place.root
         if self._place.protocol == "file":
+            # One directory under two names must not be two sink ids.
             url = root = os.path.realpath(root)
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(root).name)
         digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_LENGTH]
@@ -93,6 +94,8 @@ class CheckpointLocation:
         """
         query_id = self.query_id()
         numbers = self._numbers("offsets")
+        # Spark writes the offsets of a batch before it plans it, so the highest file is this
+        # batch's.
         data = self._files.read(f"offsets/{max(numbers)}") if numbers else None
         if data is None:
             raise self._unreadable("offsets")

@@ -64,6 +64,7 @@ class FirstSink:
             StorageError: The checkpoint cannot be written.
         """
         files = self._record_location.open(CHECKPOINT_STORAGE)
+        # Never written anew: the name that stands there is the one under which was decided.
         if files.read(_FILE) is None:
             files.make_directory("")
             files.write(_FILE, [self.name.encode()])

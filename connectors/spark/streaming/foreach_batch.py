@@ -164,6 +164,7 @@ class _ForeachBatch:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         planned = self.location.read_planned_batch()
+        # The checkpoint must be that of the query that calls: its offsets make the fingerprint.
         if planned.number != batch_id:
             raise ConfigError(
                 f"batch {batch_id} is written, and {self.location} is planning batch"
@@ -180,6 +181,7 @@ class _ForeachBatch:
             )
         several = len(self.sinks) > 1
         if several:
+            # Without it Spark would read the sources once for each sink, and might get other rows.
             batch.persist()
         try:
             frames = self._frames(batch, batch_id)
@@ -229,6 +231,8 @@ class _ForeachBatch:
             weakref.finalize(self, self._commits.close)
         plan = self._commits.plan(schema, batch_id, fingerprint)
         if not self._noted:
+            # After the claim, which shows that this sink is the one, and before anything is
+            # decided.
             self._first.note()
             self._noted = True
         return self._commits, plan
@@ -287,6 +291,7 @@ class _Task(Shipped):
         # With Spark Connect tasks are not told their batch; the function was, and has looked.
         batch = self.plan.batch.number if task.batch is None else task.batch
         report = write_task(self.plan, replace(task, batch=batch), batches)
+        # mapInArrow is the only way back from a task: the report travels as its only row.
         yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
 

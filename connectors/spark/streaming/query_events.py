@@ -151,6 +151,7 @@ class _Query:
         rows = _rows_by_source(progress)
         number = CheckpointId(progress.batchId + 1)
         now, milliseconds = Moment.now(), progress.durationMs
+        # Only now the sources are known: Spark names them with the first progress.
         if not self._running:
             self._run(progress.batchId, sources=frozenset(rows))
         for source, count in rows.items():

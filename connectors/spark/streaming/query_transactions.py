@@ -135,6 +135,7 @@ class BatchTransactions(TransactionSettler):
             SinkError, StorageError: Target or storage cannot be asked now.
         """
         seen = self._decisions.read_claim()
+        # By name and kind: what is staged is listed by the committer and by the staging area.
         transactions = {
             (one.transaction, is_staged(one)): self._describe(one, seen, held=True)
             for sink_id in self._sink_ids(seen)
@@ -170,6 +171,8 @@ class BatchTransactions(TransactionSettler):
         A decision in a database then lists them no more: the batch counts as written without them,
         or, with nothing else in it, as never written. Repeated after a crash it does the rest.
         """
+        # Rows first: a decision that forgot them before could no longer be carried out after a
+        # crash.
         outcome = self._settling(one).abort(one.committable)
         if isinstance(outcome, Aborted):
             self._decisions.give_up(one.transaction)
@@ -205,6 +208,7 @@ class BatchTransactions(TransactionSettler):
 
     def _sink_ids(self, seen: BatchClaim) -> Sequence[str]:
         """Return the query's own sink id, and those of the other sinks of its foreach_batch."""
+        # Sinks of the query's foreach_batch have sink ids of their own, under the same owner.
         claimed = (
             one
             for one in self._manager.sink_ids(None)
@@ -222,6 +226,7 @@ class BatchTransactions(TransactionSettler):
         self, committable: Committable, seen: BatchClaim, *, held: bool
     ) -> InDoubtTransaction:
         transaction = committable.transaction
+        # The decision knows how many rows there are; the target lists names alone.
         committable = _committables_of(seen).get(transaction, committable)
         staged = is_staged(committable)
         prepared_at = None

@@ -150,6 +150,7 @@ def _stream_commits(
             " session's spark.sql.streaming.checkpointLocation on to formats"
         )
     location = CheckpointLocation(given)
+    # With the options: a query that was started again with other ones gets connections of its own.
     key = pickle.dumps((location.query_id(), sorted(options.items()), overwrite))
     commits = _KEPT.get(key)
     if commits is None:
@@ -157,6 +158,7 @@ def _stream_commits(
         if overwrite:
             named = replace_rows(named, "outputMode('complete')")
         commits = BatchCommits(*resolve_keeper(named))
+        # The oldest goes; if its query still runs, its next batch connects anew.
         if len(_KEPT) == _KEPT_MAX:
             _KEPT.pop(next(iter(_KEPT))).close()
         _KEPT[key] = commits
