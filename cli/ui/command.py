@@ -76,7 +76,7 @@ def _check_address(
     if tls is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host} is seen by other machines, and the token would go there unencrypted:"
-            " add --certificate and --key; or leave --host away, and reach this machine by"
+            " add --certificate and --key; or omit --host, and reach this machine by"
             f" `ssh -L {port or PORT}:127.0.0.1:{port or PORT}`"
         )
     return Endpoint(host=host, port=port, tls=tls, names=names)

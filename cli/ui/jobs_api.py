@@ -57,7 +57,7 @@ class JobsApi:
         return self.explain(HTTPStatus.UNAUTHORIZED, missing)
 
     def answer(self, request: Request) -> Response:
-        """Answer one request that was not refused."""
+        """Answer a request that `refuse` has let through."""
         path = urlsplit(request.target).path
         if self._page.has(path):
             return self._page.answer(request)

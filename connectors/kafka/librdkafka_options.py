@@ -19,7 +19,7 @@ DEFAULTS: Mapping[str, OptionValue] = {
 """What every client is opened with unless the user says otherwise."""
 
 _PEM = "export the certificates as PEM and give ssl.ca.location"
-_TLS_VERSIONS = "TLS versions are OpenSSL's affair here; leave it away"
+_TLS_VERSIONS = "TLS versions are OpenSSL's affair here; omit it"
 
 LIBRDKAFKA = OptionRules(
     what="Kafka option",
@@ -43,7 +43,7 @@ LIBRDKAFKA = OptionRules(
         "ssl.enabled.protocols": _TLS_VERSIONS,
         "ssl.engine.factory.class": "give ssl.ca.location, ssl.certificate.location,"
         " ssl.key.location",
-        "security.providers": "leave it away",
+        "security.providers": "omit it",
         "default.api.timeout.ms": "give deadline_s= instead",
         "request.timeout.ms": "give socket.timeout.ms or deadline_s= instead",
     },

@@ -203,8 +203,8 @@ class SchemaRegistry:
             self._client: SchemaRegistryClient = SchemaRegistryClient(options)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(
-                f"schema_registry {settings.url}: the client refuses its options:"
-                f" {self._without_secrets(error)}"
+                f"schema_registry {settings.url}: Confluent's client refuses the options that"
+                f" were given for it: {self._without_secrets(error)}"
             ) from None
 
     def schema(self, schema_id: int, *, until: float) -> KeptSchema:

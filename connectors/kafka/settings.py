@@ -162,7 +162,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
         `asks_registry` says whether values of the format may have schemas there.
         """
         if self.message is not None and name != "protobuf":
-            raise ConfigError(f"format={name!r} has no messages; leave message= away")
+            raise ConfigError(f"format={name!r} has no messages; omit message=")
         if asks_registry:
             return
         if (self.registry is not None and not self.has_registered_keys) or self.subject is not None:
@@ -183,7 +183,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
             if self.key_subject is None and len(self.topics) != 1:
                 raise ConfigError(f"{setting} has one subject for all topics: give key_subject=")
         elif self.key_subject is not None:
-            raise ConfigError(f"{setting} has no schema; leave key_subject= away")
+            raise ConfigError(f"{setting} has no schema; omit key_subject=")
 
     def require_registry(self, setting: str) -> RegistrySettings:
         """Return where the registry is that `setting` needs.

@@ -33,7 +33,10 @@ class WatermarkStrategy:
     def __post_init__(self) -> None:
         seconds_of(self.max_out_of_orderness, setting="max_out_of_orderness")
         if self.idle_after_s == 0:
-            raise ConfigError("idle_after=0 must be more than 0; None: a split is never idle")
+            raise ConfigError(
+                f"idle_after={self.idle_after!r} must be more than 0; omit it if splits never"
+                " count as idle"
+            )
 
     @property
     def delay_ms(self) -> int:

@@ -354,7 +354,7 @@ class Pipeline:
         self._endpoint = (
             configured.endpoint()
             if endpoint == "loopback"
-            else configured.endpoint_unless(endpoint)
+            else configured.resolve_endpoint(endpoint)
         )
         self._metrics = configured.metrics(metrics)
         self._graph = GraphBuilder(name)
@@ -476,7 +476,7 @@ class Pipeline:
             if work.sink_id in self._retired_sinks:
                 raise ConfigError(
                     f"{operator.uid!r} writes under sink id {work.sink_id!r}, which is in"
-                    " retired_sinks: leave it away there"
+                    " retired_sinks: omit it there"
                 )
         return graph
 

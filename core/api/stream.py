@@ -127,14 +127,15 @@ class Stream:
         """Return the records that the function of this stream's operator emits to `tag`.
 
         Raises:
-            ConfigError: The stream is no operator's that has side outputs.
+            ConfigError: The stream is not the output of an operator that has side outputs.
         """
         feed = self._feeds[0]
         work = self._graph.graph().operator(feed.uid).work
         if len(self._feeds) > 1 or feed.tag is not None or not isinstance(work, _WITH_SIDE_OUTPUTS):
             raise ConfigError(
-                f"side_output({tag.name!r}): only what process() or process_batches() returns has"
-                " side outputs: call it on that, before any other method"
+                f"side_output({tag.name!r}): this stream is not the output of process() or"
+                " process_batches(), which alone have side outputs. Call side_output() on the"
+                " stream that they return, before any other method"
             )
         return Stream(self._graph, Feed(feed.uid, tag.schema, tag.name))
 

@@ -39,7 +39,7 @@ class RestartTracker(Protocol):
         """Take in that an attempt now runs on all slots."""
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
-        """Take in that the attempt failed and return what to do.
+        """Record that the attempt failed; return whether and when to restart.
 
         `mistake` is equal for equal mistakes of the program: the same record failing the same way.
         It is empty for all other failures.

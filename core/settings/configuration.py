@@ -322,8 +322,8 @@ class Configuration:
         except ValueError as error:
             raise ConfigError(f"{error}: {self._describe_set(f'restart.{name}.')}") from None
 
-    def endpoint_unless(self, given: Endpoint | None) -> Endpoint | None:
-        """Return `given`, unless the command line sets an option of the endpoint.
+    def resolve_endpoint(self, given: Endpoint | None) -> Endpoint | None:
+        """Return the endpoint of the command line if it sets one, else `given`.
 
         Raises:
             ConfigError: As `endpoint`.
@@ -340,8 +340,8 @@ class Configuration:
         tls = [values.pop(name, None) for name in ("certificate", "key", "authority")]
         if any(tls) and not all(tls):
             raise ConfigError(
-                "endpoint.certificate, endpoint.key and endpoint.authority go together:"
-                f" {self._describe_set('endpoint.')}"
+                "set all three of endpoint.certificate, endpoint.key and endpoint.authority, or"
+                f" none; set now: {self._describe_set('endpoint.')}"
             )
         try:
             return Endpoint(tls=TlsFiles(*tls) if all(tls) else None, **values)
@@ -518,8 +518,10 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
         elif variable.startswith(_PREFIX) and variable != FILE_VARIABLE:
             near = get_close_matches(variable, _BY_VARIABLE, n=1, cutoff=_NEAR)
             if near or variable.startswith(_SECTIONS):
-                meant = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"environment: {variable} is no setting{meant}")
+                meant = f"did you mean {near[0]}? " if near else ""
+                raise ConfigError(
+                    f"environment variable {variable} is not a setting: {meant}correct or unset it"
+                )
 
 
 def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
@@ -545,7 +547,7 @@ def _in_milliseconds(written: WrittenSetting) -> object:
 def _unknown(name: str) -> str:
     near = get_close_matches(name, _BY_NAME, n=1)
     meant = f"did you mean {near[0]!r}?" if near else "`onceflow config` prints all there are"
-    return f"{name!r} is no setting; {meant}"
+    return f"{name!r} is not a setting; {meant}"
 
 
 def _describe_left_out(name: str, location: str) -> str:

@@ -196,7 +196,7 @@ class Endpoint:
         if self.tls is None and not self.is_loopback:
             raise ConfigError(
                 f"Endpoint: host={self.host!r} is seen by other machines, and the token would go"
-                " there unencrypted: add tls=TlsFiles(…), or leave host away"
+                " there unencrypted: add tls=TlsFiles(…), or omit host"
             )
 
     @property

@@ -152,5 +152,5 @@ def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:
     if not dead_letters and policy is OnBadRow.DEAD_LETTER:
         raise ConfigError("on_bad_row='dead_letter' needs dead_letters=<the sink that takes them>")
     if dead_letters and policy is OnBadRow.DROP:
-        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; leave one away")
+        raise ConfigError("on_bad_row='drop' and dead_letters= exclude each other; omit one")
     return OnBadRow.DEAD_LETTER if dead_letters else policy

@@ -22,7 +22,7 @@ class OptionRules:
     what: str
     """What errors call such an option: "Kafka option"."""
     prefix: str
-    """May stand before any name, and is left away."""
+    """May stand before any name, and is removed."""
     owned: Mapping[str, str]
     """Set by `owner` itself: what to give instead, or why nothing can be given."""
     owner: str

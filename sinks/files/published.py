@@ -151,8 +151,9 @@ class PublishedTable:
         where = fs.location(path)
         if not path.endswith(_PARQUET):
             raise ConfigError(
-                f"{where} is no Parquet: read JSON with spark.read.json(paths), where paths are"
-                " onceflow.sinks.list_committed_files(…).paths() below the directory"
+                f"{where} is not a Parquet file, and this reads Parquet only. For JSON use"
+                " spark.read.json(paths): onceflow.sinks.list_committed_files(url, sink_id).paths()"
+                " lists the files, relative to the directory"
             )
         if isinstance(fs, LocalFileSystem):
             try:

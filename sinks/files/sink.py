@@ -102,7 +102,7 @@ class FileCommitter(Committer):
             in_doubt = self._publication.in_doubt()
         except FAILURES as error:
             raise SinkError(
-                f"sink {self._sink_id}: cannot tell what is in doubt: {error}"
+                f"sink {self._sink_id}: cannot list its transactions in doubt: {error}"
             ) from error
         return tuple(Committable(transaction) for transaction in in_doubt)
 

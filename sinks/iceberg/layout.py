@@ -42,7 +42,10 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
         )
     kind = table.properties.get("write.format.default", "parquet")
     if kind.lower() != "parquet":
-        raise ConfigError(f"{address} wants {kind} files, and the sink writes Parquet")
+        raise ConfigError(
+            f"{address} has write.format.default={kind}, and the sink writes Parquet. Set this"
+            " property of the table to parquet, or write to another table"
+        )
     if address.branch != "main" and table.snapshot_by_name(address.branch) is None:
         raise ConfigError(
             f"{address}: there is no such branch; create it: ALTER TABLE … CREATE BRANCH"

@@ -317,8 +317,8 @@ class KafkaCommitter(Committer):
             )
         except (LaneFailed, KafkaException) as error:
             raise SinkError(
-                f"sink {self._context.sink_id}: what is in doubt at {self._settings.where} cannot"
-                f" be told: {error}"
+                f"sink {self._context.sink_id}: cannot list its transactions in doubt at"
+                f" {self._settings.where}: {error}"
             ) from error
         return frozenset(proven(texts.values(), self._context.log_id))
 

@@ -67,7 +67,7 @@ _HEADERS_WANTED = "a list of structs (key: string, value: binary or string), or 
 
 def _require_raw(settings: KafkaSinkSettings, schema: pa.Schema) -> None:
     if settings.key:
-        raise ConfigError("format='raw' takes the key from the column 'key'; leave key= away")
+        raise ConfigError("format='raw' takes the key from the column 'key'; omit key=")
     _require(schema, VALUE, "format='raw'", holds_bytes, "binary or string")
     if KEY in schema.names:
         _require(schema, KEY, "format='raw'", holds_bytes, "binary or string")

@@ -233,7 +233,7 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
             setting = f"key_format={self.key_format.value!r}"
             if self.format is RecordFormat.RAW:
                 raise ConfigError(
-                    "format='raw' takes the key from the column 'key'; leave key_format= away"
+                    "format='raw' takes the key from the column 'key'; omit key_format="
                 )
             if not self.key:
                 raise ConfigError(f"{setting} needs key=: the columns of the key")

@@ -165,19 +165,19 @@ class PostgresDmlExecutor(DmlExecutor):
         if statement is None:
             return
         fits = fits_of(target)
-        for part in _statement_sized(rows):
+        for part in _split_into_statements(rows):
             own(session).execute_arrays(statement, array_parameters(fits, part))
 
     @override
     def delete(self, session: Session, target: Target, rows: pa.RecordBatch) -> None:
         statement = delete_statement(target, self.key)
         fits = fits_of(target, self.key)
-        for part in _statement_sized(rows.select(list(self.key))):
+        for part in _split_into_statements(rows.select(list(self.key))):
             own(session).execute_arrays(statement, array_parameters(fits, part))
 
 
-def _statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut rows that are so wide that one statement of them would be a burden."""
+def _split_into_statements(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch, so that each INSERT statement stays near `_BYTES_A_STATEMENT`."""
     parts = max(1, -(-rows.nbytes // _BYTES_A_STATEMENT))
     size = max(1, -(-rows.num_rows // parts))
     for start in range(0, rows.num_rows, size):

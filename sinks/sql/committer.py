@@ -145,8 +145,8 @@ class SqlCommitter(Committer):
             transactions = self._list_prepared()
         except SqlError as error:
             text = (
-                f"sink {self._context.sink_id}: what is in doubt at {self._endpoint} cannot be "
-                f"listed: {error}"
+                f"sink {self._context.sink_id}: cannot list its transactions in doubt at"
+                f" {self._endpoint}: {error}"
             )
             if not (isinstance(error, AccessDenied) and self._only_stages()):
                 raise SinkError(text) from error

@@ -208,7 +208,7 @@ class KafkaReader(SourceReader):
         if position.stop is None:
             raise StateIncompatible(
                 f"{position}: the checkpoint is of a stream without an end, and ending_offsets="
-                " was given since. Leave it away, or start a new job"
+                " was given since. Omit it, or start a new job"
             )
         return position.stop
 

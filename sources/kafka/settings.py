@@ -412,7 +412,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
             setting = f"key_format={self.key_format.value!r}"
             if self.format is ValueFormat.RAW:
                 raise ConfigError(
-                    "format='raw' has the record's key as the column key; leave key_format= away"
+                    "format='raw' has the record's key as the column key; omit key_format="
                 )
             if KEY_COLUMN in self.columns.names:
                 raise ConfigError(

@@ -50,11 +50,11 @@ class KafkaSource(SourceOptions, Source):
     def __post_init__(self) -> None:
         value_format = choice_of(ValueFormat, self.format, setting="format")
         if value_format is ValueFormat.RAW and self._columns is not None:
-            raise ConfigError("format='raw' has a schema of its own; leave schema= away")
+            raise ConfigError("format='raw' has a schema of its own; omit schema=")
         if value_format is ValueFormat.RAW and self.include_metadata:
             raise ConfigError(
                 "format='raw' has topic, partition, offset and timestamp already;"
-                " leave include_metadata= away"
+                " omit include_metadata="
             )
         columns = schema_of(self._columns) if self._columns is not None else pa.schema([])
         require_columns(value_format, columns)

@@ -187,7 +187,7 @@ def test_states_without_a_column_are_refused_and_those_that_expire_are_kept_by_k
     states = KeyedBatchStates(job.open(), ["account", "region"], SCHEMA)
     with pytest.raises(ConfigError, match=r"'any'.*give an Arrow type"):
         states.value_state(ValueStateDescriptor("any"))
-    with pytest.raises(ConfigError, match=r"'a,b'.*without =,"):
+    with pytest.raises(ConfigError, match=r"'a,b'.*are reserved"):
         states.value_state(ValueStateDescriptor("a,b", int))
     expiring = ValueStateDescriptor[int]("last", int, ttl=StateTtlConfig("1 h"))
     opened = Opened(job.open(), expiring, BALANCE)

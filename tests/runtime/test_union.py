@@ -197,7 +197,9 @@ def test_side_outputs_that_nobody_takes_are_dropped(cluster: AnyCluster, tmp_pat
 def test_mistakes_with_side_outputs_are_told_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
     pipeline = begin(cluster, tmp_path, restart=False)
     records = pipeline.read(CountingSource(500), uid="records")
-    with pytest.raises(ConfigError, match="only what process.. or process_batches.. returns has"):
+    with pytest.raises(
+        ConfigError, match="not the output of process.. or process_batches.., which"
+    ):
         records.side_output(LARGE)
     with pytest.raises(ConfigError, match="without spaces"):
         OutputTag("too large", "account STRING")

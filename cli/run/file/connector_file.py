@@ -386,11 +386,13 @@ _KEYS_OF = {
 def _check_keys_of(kind: str, keys: StepKeys, where: str) -> None:
     """Raise ConfigError if a key is given that belongs to another kind of step."""
     allowed = _KEYS_OF.get(kind, set[str]())
-    belongs = {name: one for one, names in _KEYS_OF.items() for name in names}
-    for name, owner in belongs.items():
-        value = getattr(keys, name)
-        if value and name not in allowed:
-            raise ConfigError(f"{where}: {name} goes with {owner}, and this step is {kind}")
+    for name in dict.fromkeys(name for names in _KEYS_OF.values() for name in sorted(names)):
+        if getattr(keys, name) and name not in allowed:
+            owners = " or ".join(one for one, names in _KEYS_OF.items() if name in names)
+            raise ConfigError(
+                f"{where}: {name} belongs to a step with {owners}, and this step is {kind}; remove"
+                f" {name}"
+            )
     if "key_by" in allowed and not keys.key_by:
         raise ConfigError(f"{where}: {kind} needs key_by: the columns by which records meet")
 

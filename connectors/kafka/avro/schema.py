@@ -150,10 +150,11 @@ def parse_avro(text: str, references: Sequence[str] = ()) -> AvroType:
 
     Args:
         text: The schema, as JSON.
-        references: Schemas of names that it uses, each behind what it uses itself.
+        references: Schemas that it refers to, in the order of their dependencies: each schema
+            comes after those that it refers to itself.
 
     Raises:
-        ConfigError: It is no Avro schema, or contains itself.
+        ConfigError: It is no Avro schema, or it is recursive.
     """
     parser = _Parser()
     for one in references:

@@ -133,7 +133,10 @@ class _Types:
             name = part.replace("~1", "/").replace("~0", "~")
             node = cast("dict[str, Any]", node).get(name) if isinstance(node, dict) else None
         if not reference.startswith("#") or not isinstance(node, dict):
-            raise ConfigError(f"property {path!r} refers to {reference!r}, which is not in it")
+            raise ConfigError(
+                f"JSON Schema: property {path!r} has $ref {reference!r}, which is not in the same"
+                " schema. Define it there: references to other documents are not supported"
+            )
         return cast("dict[str, Any]", node)
 
 

@@ -61,7 +61,10 @@ class SinkGroup(Sink):
         )
 
     def part_id(self, sink_id: str, name: str) -> str:
-        """Return the sink id of part `name` in the group that has `sink_id`."""
+        """Return the sink id of part `name` in the group that has `sink_id`.
+
+        The first part has the group's own id; the others have their name with a hash.
+        """
         # The first part has the group's own id, so the decisions of a single sink stay where they
         # were.
         if name == next(iter(self.parts)):

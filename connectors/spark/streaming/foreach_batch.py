@@ -92,8 +92,9 @@ def foreach_batch(
     for name, one in sinks.items():
         if one.committed_by is CommittedBy.DRIVER:
             raise ConfigError(
-                f"{type(one).__name__} ({name}) commits whole checkpoints in an order of its own,"
-                " which foreach_batch does not keep: make it a format by connectors.data_source"
+                f"{type(one).__name__} ({name}) commits on the driver, once per checkpoint, and"
+                " foreach_batch cannot do that. Make it a format instead: register"
+                " connectors.data_source(format, function), and write by writeStream.format(format)"
             )
     named = rows if isinstance(sink, Mapping) else _under_one_name(rows)
     if named is None:

@@ -104,7 +104,7 @@ class TriggerCheckpoint:
 class AppendDecision:
     """Append to the decision log, then call `on_logged` or `on_append_failure`; one at a time.
 
-    When nobody knows whether it is in the log, report neither and end the attempt.
+    If the outcome of the append is unknown, call neither and end the attempt.
     """
 
     completed: CompletedCheckpoint

@@ -33,7 +33,7 @@ _LEAVE_S = 10.0
 
 
 class _Turn(Enum):
-    """What the operator tells the function's thread, besides a batch."""
+    """Signals of the operator to the function's thread; input batches are sent as they are."""
 
     GO_ON = "the batch that came out is on its way"
     END = "no more batches before the barrier"
@@ -41,7 +41,7 @@ class _Turn(Enum):
 
 
 class _Asks(Enum):
-    """What the function's thread tells the operator, besides a batch that came out."""
+    """Signals of the function's thread to the operator; output batches are sent as they are."""
 
     FOR_MORE = "the next batch, or the end"
     NOTHING = "the call is over"

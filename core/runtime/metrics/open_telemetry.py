@@ -48,7 +48,7 @@ from onceflow.core.version import VERSION
 
 _NEEDED = (
     "OpenTelemetry is sent by an extra: pip install '/path/to/onceflow[otel]' on the driver, or"
-    " leave otel.endpoint away"
+    " omit otel.endpoint"
 )
 SPANS_WAITING_MAX = 8_192
 """About 10 MB; more are dropped while a collector is slow."""

@@ -332,5 +332,8 @@ _NOT_IN_NAMES = frozenset("=,()[]")
 
 def _column(name: str, kind: pa.DataType) -> AccumulatorColumn:
     if _NOT_IN_NAMES.intersection(name):
-        raise ConfigError(f"state {name!r} of process_batches must have a name without =,()[]")
+        raise ConfigError(
+            f"state name {name!r} has one of the characters = , ( ) [ ], which are reserved in"
+            " states of process_batches; choose another name"
+        )
     return AccumulatorColumn(name, "last", kind)

@@ -239,9 +239,9 @@ class NamespacedMap(MapState[K, V]):
 
 
 class Namespace(Generic[N]):
-    """States of their own for each value that is set here: for each window of a key, say.
+    """Separate states for each value of the namespace: for each window of a key, for example.
 
-    What is set holds until the next `set`, for every key.
+    `set` selects the namespace. The selection stays when the key changes, until the next `set`.
     """
 
     def __init__(self, map_state: MapStates, kind: Any) -> None:

@@ -213,7 +213,7 @@ def serializer_of(spec: Any) -> Serializer[Any]:
     """Return the serializer for a Python type, an Arrow type or a serializer.
 
     Raises:
-        ConfigError: Values of the type have no bytes.
+        ConfigError: There is no serializer for the type.
     """
     if issubclass(type(spec), Serializer):
         given: Serializer[Any] = spec

@@ -208,7 +208,10 @@ def through_the_log(committable: Committable) -> Committable:
     data, _ = encode_record(CheckpointDecided(1, completed.attempt, completed, ""))
     record = decode_record(data, "memory").record
     if not isinstance(record, CheckpointDecided):
-        raise TypeError(f"a decision came back as {type(record)}")
+        raise TypeError(
+            f"the decision log returned a {type(record).__name__}, and not the CheckpointDecided"
+            " that was written to it"
+        )
     return record.completed.operator(UID)[0][1].committables[0]
 
 

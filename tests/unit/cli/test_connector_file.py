@@ -202,7 +202,10 @@ MISTAKES: Mapping[str, tuple[str, str]] = {
     "no aggregate": (changed('"sum(amount)"', '"amount"'), "is no aggregate"),
     "two kinds of step": (changed("running =", 'sql = "SELECT 1"\nrunning ='), "sql and running"),
     "no key": (changed('key_by = "account"', ""), "running needs key_by"),
-    "foreign key": (changed("running =", 'time = "at"\nrunning ='), "time goes with window"),
+    "foreign key": (
+        changed("running =", 'time = "at"\nrunning ='),
+        "time belongs to a step with window",
+    ),
     "reference": (changed('"payments"', '"${TOPIC}"'), "write ${env:TOPIC}"),
     "variable": (changed('"payments"', '"${env:NO_SUCH_TOPIC}"'), "NO_SUCH_TOPIC is not set"),
     "password": (changed("writer@", "writer:${env:SECRET}@"), 'say password = "${env:NAME}"'),

@@ -119,7 +119,7 @@ def test_the_program_is_stronger_than_the_file_and_the_file_than_the_environment
         ('checkpointing.unaligned = "yes"', "is not true or false"),
         ("checkpointing.retained = 1.5", "is not a whole number"),
         ("checkpointing.retained = 0", "retained=0"),
-        ("pipeline = 4", "'pipeline' is no setting"),
+        ("pipeline = 4", "'pipeline' is not a setting"),
         ("= 4", "is not TOML"),
         (
             'checkpointing.interval = "1 s"\nexecution.checkpointing.interval = "2 s"',
@@ -129,7 +129,7 @@ def test_the_program_is_stronger_than_the_file_and_the_file_than_the_environment
             "checkpointing.unaligned = true\ncheckpointing.max_concurrent = 2",
             r"max_concurrent=1: checkpointing.max_concurrent=2 \(file .*flow.toml\)",
         ),
-        ("endpoint.certificate = '/c.pem'", "go together"),
+        ("endpoint.certificate = '/c.pem'", "set all three of"),
         ('state_backend.type = "rocksdb"\nstate_backend.block_cache = "1 kb"', "65536 or more"),
     ],
 )

@@ -270,10 +270,10 @@ def test_settings_of_keys_that_contradict_each_other_are_refused_by_name(
 ) -> None:
     url = registry.url
     for make, given, says in (
-        (source, {"key_format": "raw", "format": "raw", "schema": None}, "column key; leave"),
+        (source, {"key_format": "raw", "format": "raw", "schema": None}, "column key; omit"),
         (source, {"key_format": "avro"}, "key_format='avro' needs schema_registry="),
         (source, {"key_subject": "s"}, "key_subject= goes with key_format="),
-        (source, {"key_format": "raw", "key_subject": "s"}, "no schema; leave key_subject="),
+        (source, {"key_format": "raw", "key_subject": "s"}, "no schema; omit key_subject="),
         (source, {"key_format": "string", "schema": "_key STRING"}, "and the value has one"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -292,7 +292,7 @@ def test_settings_of_keys_that_contradict_each_other_are_refused_by_name(
         ({"key_format": "raw", "key": "id"}, "'id' is int64 and must be binary or text"),
         ({"key_format": "string", "key": "whole"}, "which is no text"),
         ({"key_format": "avro", "key": "id"}, "needs schema_registry="),
-        ({"key_format": "raw", "key": (), "format": "raw"}, "leave key_format= away"),
+        ({"key_format": "raw", "key": (), "format": "raw"}, "omit key_format="),
     )
     for wrong, says in contradictions:
         with pytest.raises(ConfigError, match=says):

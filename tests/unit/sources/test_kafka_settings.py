@@ -99,7 +99,7 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
         ({"format": "orc"}, "choose one of json, raw, avro"),
         ({"format": "csv", "schema": None}, "needs schema="),
         ({"schema": None}, "needs schema="),
-        ({"format": "raw"}, "leave schema= away"),
+        ({"format": "raw"}, "omit schema="),
         ({"format": "raw", "schema": None, "include_metadata": True}, "include_metadata"),
         ({"topic": []}, "at least one topic"),
         ({"topic": ["a", "a"]}, "twice"),
