@@ -127,6 +127,8 @@ def test_source_of_the_sources_page_is_read_once_and_goes_on_where_it_stood(
     names = run([read_from_kafka, of_ones_own])
     source = names["LinesSource"](paths)
 
+    with pytest.raises(names["ConfigError"], match="no such file: /missing"):
+        names["LinesSource"](("/missing",)).validate()
     whole = source.reader(source.splits(), None)
     first = whole.poll(0.0)
     goes_on = source.reader(whole.snapshot(), None)
