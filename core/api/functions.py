@@ -212,31 +212,8 @@ class BatchStates(Protocol):
         ...
 
 
-class KeyedFunction(ABC):
-    """A function of one record and the state of its key.
-
-    Pickled to the slots: build connections and other resources in `open`, not in `__init__`. One
-    instance serves one subtask, on one thread; the records of one key come in the order in which
-    each source split holds them.
-    """
-
-    @abstractmethod
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Return the schema of the records that `process` returns. Runs on the driver."""
-
-    def open(self, state: StateAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of every state. Called once, after restore, before the first record.
-
-        A restored state that is not asked for here is refused by name, and so is one that is asked
-        for later.
-        """
-
-    @abstractmethod
-    def process(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from `record`, or None for none of them.
-
-        Raising ends the attempt; the record is processed again after the restart.
-        """
+class FunctionOfRecords:
+    """What functions of records and timers share. Pickled: make resources in `open`."""
 
     def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
         """Return the record or records that follow now that `timer` has fired, or None.
@@ -253,19 +230,46 @@ class KeyedFunction(ABC):
 
         Called once, with all rows of bounded input decided or by a stop that drains, before the
         last snapshot; not when a job stops otherwise. There is no key here: what is kept by key
-        comes out by timers. What it returns is committed once, whatever
-        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        comes out by timers. What it returns is committed once, whatever is killed: an attempt that
+        fails before is repeated with the state of the last checkpoint.
         """
         return None
 
-    def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
+    def snapshot_state(self, checkpoint: int) -> None:
         """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
 
         As in `ProcessFunction`. There is no key here: keyed states are up to date already.
         """
 
-    def close(self) -> None:  # noqa: B027 - optional hook
+    def close(self) -> None:
         """Release what `open` took. Not called when the process is killed."""
+
+
+class KeyedFunction(FunctionOfRecords, ABC):
+    """A function of one record and the state of its key.
+
+    Pickled to the slots: build connections and other resources in `open`, not in `__init__`. One
+    instance serves one subtask, on one thread; the records of one key come in the order in which
+    each source split holds them.
+    """
+
+    @abstractmethod
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the records that `process` returns. Runs on the driver."""
+
+    def open(self, state: StateAccess) -> None:
+        """Take hold of every state. Called once, after restore, before the first record.
+
+        A restored state that is not asked for here is refused by name, and so is one that is asked
+        for later.
+        """
+
+    @abstractmethod
+    def process(self, record: Record) -> Record | Iterable[Record] | None:
+        """Return the record or records that follow from `record`, or None for none of them.
+
+        Raising ends the attempt; the record is processed again after the restart.
+        """
 
 
 class KeyedBatchFunction(ABC):

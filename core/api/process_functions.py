@@ -8,40 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from onceflow.core.api.functions import OperatorAccess, Record, StateAccess
-from onceflow.core.state import MapState, MapStateDescriptor, Timer
-
-
-class _OfTwoStreams:
-    """What functions of two streams share. Pickled to the slots: make resources in `open`."""
-
-    def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow now that `timer` has fired, or None.
-
-        As in `KeyedFunction`; needed only where timers are registered.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} registers timers and has no on_timer() to take them"
-        )
-
-    def on_end(self) -> Record | Iterable[Record] | None:
-        """Return the last record or records, now that all input of this subtask has ended.
-
-        Called once, with all rows of bounded input decided or by a stop that drains, before the
-        last snapshot; not when a job stops otherwise. There is no key here: what is kept by key
-        comes out by timers. What it returns is committed once, whatever
-        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
-        """
-        return None
-
-    def snapshot_state(self, checkpoint: int) -> None:
-        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
-
-        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
-        """
-
-    def close(self) -> None:
-        """Release what `open` took. Not called when the process is killed."""
+from onceflow.core.api.functions import FunctionOfRecords, OperatorAccess, Record, StateAccess
+from onceflow.core.state import MapState, MapStateDescriptor
 
 
 class FunctionOfKeys:
@@ -60,7 +28,7 @@ class FunctionOfKeys:
         """Release what `open` took. Not called when the process is killed."""
 
 
-class CoProcessFunction(_OfTwoStreams, ABC):
+class CoProcessFunction(FunctionOfRecords, ABC):
     """A function of two streams' records that share the state and the timers of their key.
 
     One instance serves one subtask, on one thread. The records of one key and one split come in
@@ -97,7 +65,7 @@ class BroadcastAccess(StateAccess, Protocol):
         ...
 
 
-class BroadcastProcessFunction(_OfTwoStreams, ABC):
+class BroadcastProcessFunction(FunctionOfRecords, ABC):
     """A function of one stream's records and of a state that another stream's records make.
 
     Each record of the broadcast stream comes to every subtask, each record of the other to one. All
