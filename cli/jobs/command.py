@@ -52,6 +52,9 @@ Storage: TypeAlias = Annotated[
 Timeout: TypeAlias = Annotated[
     float, typer.Option(help="Seconds to wait for it to be done.", min=0.0)
 ]
+AnswerTimeout: TypeAlias = Annotated[
+    float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 TokenFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="File that holds the driver's token, if not where it says.")
@@ -108,9 +111,7 @@ def status(
         bool, typer.Option("--watch", help="Again and again, until the job has ended.")
     ] = False,
     every: Annotated[float, typer.Option(help="Seconds between two, with --watch.", min=0.1)] = 1.0,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
-    ] = 60.0,
+    timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
 ) -> None:
@@ -232,9 +233,7 @@ def get_state(
     state_name: Annotated[
         str | None, typer.Option("--state", help="The state's name, if there are several.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
-    ] = 60.0,
+    timeout: AnswerTimeout = 60.0,
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,

@@ -22,6 +22,7 @@ from onceflow.cli.jobs.command import (
     EXIT_GONE,
     EXIT_REFUSED,
     EXIT_USAGE,
+    AnswerTimeout,
     Authority,
     Name,
     Storage,
@@ -43,9 +44,7 @@ def top(
         bool, typer.Option("--json", help="Print a JSON object a line, instead of a view.")
     ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two views.", min=0.1)] = 1.0,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
-    ] = 60.0,
+    timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
 ) -> None:
