@@ -36,6 +36,7 @@ from onceflow.core.storage.filesystems.filesystem import (
     REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
     Copies,
+    CountedChunks,
     Created,
     CreateOutcome,
     CreatesAtomically,
@@ -139,7 +140,7 @@ class BucketFiles(CreatesAtomically, Copies):
             if ended:
                 self._ask(lambda store: store.put(path, first, use_multipart=False))
                 return len(first)
-            counted = _Counted(chain((first,), pieces))
+            counted = CountedChunks(chain((first,), pieces))
             self.put_parts(path, counted)
             return counted.size_bytes
 
@@ -464,19 +465,6 @@ class _Upload(io.RawIOBase):
 
 class _GivenUp(StorageError):
     """Raised inside an upload that is to end without a trace."""
-
-
-class _Counted:
-    """Passes chunks on and knows their size afterwards."""
-
-    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
-        self._chunks = chunks
-        self.size_bytes = 0
-
-    def __iter__(self) -> Iterator[bytes | memoryview]:
-        for chunk in self._chunks:
-            self.size_bytes += memoryview(chunk).nbytes
-            yield chunk
 
 
 def _first_part(pieces: Iterator[bytes | memoryview], part_bytes: int) -> tuple[bytes, bool]:

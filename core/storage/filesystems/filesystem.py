@@ -241,6 +241,19 @@ class Copies(StreamedFiles):
         """Make `target` hold what `source` holds; return False when `source` is not there."""
 
 
+class CountedChunks:
+    """Passes chunks on and knows their size afterwards."""
+
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self.size_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for chunk in self._chunks:
+            self.size_bytes += memoryview(chunk).nbytes
+            yield chunk
+
+
 def is_visible(path: str) -> bool:
     """Return whether readers of directories see `path`, which is relative to the root."""
     return not any(name.startswith(("_", ".")) for name in path.split("/"))

@@ -29,6 +29,7 @@ from onceflow.core.errors import OnceflowError, StorageError
 from onceflow.core.storage.filesystems.filesystem import (
     REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
+    CountedChunks,
     Created,
     CreateOutcome,
     CreatesAtomically,
@@ -137,11 +138,13 @@ class HdfsFiles(CreatesAtomically, Renames):
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         temporary = _beside(path)
-        counted = _Counted(chunks)
+        counted = CountedChunks(chunks)
+        # An empty chunk would end a body that is sent in chunks.
+        sent = (bytes(chunk) for chunk in counted if memoryview(chunk).nbytes)
         try:
             with self.explain_failure("write", path):
                 self._make_parent(path)
-                self._hdfs.put_once(self._full(temporary), counted)
+                self._hdfs.put_once(self._full(temporary), sent)
                 self._show(temporary, path, counted.size_bytes)
         except BaseException:
             self.delete_quietly(temporary)
@@ -160,7 +163,7 @@ class HdfsFiles(CreatesAtomically, Renames):
                     # The source is gone and the target has our size: the try whose reply was lost
                     # did it.
                     if self.size(path) == size_bytes:
-                        return  # the try whose reply was lost
+                        return
                     raise
                 self._make_parent(path)
                 continue
@@ -347,22 +350,6 @@ class HdfsFiles(CreatesAtomically, Renames):
             raise StorageError(f"cannot {action} {self.location(path)}: {error}") from None
         except OnceflowError:
             raise
-
-
-class _Counted:
-    """Passes chunks on as bytes, none of them empty, and knows their size afterwards."""
-
-    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
-        self._chunks = chunks
-        self.size_bytes = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
-            data = bytes(chunk)
-            self.size_bytes += len(data)
-            # An empty chunk would end a body that is sent in chunks.
-            if data:
-                yield data
 
 
 def _beside(path: str) -> str:
