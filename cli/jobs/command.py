@@ -144,9 +144,7 @@ def checkpoint(
     authority: Authority = None,
 ) -> None:
     """Take a checkpoint of a running job now."""
-    with _exit_status(json_):
-        deadline = time.monotonic() + timeout
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
         done = driver.outcome(driver.post("checkpoint"), deadline - time.monotonic())
         _tell(done, f"checkpoint {done.get('result')} of job {name} is completed", json_)
 
@@ -162,9 +160,7 @@ def savepoint(
     authority: Authority = None,
 ) -> None:
     """Take a savepoint of a running job, which goes on; print its directory."""
-    with _exit_status(json_):
-        deadline = time.monotonic() + timeout
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
         begun = driver.post("savepoint", path=path, native=native)
         done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, str(done.get("result")), json_)
@@ -187,9 +183,7 @@ def stop(
     authority: Authority = None,
 ) -> None:
     """Stop a running job with a last checkpoint: everything that it has read is committed."""
-    with _exit_status(json_):
-        deadline = time.monotonic() + timeout
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
         begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path, native=native)
         done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
@@ -204,9 +198,7 @@ def cancel(
     authority: Authority = None,
 ) -> None:
     """End a running job at once; its next start goes on from the last checkpoint."""
-    with _exit_status(json_):
-        deadline = time.monotonic() + timeout
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
         done = driver.outcome(driver.post("cancel"), deadline - time.monotonic())
         _tell(done, f"job {name} has {done.get('result')}", json_)
 
@@ -280,6 +272,21 @@ def _exit_status(json_: bool) -> Generator[None, None, None]:
         else:
             say(f"onceflow: {error}", style="red")
         raise typer.Exit(exit_status) from error
+
+
+@contextmanager
+def _driver_until(
+    timeout_s: float,
+    name: str,
+    storage: str,
+    token_file: Path | None,
+    authority: Path | None,
+    json_: bool,
+) -> Generator[tuple[Driver, float], None, None]:
+    """Yield the job's driver, and the end of `timeout_s` on the monotonic clock."""
+    with _exit_status(json_):
+        deadline = time.monotonic() + timeout_s
+        yield _driver_within(timeout_s, name, storage, token_file, authority), deadline
 
 
 def _driver_within(
