@@ -78,6 +78,9 @@ _NO_STOP = 2**63 - 1
 _WAIT_S = 0.5
 """How long one look of `poll` lasts, and so how long a `close` on another thread may wait."""
 
+_TIMES_MAX = 10_000
+"""Times of records that nobody has taken: a reader around this one need not ask for them."""
+
 _Partition = tuple[str, int]
 
 
@@ -104,7 +107,7 @@ class KafkaReader(SourceReader):
         self._troubles = LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
-        self._times: list[tuple[int, int]] = []
+        self._times: deque[tuple[int, int]] = deque(maxlen=_TIMES_MAX)
         self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
         self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
@@ -157,7 +160,8 @@ class KafkaReader(SourceReader):
 
     def take_record_times(self) -> Sequence[tuple[int, int]]:
         """Return timestamps of records, of one in 250 where many were fetched at once."""
-        times, self._times = self._times, []
+        times = tuple(self._times)
+        self._times.clear()
         return times
 
     def snapshot(self) -> Sequence[Split]:
