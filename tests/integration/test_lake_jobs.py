@@ -1,29 +1,34 @@
-"""Whole jobs into an Iceberg table whose drivers are killed, stand still, or lose the catalog.
+"""Whole jobs into lake tables whose drivers are killed, stand still, or lose the table.
 
 Tests that name an issue show that what went wrong there, in the sink of Kafka Connect, does not go
-wrong here. All read the table back by DuckDB, and look through all its manifests.
+wrong here. All read the table back by DuckDB, and look through all its data files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import duckdb
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
-from tests.integration.iceberg_driver import catalog_properties
+from tests.integration.lake_driver import catalog_properties
+from typing_extensions import override
 
-_PROGRAM = Path(__file__).with_name("iceberg_driver.py")
+_PROGRAM = Path(__file__).with_name("lake_driver.py")
 _ROOT = _PROGRAM.parents[2]
 _RECORDS = 30_000
 _TIMEOUT_S = 120.0
@@ -31,8 +36,10 @@ _TIMEOUT_S = 120.0
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
 
-class LakeJob:
+class LakeJob(ABC):
     """The drivers of one job, and its table."""
+
+    format: ClassVar[str]
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -42,7 +49,7 @@ class LakeJob:
     def start(self) -> subprocess.Popen[bytes]:
         with (self.directory / f"driver-{len(self._drivers)}.log").open("wb") as log:
             driver = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), str(self.directory), str(_RECORDS)],
+                [sys.executable, str(_PROGRAM), self.format, str(self.directory), str(_RECORDS)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])},
                 stdout=log,
                 stderr=log,
@@ -69,8 +76,8 @@ class LakeJob:
             assert driver is None or driver.poll() is None, self.logs()
             time.sleep(0.02)
 
-    def wait_for_snapshots(self, count: int, driver: subprocess.Popen[bytes]) -> None:
-        """Wait until `count` more snapshots have rows."""
+    def wait_for_commits(self, count: int, driver: subprocess.Popen[bytes]) -> None:
+        """Wait until `count` more versions have rows."""
         goal = len(self.checkpoints()) + count
         self.wait_until(lambda: len(self.checkpoints()) >= goal, driver)
 
@@ -87,6 +94,41 @@ class LakeJob:
     def logs(self) -> str:
         return "\n".join(path.read_text()[-4000:] for path in self.directory.glob("*.log"))
 
+    @abstractmethod
+    def checkpoints(self) -> list[int]:
+        """Return the checkpoint of each version with rows, in their order."""
+
+    @abstractmethod
+    def read(self) -> tuple[pa.Table, list[str]]:
+        """Return the rows that readers see, and the paths of their data files."""
+
+    @abstractmethod
+    def moved_away(self) -> AbstractContextManager[None]:
+        """Have nothing answer for the table in the block."""
+
+    def assert_each_row_once(self) -> None:
+        checkpoints = self.checkpoints()
+        assert checkpoints == sorted(set(checkpoints)), "one version a checkpoint, and they rise"
+        rows, paths = self.read()
+        with closing(duckdb.connect()) as database:
+            database.register("orders", rows)
+            counts: Any = database.sql(
+                "SELECT count(*), count(DISTINCT id), min(id), max(id),"
+                " count(*) FILTER (account <> CAST(id % 100 AS VARCHAR)) FROM orders"
+            ).fetchall()
+        assert counts == [(_RECORDS, _RECORDS, 0, _RECORDS - 1, 0)]
+        assert len(paths) == len(set(paths)), "a data file is in two versions"
+
+    def assert_nothing_is_staged(self) -> None:
+        staged = (self.directory / "checkpoints" / "lake" / "staged").rglob("*.arrow")
+        assert list(staged) == []
+
+
+class IcebergLakeJob(LakeJob):
+    """Snapshots of a table in a SQLite catalog."""
+
+    format = "iceberg"
+
     @contextmanager
     def table(self) -> Generator[Table | None, None, None]:
         with closing(load_catalog("default", **catalog_properties(self.directory))) as catalog:
@@ -95,8 +137,8 @@ class LakeJob:
             except NoSuchTableError:
                 yield None
 
+    @override
     def checkpoints(self) -> list[int]:
-        """Return the checkpoint of each snapshot with rows, in their order."""
         with self.table() as table:
             summaries = [one.summary for one in table.snapshots()] if table else []
         found: list[int] = []
@@ -106,28 +148,59 @@ class LakeJob:
                 found.append(int(summary["onceflow.checkpoint"] or 0))
         return found
 
-    def assert_each_row_once(self) -> None:
-        checkpoints = self.checkpoints()
-        assert checkpoints == sorted(set(checkpoints)), "one snapshot a checkpoint, and they rise"
-        with self.table() as table, closing(duckdb.connect()) as database:
+    @override
+    def read(self) -> tuple[pa.Table, list[str]]:
+        with self.table() as table:
             assert table is not None
-            table.scan().to_duckdb("orders", connection=database)
-            counts: Any = database.sql(
-                "SELECT count(*), count(DISTINCT id), min(id), max(id),"
-                " count(*) FILTER (account <> CAST(id % 100 AS VARCHAR)) FROM orders"
-            ).fetchall()
-            assert counts == [(_RECORDS, _RECORDS, 0, _RECORDS - 1, 0)]
-            paths = [task.file.file_path for task in table.scan().plan_files()]
-        assert len(paths) == len(set(paths)), "a data file is in two snapshots"
+            files = [task.file.file_path for task in table.scan().plan_files()]
+            return table.scan().to_arrow(), files
 
-    def assert_nothing_is_staged(self) -> None:
-        staged = (self.directory / "checkpoints" / "lake" / "staged").rglob("*.arrow")
-        assert list(staged) == []
+    @override
+    @contextmanager
+    def moved_away(self) -> Generator[None, None, None]:
+        catalog, away = self.directory / "catalog.db", self.directory / "away.db"
+        catalog.rename(away)
+        catalog.mkdir()
+        yield
+        catalog.rmdir()
+        away.rename(catalog)
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[LakeJob]:
-    made = LakeJob(tmp_path)
+class DeltaLakeJob(LakeJob):
+    """Versions of a table in a directory."""
+
+    format = "delta"
+
+    @override
+    def checkpoints(self) -> list[int]:
+        infos = [one["commitInfo"] for one in self._actions() if "commitInfo" in one]
+        return [int(one["onceflow.checkpoint"]) for one in infos if one["operation"] == "WRITE"]
+
+    @override
+    def read(self) -> tuple[pa.Table, list[str]]:
+        files = [action["add"]["path"] for action in self._actions() if "add" in action]
+        return cast("Any", DeltaTable(self.directory / "table")).to_pyarrow_table(), files
+
+    @override
+    @contextmanager
+    def moved_away(self) -> Generator[None, None, None]:
+        """Deny the log; data files of writers go on."""
+        log, away = self.directory / "table" / "_delta_log", self.directory / "away"
+        log.rename(away)
+        log.touch()
+        yield
+        log.unlink()
+        away.rename(log)
+
+    def _actions(self) -> list[dict[str, Any]]:
+        """Return what all versions say, in their order."""
+        log = sorted((self.directory / "table" / "_delta_log").glob("*.json"))
+        return [json.loads(line) for one in log for line in one.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(params=[IcebergLakeJob, DeltaLakeJob], ids=["iceberg", "delta"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakeJob]:
+    made: LakeJob = request.param(tmp_path)
     yield made
     made.close()
 
@@ -142,12 +215,12 @@ def job(tmp_path: Path) -> Iterator[LakeJob]:
 def test_driver_killed_around_a_commit_registers_each_file_once(job: LakeJob, moment: str) -> None:
     """iceberg#16282: a commit was made, its coordinator died, and the next one made it again."""
     driver = job.start()
-    job.wait_for_snapshots(3, driver)
+    job.wait_for_commits(3, driver)
     job.order(moment)
     assert driver.wait(_TIMEOUT_S) == -signal.SIGKILL
     committed = job.checkpoints()
     driver = job.start()
-    job.wait_for_snapshots(2, driver)
+    job.wait_for_commits(2, driver)
     assert job.checkpoints()[: len(committed)] == committed
     job.finish(driver)
     job.assert_each_row_once()
@@ -165,13 +238,13 @@ def test_iceberg_17551_16016_zombie_driver_that_wakes_later_changes_nothing(
     next driver looked is left, for the start after that.
     """
     zombie = job.start()
-    job.wait_for_snapshots(3, zombie)
+    job.wait_for_commits(3, zombie)
     job.order(moment)
     job.wait_for_stop(zombie)
     driver = job.start()
-    job.wait_for_snapshots(3, driver)
+    job.wait_for_commits(3, driver)
     zombie.send_signal(signal.SIGCONT)
-    job.wait_for_snapshots(2, driver)
+    job.wait_for_commits(2, driver)
     assert zombie.wait(_TIMEOUT_S) != 0, "the zombie finds that a newer attempt owns the job"
     job.finish(driver)
     job.assert_each_row_once()
@@ -186,17 +259,13 @@ def test_iceberg_17637_13763_two_drivers_that_start_at_once_make_one_job(job: La
     job.assert_each_row_once()
 
 
-def test_a_catalog_that_is_away_for_a_while_loses_and_doubles_nothing(job: LakeJob) -> None:
+def test_a_table_that_is_away_for_a_while_loses_and_doubles_nothing(job: LakeJob) -> None:
     driver = job.start()
-    job.wait_for_snapshots(2, driver)
-    catalog, away = job.directory / "catalog.db", job.directory / "away.db"
-    catalog.rename(away)
-    catalog.mkdir()
+    job.wait_for_commits(2, driver)
     staged = job.directory / "checkpoints" / "lake" / "staged"
-    job.wait_until(lambda: len(list(staged.rglob("*.arrow"))) > 6, driver)
-    catalog.rmdir()
-    away.rename(catalog)
-    job.wait_for_snapshots(2, driver)
+    with job.moved_away():
+        job.wait_until(lambda: len(list(staged.rglob("*.arrow"))) > 6, driver)
+    job.wait_for_commits(2, driver)
     job.finish(driver)
     job.assert_each_row_once()
     job.assert_nothing_is_staged()
@@ -205,7 +274,7 @@ def test_a_catalog_that_is_away_for_a_while_loses_and_doubles_nothing(job: LakeJ
 def test_job_killed_again_and_again_at_random_moments_writes_each_row_once(job: LakeJob) -> None:
     for _ in range(4):
         driver = job.start()
-        job.wait_for_snapshots(1, driver)
+        job.wait_for_commits(1, driver)
         driver.kill()
         driver.wait(30)
     job.finish(job.start())
