@@ -33,6 +33,7 @@ from benchmarks.recovery import RECORDS_MIN, recover
 from benchmarks.report import Report
 from benchmarks.restore import restores
 from benchmarks.revisions import compare_revisions
+from benchmarks.sinks.lake import lake_places
 from benchmarks.sinks.measuring import measure_sinks
 from benchmarks.sinks.places import places
 from benchmarks.sinks.rows import Rows
@@ -60,6 +61,7 @@ class Scenario(str, Enum):
     STORAGE = "storage"
     TLS = "tls"
     SINKS = "sinks"
+    LAKE = "lake"
     LIMITS = "limits"
     CHECKPOINTS = "checkpoints"
     RECOVERY = "recovery"
@@ -69,7 +71,7 @@ class Scenario(str, Enum):
     FLINK_STATE = "flink-state"
 
 
-_ASKED_FOR = (Scenario.STATE, Scenario.FLINK_STATE)
+_ASKED_FOR = (Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE)
 _WITHOUT_STAGE = {*_ASKED_FOR, Scenario.SINKS, Scenario.RESTORE}
 
 
@@ -99,8 +101,8 @@ def bench(
     scenario: Annotated[
         list[Scenario] | None,
         typer.Option(
-            help="Only this; may be repeated. Default: all but state and flink-state, which needs"
-            " Java 17 and Maven."
+            help="Only this; may be repeated. Default: all but lake, which is part of sinks, state,"
+            " and flink-state, which needs Java 17 and Maven."
         ),
     ] = None,
     compare: Annotated[
@@ -186,6 +188,9 @@ def _measure(
             rows = Rows.of(stage.payments)
             report.sinks = measure_sinks(places(stage), rows, report.runs, say)
     with tempfile.TemporaryDirectory(prefix="onceflow-bench-") as name:
+        if Scenario.LAKE in chosen:
+            rows = Rows.of(Payments(min(report.records, _SINK_ROWS_MAX)))
+            report.sinks += measure_sinks(lake_places(Path(name)), rows, report.runs, say)
         if Scenario.UNALIGNED in chosen:
             report.durability.backlog = backlog_checkpoints(Path(name), say=say)
         if Scenario.RESTORE in chosen:

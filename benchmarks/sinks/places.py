@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.sinks.files import FilesPlace
 from benchmarks.sinks.kafka import KafkaPlace
+from benchmarks.sinks.lake import lake_places
 from benchmarks.sinks.mysql import MySQLPlace
 from benchmarks.sinks.place import Place
 from benchmarks.sinks.postgres import PostgresPlace
@@ -18,4 +19,5 @@ def places(stage: Stage) -> list[Place]:
         MySQLPlace(stage, "mariadb"),
         KafkaPlace(stage),
         FilesPlace(stage.directory),
+        *lake_places(stage.directory),
     ]
