@@ -107,6 +107,39 @@ def test_a_sink_of_ones_own_as_a_format_adds_nothing_twice_when_its_driver_is_ki
     assert capsys.readouterr().out.splitlines()[-1] == f"(10, {everything})"
 
 
+_JOB_WITH_A_MODULE = """
+import sys
+from my_sink import OwnSink
+from pyspark.sql import SparkSession
+from onceflow import connectors
+
+spark = SparkSession.builder.getOrCreate()
+connectors.register(spark)
+spark.sparkContext.addPyFile(f"{sys.argv[1]}/my_sink.py")
+make = lambda options: OwnSink(options["path"], options["table"], key="id")
+spark.dataSource.register(connectors.data_source("my-table", make))
+for _ in range(2):
+    (spark.range(9).write.format("my-table").mode("append")
+     .option("path", f"{sys.argv[1]}/own.db").option("table", "a")
+     .option("stagingLocation", f"{sys.argv[1]}/staging")
+     .option("txnAppId", "nightly").option("txnVersion", "1").save())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sink_in_a_module_beside_the_program_is_sent_to_workers_by_the_documented_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "my_sink.py").write_text((ROOT / "examples" / "own_sink.py").read_text())
+    (tmp_path / "job.py").write_text(_JOB_WITH_A_MODULE)
+    log = tmp_path / "log"
+    process = spawned([str(tmp_path / "job.py"), str(tmp_path)], log)
+    assert process.wait(500) == 0, log.read_text()[-2000:]
+    with closing(sqlite3.connect(tmp_path / "own.db")) as database:
+        assert database.execute("SELECT count(*), count(DISTINCT id) FROM a").fetchone() == (9, 9)
+
+
 def spawned(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     with log.open("wb") as output:

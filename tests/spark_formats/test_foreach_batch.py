@@ -271,6 +271,24 @@ def test_a_function_that_writes_by_itself_and_returns_nothing_is_told_what_to_re
         run(rows_of(spark, tmp_path / "in"), function, checkpoint, "append")
 
 
+@pytest.mark.slow
+def test_a_function_that_forgets_a_table_is_told_what_it_returned_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed(spark, tmp_path / "in", 0, 10)
+    file = tmp_path / "a.db"
+    sinks = {name: SQLiteSink(str(file), table=name, create=True) for name in ("a", "b")}
+    function = foreach_batch(
+        sinks, lambda batch, _: {"a": batch}, checkpoint_location=str(tmp_path / "checkpoint")
+    )
+    with pytest.raises(
+        StreamingQueryException,
+        match="returned DataFrames for a, and must return a mapping with a DataFrame for each of a",
+    ):
+        run(rows_of(spark, tmp_path / "in"), function, tmp_path / "checkpoint", "append")
+    assert not file.exists()
+
+
 def test_sinks_without_a_function_that_tells_them_apart_are_refused(tmp_path: Path) -> None:
     sinks = {name: SQLiteSink(f"{tmp_path}/{name}.db", table=name) for name in ("a", "b")}
     with pytest.raises(ConfigError, match="for each of a, b"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -45,6 +45,7 @@ Rows: TypeAlias = "Callable[[DataFrame, int], DataFrame | Mapping[str, DataFrame
 _QUERY_ID = "sql.streaming.queryId"
 _ROWS = "rows"
 _LETTERS = "dead_letters"
+_FUNCTION = "the function that foreach_batch was given"
 
 
 def foreach_batch(
@@ -126,19 +127,29 @@ def _frame(made: object, batch_id: int, where: str) -> DataFrame:
 
     if isinstance(made, DataFrame):
         return made
-    kind = "None" if made is None else f"a {type(made).__name__}"
     raise ConfigError(
-        f"batch {batch_id}: rows= returned {kind}{where}, and must return"
+        f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}{where}, and must return"
         " the DataFrame that is to be written: `return batch.select(…)`, without `.write`. What"
         " the function has written by itself is not under the batch's decision"
     )
+
+
+def _describe(made: object) -> str:
+    """Return what a function made that did not make a DataFrame, in words."""
+    if isinstance(made, Mapping):
+        names = cast("Mapping[object, object]", made)
+        return f"DataFrames for {', '.join(map(str, names)) or 'nothing'}"
+    return "None" if made is None else f"a {type(made).__name__}"
 
 
 def _under_one_name(rows: Rows | None) -> Rows:
     def name_sink(batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = batch if rows is None else rows(batch, batch_id)
         if isinstance(made, Mapping):
-            raise ConfigError("rows= returns a mapping, and foreach_batch has one sink: name it")
+            raise ConfigError(
+                f"{_FUNCTION} returned {_describe(made)}, and foreach_batch has one sink without a"
+                " name: give it a mapping of sinks with these names"
+            )
         return {_ROWS: made}
 
     return name_sink
@@ -194,10 +205,10 @@ class _ForeachBatch:
     def _frames(self, batch: DataFrame, batch_id: int) -> Mapping[str, DataFrame]:
         made = self.rows(batch, batch_id)
         if not isinstance(made, Mapping) or made.keys() != self.sinks.keys():
-            names = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
             raise ConfigError(
-                f"rows= returned {names}, and must return a DataFrame for each of"
-                f" {', '.join(self.sinks)}"
+                f"batch {batch_id}: {_FUNCTION} returned {_describe(made)}, and must return a"
+                f" mapping with a DataFrame for each of {', '.join(self.sinks)}; an empty one adds"
+                " no rows"
             )
         several = len(self.sinks) > 1
         return {
