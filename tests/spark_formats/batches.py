@@ -24,6 +24,9 @@ from onceflow.integration.conformance.batch_driver import BatchDriver
 Driver: TypeAlias = BatchDriver[Iterable[int]]
 """Of rows that are told by their ids."""
 
+KILLED_S = 150.0
+"""A process takes 1 s to be killed on a quiet machine, and took ten times as long with ten
+processes for each core."""
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64()), pa.field("account", pa.string()), pa.field("amount", pa.int64())]
 )
@@ -60,7 +63,7 @@ def killed_at(point: CrashPoint, directory: Path, step: Callable[[], object]) ->
     pickled = directory / "step"
     pickled.write_bytes(cloudpickle.dumps(step))
     attempt = start(_run_step, str(points), [str(pickled)])
-    assert attempt.wait() == -signal.SIGKILL, (point, attempt.errors)
+    assert attempt.wait(KILLED_S) == -signal.SIGKILL, (point, attempt.errors)
 
 
 def _run_step(arguments: Sequence[str]) -> None:

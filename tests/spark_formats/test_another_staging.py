@@ -30,8 +30,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks import FileSink
 
 pytestmark = pytest.mark.timeout(600)
-"""Above all that a test may wait for: a process that is killed (90 s), and five times the records
-of a topic (100 s each). So it fails at the wait that took too long, which says what is missing."""
+"""Above all that a test may wait for: a process that is killed (150 s) and twice the records of a
+topic (100 s each), or these five times. So it fails at the wait that took too long, which says what
+is missing."""
 TRIES = 4
 """More than attempts of the first run, whose number the next tries must not pass."""
 

@@ -47,7 +47,7 @@ RESTART_S = 120.0
 """Longer than any server takes to start on a busy machine."""
 pytestmark = pytest.mark.timeout(600)
 """Above all that a cell may wait for: a server that is started twice (`RESTART_S` each), or two
-processes that are killed (90 s each), and the records of two topics (100 s each). So it fails at
+processes that are killed (150 s each), and the records of two topics (100 s each). So it fails at
 the wait that took too long, which says what is missing."""
 
 
