@@ -109,7 +109,7 @@ class Driver:
         """Return what the driver says at `path`.
 
         Raises:
-            DriverGone: Nobody answers for the job.
+            DriverNotThere: Nobody answers for the job.
             DriverSilent: The driver does not answer, and may live.
             DriverRefused: The driver does not do it.
         """
@@ -126,7 +126,7 @@ class Driver:
         """Wait for the end of `operation`; return how it ended.
 
         Raises:
-            DriverGone: The driver has died meanwhile.
+            DriverNotThere: The driver has died meanwhile.
             TimeoutError: It was pending still after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
@@ -141,6 +141,7 @@ class Driver:
                     f" {timeout_s:.0f} s, and goes on; ask again with --timeout"
                 )
             time.sleep(wait_s)
+            # Most operations end at once; of a long one, two questions a second are enough.
             wait_s = min(0.5, wait_s * 1.5)
 
     def relay(
@@ -158,6 +159,7 @@ class Driver:
     def _ask(self, method: str, path: str, body: Answer | None = None) -> Answer:
         timeout_s = self._place.timeout_s
         data = None if body is None else json.dumps(body).encode()
+        # By the wall clock: the driver compares it with its own, on another machine perhaps.
         deadline_ms = int((time.time() + timeout_s) * 1000)
         reply = self._exchange(method, path, data, deadline_ms, timeout_s)
         try:
@@ -182,6 +184,7 @@ class Driver:
             "Authorization": f"Bearer {self._token}",
         }
         if data is not None:
+            # Only a request that changes something: reading late does no harm.
             headers[DEADLINE_HEADER] = str(deadline_ms)
         try:
             connection.request(method, f"/v1/{path}", data, headers)
@@ -191,6 +194,7 @@ class Driver:
             raise self._explain_silence(error, deadline_ms if data is not None else None) from error
         finally:
             connection.close()
+        # The port may belong to another job's driver by now, or to another program.
         answers = response.getheader(INSTANCE_HEADER, "")
         if response.status == http.client.MISDIRECTED_REQUEST or answers != self.address.instance:
             who = f"driver {answers}" if answers else "a program that is no driver of onceflow"
@@ -218,12 +222,15 @@ class Driver:
         """Say what is known of a driver that has not answered; `deadline_ms` of what it may do."""
         address = self.address
         why = f"{address.url} does not answer ({error or type(error).__name__})"
+        # A process number says something only on its own machine.
         is_here = address.host == socket.gethostname()
         # A process that is being killed closes its connections before it is gone.
         patience_s = 0.0 if isinstance(error, TimeoutError) else _DYING_S
         if is_here and (state := _state_after(patience_s, address.pid, address.since_ms)):
             known = f"its process lives on this machine ({state}), and does not answer"
             advice = f"`kill -CONT {address.pid}` wakes a stopped one"
+        # A refused connection tells that nobody listens; silence tells nothing: the network may be
+        # cut.
         elif not is_here and isinstance(error, TimeoutError) and not address.loopback:
             known = f"whether its process lives cannot be told from {socket.gethostname()}"
             advice = f"look on {address.host}"
@@ -298,6 +305,7 @@ def begin(what: str, work: Callable[[], _T]) -> Future[_T]:
     def run() -> None:
         try:
             ended.set_result(work())
+        # Whatever it is goes to whoever waits: on this thread nobody would see it.
         except BaseException as error:
             ended.set_exception(error)
 
@@ -312,11 +320,15 @@ def process_state(pid: int, since_ms: int) -> str:
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # The second field is the program's name in parentheses, and may hold spaces and
+        # parentheses: the rest begins after the last one. There the state is first, the start time
+        # the twentieth.
         fields = text.rpartition(")")[2].split()
         uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return _state_without_proc(pid)
     began_s = time.time() - uptime_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    # A zombie has ended and only waits for its parent.
     if fields[0] in "ZXx" or began_s > since_ms / 1000 + _CLOCKS_DIFFER_S:
         return ""
     return "stopped" if fields[0] in "Tt" else "running"
@@ -331,9 +343,11 @@ def _state_after(patience_s: float, pid: int, since_ms: int) -> str:
 
 
 def _state_without_proc(pid: int) -> str:
+    # Linux: there is a /proc, and the process is not in it.
     if Path("/proc/self").exists():
         return ""
     try:
+        # Signal 0 is sent to nobody: it only asks whether the process is there.
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""

@@ -77,6 +77,7 @@ def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
         UsageError: The wish cannot be understood, or there is nobody to ask.
         typer.Exit: Something was refused or failed; its status is the worst one's.
     """
+    # Either one or the other: none is nothing to do, both contradict each other.
     if bool(wish.ids) == wish.everything:
         raise UsageError("name transactions, or say --all")
     if wish.everything and wish.force:
@@ -124,6 +125,7 @@ def _sort_out(
         elif wish.force:
             say(f"{one.transaction}: forced, although {reason}")
             allowed.append(one)
+        # Of --all, what the log refuses is left alone without a word: nobody has named it.
         elif not wish.everything:
             refused.append(Result(EXIT_REFUSED, one, "refused", f"refused: {reason}"))
     return allowed, refused
@@ -154,6 +156,7 @@ def _print_results(resolution: Resolution, results: Sequence[Result], json_: boo
         console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
     for result in () if json_ else results:
         console().print(f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True)
+    # The exit statuses rise with what a script must worry about.
     worst = max((result.status for result in results), default=EXIT_DONE)
     if worst:
         raise typer.Exit(worst)
@@ -187,6 +190,7 @@ def parse_transaction(text: str) -> TransactionId:
 def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
+    # A script that nobody watches would wait for an answer for ever.
     if not sys.stdin.isatty():
         raise UsageError("this is no terminal to ask on: add --yes")
     if not typer.confirm(question, err=True):
@@ -313,6 +317,7 @@ def _age(one: InDoubtTransaction) -> str:
     if age_s is None:
         return "?"
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        # A unit is used from two of it on: "90 min" says more than "2 h".
         if age_s >= 2 * seconds:
             return f"{age_s / seconds:.0f} {unit}"
     return f"{age_s:.0f} s"

@@ -197,6 +197,7 @@ class SchemaRegistry:
             **RULES.resolve_secrets(settings.options),
             "url": settings.url,
             "timeout": _ASK_S,
+            # The client's own repetition knows no deadline.
             "max.retries": 0,
         }
         try:
@@ -271,6 +272,7 @@ class SchemaRegistry:
         cast("Any", self._client).close()
 
     def _to_kept_schema(self, schema_id: int, schema: Any, until: float) -> KeptSchema:
+        # Older registries leave the type out for Avro, which was the only one.
         kind = SchemaKind(schema.schema_type or "AVRO")
         references: dict[str, NamedSchema] = {}
         self._follow(schema, references, until)
@@ -307,6 +309,8 @@ class SchemaRegistry:
                 if status in _DENIED:
                     advice = "Check basic.auth.user.info and the user's rights"
                     raise RegistryRefusal(f"{reason}. {advice}", status) from None
+                # 408: the registry's own timeout; 429: too many requests. Other 4xx mean the same
+                # tomorrow.
                 passes = status >= 500 or status in _MAY_PASS
                 if not passes and not (unknown_passes and status == _NOT_FOUND):
                     raise RegistryRefusal(reason, status) from None

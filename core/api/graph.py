@@ -325,6 +325,7 @@ class Graph:
                     f"uid {operator.uid!r} is used twice; each operator needs one of its own"
                 )
             seen.add(operator.uid)
+        # A side output is known by its name alone: two tags of one name would share one channel.
         tags: dict[tuple[str, str | None], pa.Schema] = {}
         for feed in (feed for operator in self.operators for feed in operator.feeds):
             schema = tags.setdefault((feed.uid, feed.tag), feed.schema)
@@ -384,6 +385,8 @@ class Graph:
 
     def chains(self) -> tuple[Chain, ...]:
         """Return the chains, upstream first."""
+        # Operators come with their inputs first, so the chain of whatever feeds one is known by
+        # now. It joins that chain if all its rows come from it, without an exchange.
         home: dict[str, str] = {}
         members: dict[str, list[Operator]] = {}
         for operator in self.operators:
@@ -457,6 +460,8 @@ class Graph:
         timed: set[str] = set()
         for operator in self.operators:
             begins = isinstance(operator.work, ReadFrom) and operator.work.watermarks is not None
+            # One input with event time is enough: a watermark waits for the slowest of the inputs
+            # that have one.
             if begins or any(feed.uid in timed for feed in operator.feeds):
                 timed.add(operator.uid)
         return frozenset(timed)
@@ -540,6 +545,7 @@ class GraphBuilder:
                 " digit"
             )
         operator = Operator(name, work, inputs, schema)
+        # Building the graph checks it, so that the mistake is told at the call that has made it.
         Graph((*self._operators, operator))
         self._operators.append(operator)
         return operator
@@ -563,6 +569,8 @@ def _has_on_end(work: Work) -> bool:
             | ProcessRecords(function=function)
             | ProcessBatches(function=function)
         ):
+            # Whether the user has overridden it: an inherited method is the same object as its
+            # base's.
             known = (
                 KeyedFunction,
                 KeyedBatchFunction,

@@ -165,6 +165,8 @@ class KeptRecords(WindowContent):
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Keep the record."""
+        # False and True are 0 and 1: parts of the left stream are positive, those of the right
+        # negative.
         self._records[part < 0].put((part, count), record)
 
     def result(
@@ -226,6 +228,7 @@ class KeptAccumulators(WindowContent):
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Add the record to the part's accumulator."""
+        # The first record of a part: nothing is kept under its number yet.
         before = self._kept.get(part) if count else self._function.create_accumulator()
         self._kept.put(part, self._function.add(record, before))
 
@@ -234,6 +237,7 @@ class KeptAccumulators(WindowContent):
         first, *others = (self._kept.get(part) for part in parts)
         for other in others:
             first = self._function.merge(first, other)
+        # A key of one column comes as its value, of several as a tuple.
         keys = key if len(self._key) > 1 else (key,)
         made: Record = dict(zip(self._key, keys, strict=True))
         made |= {"window_start": window.start_ms, "window_end": window.end_ms}
@@ -307,6 +311,8 @@ class WindowsOfRecords:
             count = parts.get(part, 0)
             self._content.add(part, count, record)
             parts[part] = count + 1
+            # Within the allowed lateness: the window was emitted before, and is emitted again with
+            # this record. `end - 1` is the last millisecond that belongs to it.
             if end - 1 <= now:
                 self._emit(_key_of(record, one), window, made)
         self._open.set(windows)
@@ -317,6 +323,8 @@ class WindowsOfRecords:
         made: list[Record] = []
         left: list[OpenWindow] = []
         for window in self._open.get() or []:
+            # One timer may be that of several windows: the end of one may be the end of another's
+            # lateness.
             due_ms = window[1] - 1
             if due_ms == timer.at_ms:
                 self._emit(timer.key, window, made)
@@ -324,6 +332,7 @@ class WindowsOfRecords:
                 self._content.forget(window[2])
             else:
                 left.append(window)
+        # None removes the state: a key without open windows takes no room.
         self._open.set(left or None)
         return made
 
@@ -358,10 +367,13 @@ class WindowsOfRecords:
         self, windows: list[OpenWindow], start: int, end: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
         """Return the key's sessions with the one of a record, which may join several."""
+        # Those that only touch are joined too: as in Flink, windows meet when the end of one is the
+        # start of the other.
         joined = [one for one in windows if one[0] <= end and start <= one[1]]
         others = [one for one in windows if one not in joined]
         first = min([start, *(one[0] for one in joined)])
         last = max([end, *(one[1] for one in joined)])
+        # Judged after joining: a late record that extends an open session is not too late.
         if last - 1 + self.lateness_ms <= now:
             return windows, []
         # Only the numbers of parts are merged. Their records stay where they are: nothing is moved.
@@ -393,6 +405,7 @@ class WindowsOfRecords:
 
     def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
         """Forget the timers of a session that has become longer, unless another needs them."""
+        # Timers of one moment are one timer, whichever window has registered it.
         needed = {one[1] - 1 + more for one in others for more in (0, self.lateness_ms)}
         for moment in {end - 1, end - 1 + self.lateness_ms} - needed:
             self._timers.delete_event_time_timer(moment)

@@ -110,6 +110,7 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if check is not None:
         check(values)
     made = pa.array(values, kind)
+    # A number too big for a narrow float becomes infinity without a word.
     if _is_narrow(kind) and _has_infinities(made):
         for value, inside in zip(values, made.to_pylist(), strict=True):
             if inside is not None and inside != float(value) and abs(inside) == float("inf"):
@@ -182,6 +183,7 @@ def _each(check: Callable[[Any], None]) -> Check:
 def _check_integer(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, (bool, np.bool_, np.datetime64, np.timedelta64)):
         raise InexactValue(f"{value!r} is no number; say int(…) if it counts as one")
+    # What Python itself takes for an integer: its own, numpy's, and classes that say so.
     if hasattr(value, "__index__"):
         return
     if not isinstance(value, (Real, Decimal)):
@@ -192,6 +194,7 @@ def _check_integer(value: Any, kind: pa.DataType) -> None:
 
 
 def _check_date(value: Any, kind: pa.DataType) -> None:
+    # By exact class: a datetime is a date, and True an integer, to isinstance.
     if type(value) in (date, int):
         return
     if isinstance(value, datetime):
@@ -236,6 +239,7 @@ def _timestamp_check(kind: pa.DataType) -> Check:
 
 def _check_timestamp(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, datetime):
+        # Only NaT, which pandas has for a missing instant, does not equal itself.
         if ne(value, value):
             raise InexactValue(f"{value!r} is no instant; say None")
         if value.tzinfo is not None and kind.tz is None:
@@ -323,6 +327,7 @@ def _struct_check(kind: pa.DataType) -> Check:
     checks = [(index, field, _values_check(field.type)) for index, field in enumerate(fields)]
 
     def check_values(values: Sequence[Any]) -> None:
+        # pyarrow leaves out keys that are no field, without a word.
         dicts: list[dict[str, Any]] = [value for value in values if isinstance(value, dict)]
         for value in dicts:
             if not names.issuperset(value):
@@ -381,6 +386,7 @@ def _check_range(array: pa.Array) -> None:
     if pa.types.is_temporal(kind) and not pa.types.is_time(kind) and rows_beyond_python(array):
         raise InexactValue(BEYOND_PYTHON)
     if pa.types.is_time(kind):
+        # The stored integers, without a copy: pyarrow checks no range of times.
         words = array.view(pa.int32() if pa.types.is_time32(kind) else pa.int64())
         ends = pc.min_max(words).as_py()
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _DAY[kind.unit]:
@@ -392,6 +398,7 @@ def _check_range(array: pa.Array) -> None:
 
 
 def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # A dictionary's values are checked as plain ones: most casts know no dictionaries.
     column = _decode(column)
     if pa.types.is_nested(column.type):
         # Of a slice pyarrow casts the values of all rows, and refuses those of others.
@@ -463,6 +470,8 @@ def _entries(array: pa.Array, part: str) -> pa.Array:
     """Return all keys or all items of maps."""
     offsets: pa.Array = cast("Any", array).offsets
     first, last = offsets[0].as_py(), offsets[len(offsets) - 1].as_py()
+    # Of a slice these are still the keys or items of the whole array; the offsets say which are its
+    # own.
     whole: pa.Array = getattr(array, part)
     return whole.slice(first, last - first)
 

@@ -124,6 +124,7 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
             f" had the SHA-256 {decision.fingerprint or '(none)'}, now {fingerprint or '(none)'}"
         )
     of_source = [one.batch.number for one in claim.decisions if one.batch.source == batch.source]
+    # Nothing remembered of the source: no number is too low.
     last = max(of_source, default=batch.number)
     if batch.number < last:
         if not fingerprint:
@@ -190,6 +191,8 @@ def check_decision(
 
     `owner` is the newest attempt under this source's claim, None when it has none.
     """
+    # Looked at before the claim: this attempt may have decided, lost the answer, and been overtaken
+    # since.
     if existing is not None and existing.attempt == proposed.attempt:
         return Stands(existing)
     if owner != proposed.attempt:
@@ -216,11 +219,14 @@ def task_checkpoint(attempt: AttemptId, task_attempt: int, task_id: int) -> Chec
             f"task attempt {task_attempt} is not within 0..{TRIES // 10 - 1}: set"
             f" spark.task.maxFailures to {TRIES // 10} at most"
         )
+    # Of the last two digits the first is the try, the second tells stages apart: of 100 names an
+    # attempt has, ten are for each try.
     return CheckpointId(attempt * TRIES + task_attempt * 10 + task_id % 10)
 
 
 def batch_checkpoint(attempt: AttemptId) -> CheckpointId:
     """Return the checkpoint by which a target knows all that `attempt` has decided."""
+    # The highest name that a task of the attempt can have.
     return CheckpointId(attempt * TRIES + TRIES - 1)
 
 

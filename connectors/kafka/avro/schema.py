@@ -192,6 +192,7 @@ class _Parser:
     def _by_name(self, name: str, space: str) -> AvroType:
         if name in _PRIMITIVES:
             return Scalar(name, _PRIMITIVES[name])
+        # A short name is first looked for in the namespace around it, then without one.
         for full in [name] if "." in name else [f"{space}.{name}" if space else name, name]:
             if full in self._open:
                 raise ConfigError(f"the Avro type {full} contains itself, which no column can hold")
@@ -223,6 +224,7 @@ class _Parser:
 
     def _record(self, node: dict[str, Any], space: str) -> Record:
         name, inner = _full_name(node, space)
+        # Open while its own members are read: whoever names it then makes it contain itself.
         self._open.append(name)
         members = tuple(
             Member(
@@ -243,6 +245,7 @@ def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
     name = str(node.get("name", ""))
     if "." in name:
         return name, name.rpartition(".")[0]
+    # An empty namespace is a given one, and means none: it does not inherit from around.
     inner = str(node.get("namespace", space) or "")
     return (f"{inner}.{name}" if inner else name), inner
 
@@ -296,6 +299,8 @@ def _union_type(values: tuple[AvroType, ...]) -> pa.DataType:
         return pa.null()
     if len(values) == 1:
         return arrow_type(values[0])
+    # Arrow's unions are hardly supported elsewhere: a struct with one field a branch, of which one
+    # is set.
     return pa.struct([pa.field(f"member{at}", arrow_type(one)) for at, one in enumerate(values)])
 
 
@@ -371,6 +376,7 @@ def _record_text(fields: Sequence[pa.Field], name: str) -> dict[str, Any]:
     for field in fields:
         check_field_name(field.name, "Avro")
         kind = _nullable_text(field, f"{name}_{field.name}", field.name)
+        # Avro asks that a default be of the union's first branch: so null stands first.
         default = {"default": None} if isinstance(kind, list) else {}
         members.append({"name": field.name, "type": kind, **default})
     return {"type": "record", "name": name, "fields": members}

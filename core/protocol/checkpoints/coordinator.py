@@ -170,6 +170,7 @@ class CheckpointCoordinator:
     def tick(self, now_s: float) -> tuple[Decision, ...]:
         """Abort what is late and trigger what is due."""
         decisions: list[Decision] = []
+        # A copy: a failure takes its checkpoint out of the table.
         for pending in list(self._pending.values()):
             if now_s >= pending.deadline_s and not self._over:
                 decisions += self._fail(pending, self._reason_of_timeout(pending), now_s)
@@ -276,6 +277,7 @@ class CheckpointCoordinator:
                     self._ended_at = _positions(completed, self._sources)
                 return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
             self._appended = self._complete(pending)
+            # Nothing else is decided until its end is known: `_proceed` would refuse to.
             return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))
 
@@ -368,6 +370,7 @@ class CheckpointCoordinator:
         self._confirmed.raise_to(checkpoint, subtask)
         if subtask in self._committers:
             self._undelivered = [n for n in self._undelivered if n > self._find_delivered_through()]
+        # Only the slowest subtask holds files and the end of the job back.
         if self._confirmed.lowest == before:
             return ()
         return (*self._drop(()), *self._proceed(now_s))
@@ -389,6 +392,7 @@ class CheckpointCoordinator:
         """Return what is to be triggered next and when, if anything may be by then."""
         kinds = {p.trigger.kind for p in self._pending.values()}
         ending = any(kind.ends_job or kind.stops_sources for kind in kinds)
+        # A savepoint that is being written keeps no barriers in the stream any more.
         collecting = sum(not p.writing for p in self._pending.values())
         if ending or self._last is not None or collecting >= self._settings.concurrent:
             return None

@@ -147,6 +147,8 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
     """
     by_sequence: dict[int, LogEntry] = {}
     for entry in entries:
+        # Numbers are created if absent, so two of one number cannot come from a storage that keeps
+        # its word.
         if by_sequence.setdefault(entry.record.sequence, entry) is not entry:
             raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
     if not by_sequence:
@@ -155,6 +157,7 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
     view = _before(chain[0].record)
     for entry in chain:
         view = apply(view, entry)
+    # Pruning leaves the last decision, so somebody else has deleted it.
     if not view.decided and chain[0].record.sequence > 1:
         raise CheckpointCorrupt(
             f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
@@ -183,6 +186,7 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
         memory = view.memory.with_sinks(record.sinks)
     else:
         attempt_expected = view.attempt
+        # Checkpoint 0 is the empty start, so -1 is below every one.
         last = decided[-1].completed.checkpoint if decided else -1
         if record.completed.checkpoint <= last or record.completed.attempt != record.attempt:
             raise CheckpointCorrupt(
@@ -270,6 +274,7 @@ def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDe
         previous=view.last_digest,
         memory=_memory_after(view, completed),
     )
+    # By the rules of reading: nothing is written that a reader would refuse.
     apply(view, LogEntry(record, digest="not yet known"))
     return record
 

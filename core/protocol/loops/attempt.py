@@ -215,6 +215,7 @@ class AttemptLoop:
 
     def wait_s(self, now_s: float) -> float:
         """Return for how long nothing is due if no fact comes."""
+        # Half an interval, so that a beat is late by no more than that.
         wait_s = self._settings.heartbeat_interval_s / 2
         phase = self._phase
         match phase:
@@ -366,6 +367,8 @@ class AttemptLoop:
                 self._decide(Announce(message))
                 error = slot_error(message)
                 if isinstance(error, SlotLost):
+                    # A slot that lost a channel often reports before the slot at the other end is
+                    # known to be gone. The user is to read of the latter: it is the cause.
                     self._phase = _Investigating(message, error, now_s + INVESTIGATION_S)
                 else:
                     self._end(error)
@@ -417,6 +420,8 @@ class AttemptLoop:
                 self._decide(Announce(end))
                 self._pass_on(phase.coordinator.on_logged(checkpoint, now_s), now_s)
             case StorageError() as error:
+                # Certain not to be in the log: the checkpoint fails, and the attempt goes on unless
+                # too many have.
                 failed = phase.coordinator.on_append_failure(checkpoint, str(error), now_s)
                 self._pass_on(failed, now_s)
             case error:
@@ -445,6 +450,8 @@ class AttemptLoop:
             if not isinstance(phase, _Coordinating) or phase.waits_for is not None:
                 return
             fact = self._deferred[0]
+            # It stays in the queue until the savepoint's directory is there: if the attempt ends
+            # before, `unanswered` still has it for the next one.
             if isinstance(fact, SavepointRequest):
                 phase.waits_for = fact
                 self._decide(fact)
@@ -522,6 +529,8 @@ class AttemptLoop:
 
     def _beat(self, now_s: float) -> None:
         if now_s - self._beat_at_s >= self._settings.heartbeat_interval_s:
+            # From now, not from when it was due: after a long pause there is one beat, not one for
+            # each missed.
             self._beat_at_s = now_s
             self._decide(SendHeartbeats())
 
@@ -564,6 +573,7 @@ class AttemptLoop:
     def _coordinate(self, phase: _Coordinating, now_s: float) -> None:
         if phase.waits_for is None:
             self._pass_on(phase.coordinator.tick(now_s), now_s)
+        # The coordinator may have ended the attempt or the job just now.
         if self._phase is phase:
             coordinator = phase.coordinator
             self._decide(AskBeside(coordinator.completed[-1], coordinator.overdue(now_s)))
@@ -617,6 +627,8 @@ class AttemptLoop:
             case Heartbeat():
                 self._decide(Announce(message))
             case Acked():
+                # Its files were written, and belong to no checkpoint: the coordinator has them
+                # deleted.
                 self._inform(phase.coordinator, message, now_s)
             case Hello() | Running() | Declined() | CommittedThrough() | SourceExhausted():
                 pass  # the job is done without it
@@ -636,6 +648,7 @@ class AttemptLoop:
 
     def _leave(self, *, is_finished: bool, now_s: float) -> None:
         assert self._coordinator is not None
+        # A slot that hangs does not keep a finished job from ending.
         deadline_s = now_s + self._settings.cancel_timeout_s
         self._phase = _Leaving(self._coordinator, is_finished, deadline_s)
         self._decide(Shutdown(f"job {self._settings.job} is done"))
@@ -649,6 +662,8 @@ class AttemptLoop:
         self._phase = _Over()
 
     def _decide(self, decision: AttemptDecision) -> None:
+        # After the end nothing is decided: whatever a caller does next in the same step has no
+        # effect.
         if not isinstance(self._phase, _Over):
             self._decisions.append(decision)
 

@@ -282,6 +282,8 @@ class SlotLoop:
         match phase:
             case _Waiting() | _Restoring() | _Running():
                 if now_s >= self._beat_at_s:
+                    # From now, so that a slot that was stopped for a while sends one beat, not a
+                    # burst.
                     self._beat_at_s = now_s + self._interval_s
                     self._beat(now_s - heard_at_s)
             case _Closing():
@@ -340,10 +342,13 @@ class SlotLoop:
             self._phase = _Running()
             self._decide(StartSubtasks())
         else:
+            # Back to waiting, not over: the driver answers the failure with a shutdown.
             self._phase, self._leaves_parts = _Waiting(), end.leaves_parts
             self._fail(end.error)
 
     def _beat(self, silent_s: float) -> None:
+        # A driver that is silent has given this slot up, or will: another attempt may run already,
+        # so the process must go before it writes more.
         if silent_s > self._timeout_s:
             self._exit(f"nothing heard from the driver for {silent_s:.0f} s")
         else:
@@ -413,6 +418,8 @@ class SlotLoop:
         self._close_parts(phase)
 
     def _end(self, phase: _Closing, *, in_time: bool) -> None:
+        # Said before exiting, so that the driver does not take a slot that hangs for one that was
+        # killed.
         self._decide(SayClosed(phase.deadline_s))
         if not in_time or phase.is_restoring:
             self._exit(f"{phase.reason}; not all has ended within {CLOSE_TIMEOUT_S} s")

@@ -91,6 +91,7 @@ class SlotRoster:
                     f"slot {slot} (process {member.hello.pid}) has been silent for"
                     f" {silent_s:.0f} s; heartbeat_timeout_s={timeout_s}"
                 )
+            # A process may send heartbeats from one thread while the one that reads hangs.
             unsent_s = waiting_s.get(slot, 0.0)
             if unsent_s > timeout_s:
                 return SlotLost(
