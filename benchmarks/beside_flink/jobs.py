@@ -112,10 +112,9 @@ def _worked(pipeline: Pipeline, work: str, directory: str) -> Stream:
         )
     if work == "function-batches":
         return keyed.process_batches(BatchBalance(), uid="work")
-    if work in ("function", "timers"):
-        return keyed.process(
-            KeyedBalance() if work == "function" else BalanceWithTimers(), uid="work"
-        )
+    if work in ("function", "function-compiled", "timers"):
+        function = BalanceWithTimers() if work == "timers" else KeyedBalance()
+        return keyed.process(function, uid="work", compiled=work == "function-compiled")
     ttl = {"balance": None, "balance-ttl": StateTtlConfig("1 h")}[work]
     return keyed.running(uid="work", balance=sum_("amount"), n=count(), ttl=ttl)
 

@@ -36,6 +36,7 @@ WORKS = (
     Work("windows", "windowed sums"),
     Work("function", "balance by a function a record"),
     Work("function-batches", "the same by a function of batches", flinks_name="function"),
+    Work("function-compiled", "that of a record, compiled", flinks_name="function"),
     Work("timers", "that of a record, 1,000,000 timers pending", prologue_rows=TIMERS),
     Work("join", "interval join"),
     Work("million-keys", "1,000,000 keys of 100 bytes", prologue_rows=KEYS, is_paced=True),

@@ -41,6 +41,7 @@ from onceflow.core.api.process_functions import (
 )
 from onceflow.core.api.stream_sql import StreamSql
 from onceflow.core.api.windows import WindowAssigner
+from onceflow.core.compiled.program import CompiledFunction
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import SubtaskRef, sink_id_of
 from onceflow.core.spi import OnBadRow, Sink, Source
@@ -122,6 +123,8 @@ class ProcessKeyed:
 
     key: tuple[str, ...]
     function: KeyedFunction
+    compiled: CompiledFunction | None = None
+    """The function in the form in which slots compile it; None: it runs as Python."""
 
 
 @dataclass(frozen=True, slots=True)

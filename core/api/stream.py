@@ -67,6 +67,7 @@ from onceflow.core.api.stream_sql import StreamSql
 from onceflow.core.api.windowed_stream import WindowedStream, lateness_ms_of, window_input
 from onceflow.core.api.windows import WindowAssigner
 from onceflow.core.arrow.schema_text import SchemaLike, columns_difference, schema_of
+from onceflow.core.compiled import load_kernel, translate_function
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow, Sink
 from onceflow.core.spi.bad_rows import bad_row_policy
@@ -348,14 +349,23 @@ class KeyedStream:
         """The schema of the records."""
         return self._feeds[0].schema
 
-    def process(self, function: KeyedFunction, *, uid: str) -> Stream:
+    def process(self, function: KeyedFunction, *, uid: str, compiled: bool = False) -> Stream:
         """Apply `function` to each record with the state of its key.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints: keep it, and the state is found again. With `compiled`
+        it runs as machine code, which needs the extra `compiled`, gives the same results, and keeps
+        its state as functions of batches do.
+
+        Raises:
+            ConfigError: It cannot be compiled; names the line and the reason.
         """
         require_function_object(function, KeyedFunction, "key_by(…).process")
-        work = ProcessKeyed(self._key, function)
-        return self._then(work, uid, function.output_schema(self.schema))
+        schema = function.output_schema(self.schema)
+        program = translate_function(function, self.schema, schema) if compiled else None
+        if program is not None:
+            # What numba does not take is known now, and slots here find it on disk.
+            load_kernel(program)
+        return self._then(ProcessKeyed(self._key, function, program), uid, schema)
 
     @overload
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams[Stream]: ...

@@ -20,6 +20,7 @@ EXTRA_OF_PACKAGE: Mapping[str, str] = MappingProxyType(
         "datafusion": "sql",
         "deltalake": "delta",
         "fastavro": "schema-registry",
+        "numba": "compiled",
         "pgpq": "postgres",
         "prometheus_client": "metrics",
         "psycopg": "postgres",

@@ -213,7 +213,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
         keys = keys_of_records(self.uid, records, key)
         # All keys of the batch at once, which RocksDB reads faster than one after the other.
         self.store.prefetch(keys)
-        step = partial(_apply_keyed, self.store.set_current_key, process, self._results, iter(keys))
+        step = partial(apply_keyed, self.store.set_current_key, process, self._results, iter(keys))
         self.emit(self._results.batch_of_pieces(call_user_on_records(self.uid, step, records)))
         self._side_outputs.flush()
         if self._cleaned_a_record:
@@ -509,13 +509,14 @@ def _broadcast_rows(
         states.may_change(False)
 
 
-def _apply_keyed(
+def apply_keyed(
     set_key: Callable[[Any], None],
     process: Callable[[Record], Any],
     results: ResultRows,
     keys: Iterator[Any],
     records: Iterator[Record],
 ) -> None:
+    """Take what `process` makes of each record, with the key of each set before."""
     take, take_record = results.take, results.take_record
     # Records first, for they are a part of the batch: at their end no key must be taken.
     for record, key in zip(records, keys, strict=False):

@@ -33,6 +33,7 @@ from onceflow.core.api.graph import (
     WriteTo,
 )
 from onceflow.core.api.windows import EventTimeSessionWindows
+from onceflow.core.compiled import CompiledFunction
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SlotLost, StateIncompatible
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
@@ -50,6 +51,7 @@ from onceflow.core.runtime.dataflow.channels import (
     decode_batches,
     join_batches,
 )
+from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.function_operators import (
     BroadcastProcessor,
     CoProcessor,
@@ -288,7 +290,7 @@ class ChainBuilder:
             case (
                 ProcessKeyed() | ProcessConnected() | ProcessBroadcast() | ProcessRecords()
             ) as work:
-                return self._function_operator(work, uid, operator.schema)
+                return self._function_operator(work, operator)
             case (
                 ProcessBatches() | JoinConnected() | RunAggregates() | AggregateWindows()
             ) as work:
@@ -361,11 +363,14 @@ class ChainBuilder:
     def _function_operator(
         self,
         work: ProcessKeyed | ProcessConnected | ProcessBroadcast | ProcessRecords,
-        uid: str,
-        schema: pa.Schema,
+        operator: Operator,
     ) -> RunningOperator:
+        uid, schema = operator.uid, operator.schema
         states = self._operator_state(uid)
         match work:
+            case ProcessKeyed(compiled=CompiledFunction()):
+                store = self._store(uid)
+                return CompiledProcessor(uid, work, store, states, operator.input_schema, schema)
             case ProcessKeyed():
                 event_time = self._event_time(uid)
                 return KeyedProcessor(uid, work, self._store(uid), states, schema, event_time)

@@ -1,0 +1,173 @@
+"""What compiled functions compute with: Python's results in 64 bits, or an ArithmeticError.
+
+The text of this module is the head of every kernel, where numba compiles it; here it is Python like
+any other. An ArithmeticError says that Python's result may be another one, or an error. The batch
+is then computed by Python, so a wrapped integer is never a result.
+"""
+
+from __future__ import annotations
+
+import math
+
+INT_MIN = -(2**63)
+EXACT_MAX = 2**53
+"""Up to this every integer is a float exactly."""
+HALF_MAX = 2**31
+"""Two factors below this have a product of 64 bits."""
+
+
+def add_integers(a: int, b: int) -> int:
+    """Return a + b."""
+    total = a + b
+    # A sum has wrapped if both operands have the sign that it has not.
+    if ((a ^ total) & (b ^ total)) < 0:
+        raise ArithmeticError
+    return total
+
+
+def subtract_integers(a: int, b: int) -> int:
+    """Return a - b."""
+    difference = a - b
+    if ((a ^ b) & (a ^ difference)) < 0:
+        raise ArithmeticError
+    return difference
+
+
+def multiply_integers(a: int, b: int) -> int:
+    """Return a * b."""
+    product = a * b
+    if -HALF_MAX < a < HALF_MAX and -HALF_MAX < b < HALF_MAX:
+        return product
+    # The quotient of INT_MIN and -1 is none of 64 bits: the processor would stop.
+    if (a == -1 and b == INT_MIN) or (b == -1 and a == INT_MIN):
+        raise ArithmeticError
+    if b != 0 and product // b != a:
+        raise ArithmeticError
+    return product
+
+
+def floor_divide_integers(a: int, b: int) -> int:
+    """Return a // b."""
+    if b == 0 or (b == -1 and a == INT_MIN):
+        raise ArithmeticError
+    return a // b
+
+
+def modulo_integers(a: int, b: int) -> int:
+    """Return a % b."""
+    if b == 0:
+        raise ArithmeticError
+    if b == -1:
+        return 0
+    return a % b
+
+
+def divide_integers(a: int, b: int) -> float:
+    """Return a / b, which Python rounds once and floats beyond `EXACT_MAX` would round twice."""
+    if b == 0 or not (-EXACT_MAX <= a <= EXACT_MAX and -EXACT_MAX <= b <= EXACT_MAX):
+        raise ArithmeticError
+    return float(a) / float(b)
+
+
+def negate_integer(a: int) -> int:
+    """Return -a."""
+    if a == INT_MIN:
+        raise ArithmeticError
+    return -a
+
+
+def absolute_integer(a: int) -> int:
+    """Return abs(a)."""
+    if a == INT_MIN:
+        raise ArithmeticError
+    return -a if a < 0 else a
+
+
+def exact_float(a: int) -> float:
+    """Return `a` as a float to be compared with others: Python compares without rounding."""
+    if not -EXACT_MAX <= a <= EXACT_MAX:
+        raise ArithmeticError
+    return float(a)
+
+
+def divide_floats(a: float, b: float) -> float:
+    """Return a / b."""
+    if b == 0.0:
+        raise ArithmeticError
+    return a / b
+
+
+def floor_divide_floats(a: float, b: float) -> float:
+    """Return a // b of finite values."""
+    if b == 0.0 or not (math.isfinite(a) and math.isfinite(b)):
+        raise ArithmeticError
+    return a // b
+
+
+def modulo_floats(a: float, b: float) -> float:
+    """Return a % b of finite values."""
+    if b == 0.0 or not (math.isfinite(a) and math.isfinite(b)):
+        raise ArithmeticError
+    return a % b
+
+
+def truncate_float(a: float) -> int:
+    """Return int(a)."""
+    # Both bounds are floats exactly; a NaN is within none.
+    if not -9223372036854775808.0 <= a < 9223372036854775808.0:
+        raise ArithmeticError
+    return int(a)
+
+
+def square_root(a: float) -> float:
+    """Return math.sqrt(a)."""
+    if a < 0.0:
+        raise ArithmeticError
+    return math.sqrt(a)
+
+
+def floor_float(a: float) -> int:
+    """Return math.floor(a)."""
+    if not -9223372036854775808.0 <= a < 9223372036854775808.0:
+        raise ArithmeticError
+    return int(math.floor(a))  # noqa: RUF046 - of numba it is a float
+
+
+def ceil_float(a: float) -> int:
+    """Return math.ceil(a)."""
+    if not -9223372036854775808.0 <= a < 9223372036854775808.0:
+        raise ArithmeticError
+    return int(math.ceil(a))  # noqa: RUF046 - of numba it is a float
+
+
+def least(a: float, b: float) -> float:
+    """Return min(a, b): the first of two that are equal or cannot be compared."""
+    return b if b < a else a  # noqa: FURB136 - numba's min has another NaN
+
+
+def greatest(a: float, b: float) -> float:
+    """Return max(a, b): the first of two that are equal or cannot be compared."""
+    return b if b > a else a  # noqa: FURB136 - numba's max has another NaN
+
+
+HELPERS = (
+    add_integers,
+    subtract_integers,
+    multiply_integers,
+    floor_divide_integers,
+    modulo_integers,
+    divide_integers,
+    negate_integer,
+    absolute_integer,
+    exact_float,
+    divide_floats,
+    floor_divide_floats,
+    modulo_floats,
+    truncate_float,
+    square_root,
+    floor_float,
+    ceil_float,
+    least,
+    greatest,
+)
+"""All that a kernel may call."""

@@ -1,0 +1,371 @@
+"""Compiled functions as they run: a kernel over the rows of a batch, and Python where it gives up.
+
+The states of a batch's keys are read once and written once, as a function of batches has them. The
+kernel changes copies of them. So a batch in which it meets what it cannot compute, such as an
+integer beyond 64 bits, is computed again by the same function in Python, from the same states, and
+an error is Python's own, with its record.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.api.graph import ProcessKeyed
+from onceflow.core.arrow.instants import rows_beyond_python
+from onceflow.core.compiled import StateColumn, load_kernel
+from onceflow.core.compiled.program import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    Kind,
+    dtype_of,
+    kind_of_value,
+)
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import SnapshottedOperator, apply_keyed
+from onceflow.core.runtime.dataflow.user_functions import (
+    BatchRecords,
+    call_user,
+    call_user_on_records,
+    user_error,
+)
+from onceflow.core.state import (
+    BatchValueState,
+    KeyedBatchStates,
+    KeyedStateStore,
+    ValueState,
+    ValueStateDescriptor,
+)
+from onceflow.core.state.operator_state import OperatorStateStore
+
+Array: TypeAlias = npt.NDArray[Any]
+
+UNCOMPILED_BATCHES = "uncompiled_batches"
+"""The function's counter of batches that ran as Python."""
+
+_ARROW_TYPES = {INTEGER: pa.int64(), FLOAT: pa.float64(), BOOLEAN: pa.bool_()}
+
+_log = logging.getLogger("onceflow.compiled")
+
+
+class CompiledProcessor(SnapshottedOperator):
+    """Applies a keyed function by its kernel."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: ProcessKeyed,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+    ) -> None:
+        super().__init__(uid, work.function, store, states, schema)
+        assert work.compiled is not None
+        self._program = work.compiled
+        self._kernel = load_kernel(work.compiled)
+        self._process = work.function.process
+        self._on_end = work.function.on_end
+        self._of_keys = KeyedBatchStates(store, work.key, input_schema)
+        self._keys = BatchKeys(self._of_keys)
+        call_user(uid, work.function.open, self._keys)
+        self._of_keys.finish_open()
+        self._states_by_column = [self._keys.state(column) for column in self._program.states]
+        self._constants = [self._constant(*constant) for constant in self._program.constants]
+        self._uncompiled = self.function_metrics.counter(UNCOMPILED_BATCHES)
+        self._has_warned = False
+        self.dropped = store.finish_open() + states.finish_open()
+
+    def process(self, batch: Batch) -> None:
+        """Emit what the function makes of each record, in the order of the records."""
+        rows = batch.rows
+        if not rows.num_rows:
+            return
+        try:
+            keyed = self._of_keys.begin(rows, batch.hashes)
+        except BadStateValue as error:
+            raise user_error(self.uid, error) from error
+        numbers = keyed.in_row_order(keyed.spread(np.arange(keyed.key_count)))
+        self._keys.load()
+        try:
+            made = self._run_kernel(rows, numbers)
+        except (ArithmeticError, pa.ArrowInvalid) as error:
+            made = self._run_python(rows, numbers, error)
+        self._keys.store()
+        self._of_keys.end()
+        self.emit(made)
+
+    def end_input(self) -> None:
+        """Emit the function's last records."""
+        call_user(self.uid, lambda: self._results.take(self._on_end()))
+        self.emit(self._results.batch())
+
+    def _run_kernel(self, rows: pa.RecordBatch, numbers: Array) -> pa.RecordBatch:
+        """Return the results by the kernel.
+
+        Raises:
+            ArithmeticError, ArrowInvalid: It cannot say what Python makes of these rows.
+        """
+        program = self._program
+        columns = [_to_kernel(rows.column(name), kind) for name, kind in program.columns]
+        room = rows.num_rows * program.results_max
+        result_rows = np.empty(room, np.int64)
+        computed = [
+            None if one.passed_on is not None else np.empty(room, dtype_of(one.kind))
+            for one in program.outputs
+        ]
+        copies = [state.copies() for state in self._states_by_column]
+        count = self._kernel(
+            rows.num_rows,
+            numbers,
+            *columns,
+            *self._constants,
+            *(array for arrays in copies for array in arrays),
+            result_rows,
+            *(values for values in computed if values is not None),
+        )
+        made = self._make_batch(rows, result_rows[:count], computed)
+        for state, (values, has_value) in zip(self._states_by_column, copies, strict=True):
+            state.take(values, has_value)
+        return made
+
+    def _make_batch(
+        self, rows: pa.RecordBatch, result_rows: Array, computed: list[Array | None]
+    ) -> pa.RecordBatch:
+        count = len(result_rows)
+        each_once = count == rows.num_rows and np.array_equal(result_rows, np.arange(count))
+        taken = None if each_once else pa.array(result_rows)
+        arrays: list[pa.Array] = []
+        for column, values, field in zip(
+            self._program.outputs, computed, self._results.schema, strict=True
+        ):
+            if values is not None:
+                arrays.append(_from_kernel(values[:count], field.type))
+            else:
+                passed_on = rows.column(cast("str", column.passed_on))
+                arrays.append(passed_on if taken is None else passed_on.take(taken))
+        return pa.record_batch(arrays, schema=self._results.schema)
+
+    def _run_python(
+        self, rows: pa.RecordBatch, numbers: Array, reason: Exception
+    ) -> pa.RecordBatch:
+        """Return the results by Python.
+
+        Raises:
+            UserFunctionError: The function has raised, or a state does not hold a value.
+        """
+        self._uncompiled.add()
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "operator %r runs a batch as Python, for its kernel does not know the result: %s;"
+                " the metric %s counts such batches",
+                self.uid,
+                str(reason) or "integers leave 64 bits, or the function raises",
+                UNCOMPILED_BATCHES,
+            )
+        self._keys.begin_python()
+        step = partial(
+            apply_keyed,
+            self._keys.set_current,
+            self._process,
+            self._results,
+            iter(numbers.tolist()),
+        )
+        pieces = call_user_on_records(self.uid, step, BatchRecords(rows))
+        made = self._results.batch_of_pieces(pieces)
+        self._keys.end_python()
+        return made
+
+    def _constant(self, name: str, kind: Kind) -> Any:
+        """Return the value of an attribute, or of a state's default, as the kernel has it."""
+        if name.startswith("="):
+            (state,) = (one for one in self._program.states if one.attribute == name[1:])
+            return self._keys.state(state).default
+        value = getattr(self._function, name)
+        if kind_of_value(value) != kind:
+            raise ConfigError(
+                f"operator {self.uid!r}: attribute {name} is {value!r} in a slot, and was compiled"
+                f" as {kind}: give it the same type in open() everywhere"
+            )
+        return value
+
+
+class BatchKeys:
+    """The states that a compiled function asks for, of all keys of the batch at hand."""
+
+    def __init__(self, of_keys: KeyedBatchStates) -> None:
+        self._of_keys = of_keys
+        self._states: dict[str, ColumnState] = {}
+        self.current = -1
+        """The key of the record that Python has; -1: none."""
+
+    def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ColumnState:
+        """Return the state of one value a key."""
+        if descriptor.name not in self._states:
+            # Without the default, so that what has no value stays without one.
+            bare = ValueStateDescriptor[Any](descriptor.name, descriptor.type)
+            kept = self._of_keys.value_state(bare)
+            self._states[descriptor.name] = ColumnState(self, kept, descriptor)
+        return self._states[descriptor.name]
+
+    def state(self, column: StateColumn) -> ColumnState:
+        """Return the state that a column of the program is.
+
+        Raises:
+            ConfigError: `open` has not asked for it here.
+        """
+        state = self._states.get(column.descriptor.name)
+        if state is None or state.descriptor != column.descriptor:
+            raise ConfigError(
+                f"open() has asked for {column.descriptor} where the pipeline was built, and has"
+                " not in a slot: ask for the same states everywhere"
+            )
+        return state
+
+    def load(self) -> None:
+        """Read the values of the batch's keys."""
+        for state in self._states.values():
+            state.load()
+
+    def store(self) -> None:
+        """Write the values of the batch's keys."""
+        for state in self._states.values():
+            state.store()
+
+    def set_current(self, number: int) -> None:
+        """Make the key of this number the one that states read and write."""
+        self.current = number
+
+    def begin_python(self) -> None:
+        """Have the states serve one key after the other."""
+        for state in self._states.values():
+            state.begin_python()
+
+    def end_python(self) -> None:
+        """Take what the states hold as columns."""
+        self.current = -1
+        for state in self._states.values():
+            state.end_python()
+
+
+class ColumnState(ValueState[Any]):
+    """One value of each key of the batch at hand: an array for the kernel, a list for Python."""
+
+    def __init__(
+        self, keys: BatchKeys, kept: BatchValueState, descriptor: ValueStateDescriptor[Any]
+    ) -> None:
+        self._keys = keys
+        self._kept = kept
+        self.descriptor = descriptor
+        self._python_type: type[Any] = type(cast("Any", descriptor.default))
+        declared = descriptor.type
+        self._type = declared if isinstance(declared, pa.DataType) else _type_of(declared)
+        default = pa.array([descriptor.default], self._type)
+        is_time = pa.types.is_timestamp(self._type)
+        self.default: Any = (default.view(pa.int64()) if is_time else default)[0].as_py()
+        """The default as the kernel has it."""
+        self._column: pa.Array = pa.array([], self._type)
+        self._values: list[Any] = []
+
+    def load(self) -> None:
+        """Read the keys' values."""
+        self._column = self._kept.get_many()
+
+    def store(self) -> None:
+        """Write the keys' values."""
+        self._kept.put_many(self._column)
+
+    def copies(self) -> tuple[Array, Array]:
+        """Return the keys' values, with the default where there is none, and where there is one."""
+        has_value = self._column.is_valid().to_numpy(zero_copy_only=False)
+        column = self._column.fill_null(pa.scalar(self.descriptor.default, self._type))
+        if pa.types.is_timestamp(self._type):
+            column = column.view(pa.int64())
+        values = column.to_numpy(zero_copy_only=False)
+        return np.array(values), np.array(has_value)
+
+    def take(self, values: Array, has_value: Array) -> None:
+        """Take what the kernel has made of `copies`."""
+        column = pa.array(values, mask=~has_value)
+        self._column = column if column.type == self._type else column.view(self._type)
+
+    def begin_python(self) -> None:
+        """Serve one key after the other."""
+        self._values = self._column.to_pylist()
+
+    def end_python(self) -> None:
+        """Make a column of what the keys have now."""
+        self._column = pa.array(self._values, self._type)
+        self._values = []
+
+    def get(self) -> Any:
+        """Return the value of the current key, or the default."""
+        value = self._values[self._current()]
+        return self.descriptor.default if value is None else value
+
+    def set(self, value: Any) -> None:
+        """Make `value` the value of the current key."""
+        if value is not None:
+            is_integer = self._type == pa.int64()
+            if type(value) is not self._python_type or (
+                is_integer and kind_of_value(value) != INTEGER
+            ):
+                raise BadStateValue(
+                    f"state {self.descriptor.name!r} of a compiled function holds {self._type}, and"
+                    f" is set to {value!r:.80}"
+                )
+        self._values[self._current()] = value
+
+    def clear(self) -> None:
+        """Forget the value of the current key."""
+        self._values[self._current()] = None
+
+    def _current(self) -> int:
+        if self._keys.current < 0:
+            raise BadStateValue(
+                f"state {self.descriptor.name!r} is used where there is no record, and so no key"
+            )
+        return self._keys.current
+
+
+def _type_of(python_type: Any) -> pa.DataType:
+    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[python_type]
+
+
+def _to_kernel(column: pa.Array, kind: Kind) -> Array:
+    """Return a column's values as the kernel has them.
+
+    Raises:
+        ArithmeticError, ArrowInvalid: It holds a null, or what the kernel has not.
+    """
+    if column.null_count:
+        raise ArithmeticError("a column that the function reads holds nulls")
+    if pa.types.is_timestamp(column.type):
+        if rows_beyond_python(column):
+            raise ArithmeticError("a time is none that Python has")
+        column = column.view(pa.int64())
+    column = column.cast(_ARROW_TYPES.get(kind, pa.int64()))
+    values = column.to_numpy(zero_copy_only=False)
+    return np.require(values, dtype_of(kind), ["C", "A"])
+
+
+def _from_kernel(values: Array, arrow_type: pa.DataType) -> pa.Array:
+    """Return what the kernel has made as a column.
+
+    Raises:
+        ArrowInvalid: An integer is beyond what the type holds.
+    """
+    column = pa.array(values)
+    if column.type == arrow_type:
+        return column
+    if pa.types.is_timestamp(arrow_type):
+        return column.view(arrow_type)
+    return column.cast(arrow_type)
