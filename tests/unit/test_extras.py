@@ -70,6 +70,8 @@ FAILS = {
         f"Place('{url}').client()": extra
         for url, extra in {"s3://b/x": "s3", "gs://b/x": "gcs", "az://b/x": "azure"}.items()
     },
+    "from onceflow import HdfsStorage\n"
+    "HdfsStorage('webhdfs://h:9870/p').open('job').log.read()": "hdfs",
     "from onceflow.core.imports.extras import naming_extras\n"
     "with naming_extras(): import onceflow.cli.main": "cli",
 }

@@ -235,10 +235,11 @@ class WebHdfs:
         return cast("dict[str, Any]", json.loads(text)) if text else {}
 
     def _request(self, method: str, url: str, body: bytes | Iterable[bytes] | None = None) -> Any:
+        client = self._client()  # first: it names the extra that is missing
         from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
         try:
-            return self._client().request(
+            return client.request(
                 method,
                 url,
                 body=body,
