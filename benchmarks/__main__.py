@@ -45,7 +45,7 @@ from onceflow.integration.workload import Payments
 
 _JOB_SCENARIOS = (
     *("ledger", "no-database", "function", "delivery", "databases", "storage", "tls"),
-    "unaligned",
+    *("unaligned", "watched"),
 )
 _SINK_ROWS_MAX = 1_000_000
 
@@ -66,6 +66,7 @@ class Scenario(str, Enum):
     CHECKPOINTS = "checkpoints"
     RECOVERY = "recovery"
     UNALIGNED = "unaligned"
+    WATCHED = "watched"
     RESTORE = "restore"
     STATE = "state"
     FLINK_STATE = "flink-state"

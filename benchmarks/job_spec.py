@@ -12,6 +12,7 @@ Delivery = Literal["exactly_once", "at_least_once"]
 CommitMode = Literal["two_phase", "ledger"]
 Storage = Literal["directory", "bucket"]
 Barriers = Literal["aligned", "overtaking"]
+Watchers = Literal["none", "all"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of checkpoints: in the run's directory, or in a bucket of an S3 server of this machine."""
     storage_url: str = ""
     barriers: Barriers = "aligned"
+    watchers: Watchers = "none"
+    """Who asks the driver once a second: nobody, or Prometheus and a page; see `watchers`."""
     accounts: int = 100_000
     checkpoints: int = 100
     """Task idle_checkpoints: how many to take."""

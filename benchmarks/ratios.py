@@ -26,6 +26,7 @@ _JOB_PAIRS = (
         "generated to nowhere with barriers that overtake, {}",
         "generated to nowhere, {}",
     ),
+    ("with / without watchers, {}", "ledger with watchers, {}", "ledger, {}"),
     ("with / without TLS, {}", "ledger with TLS, {}", "ledger, {}"),
     (
         "with / without TLS, to nowhere, {}",

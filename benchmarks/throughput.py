@@ -101,7 +101,7 @@ def variants(
     spec = JobSpec(records=records, topic=topic, backend=backends[0])
     of = _replacing(spec)
     if "ledger" not in scenarios:
-        compared_in = ("delivery", "databases", "storage", "unaligned")
+        compared_in = ("delivery", "databases", "storage", "unaligned", "watched")
         compared = next((one for one in compared_in if one in scenarios), "tls")
         add(compared, f"ledger, {backends[0]}", spec)
     if "no-database" not in scenarios:
@@ -121,6 +121,7 @@ def variants(
         f"generated to nowhere {overtaking}",
         of(sink="discard", source="generated", barriers="overtaking"),
     )
+    add("watched", f"ledger with watchers, {backends[0]}", of(watchers="all"))
     add("storage", f"ledger with state in a bucket, {backends[0]}", of(storage="bucket"))
     add("delivery", f"ledger at least once, {backends[0]}", of(delivery="at_least_once"))
     add("databases", f"ledger by staged rows, {backends[0]}", of(commit_mode="ledger"))

@@ -67,7 +67,10 @@ def test_ratios_beside_the_raw_limits_need_both_sides() -> None:
 
 def test_every_ratio_names_variants_that_are_measured() -> None:
     """A variant that is renamed must not silently drop its ratios."""
-    scenarios = ("ledger", "no-database", "function", "delivery", "databases", "unaligned")
+    scenarios = (
+        *("ledger", "no-database", "function", "delivery", "databases", "unaligned"),
+        "watched",
+    )
     found = [
         variant
         for backend in ("heap", "rocksdb")
@@ -75,10 +78,10 @@ def test_every_ratio_names_variants_that_are_measured() -> None:
     ]
     jobs = [Measured(variant, (ran(1.0),)) for variant in found]
     raw = {name: {"rows_per_second": 1.0} for name in ("consume, tuned", "COPY, 2 connections")}
-    assert len(ratios(jobs, [raw])) == 2 * 11 + 1
+    assert len(ratios(jobs, [raw])) == 2 * 12 + 1
 
 
-@pytest.mark.parametrize("scenario", ["delivery", "databases", "unaligned"])
+@pytest.mark.parametrize("scenario", ["delivery", "databases", "unaligned", "watched"])
 def test_what_is_compared_with_the_ledger_runs_it_too(scenario: str) -> None:
     found = variants([scenario], 1, ["heap"], "payments")
     assert [variant.name for variant in found].count("ledger, heap") == 1
