@@ -10,40 +10,38 @@ from __future__ import annotations
 import math
 
 INT_MIN = -(2**63)
+INT_MAX = 2**63 - 1
 EXACT_MAX = 2**53
 """Up to this every integer is a float exactly."""
 HALF_MAX = 2**31
 """Two factors below this have a product of 64 bits."""
 
 
+# Each asks before it computes: of an operation that overflows, the compiler may assume anything.
+
+
 def add_integers(a: int, b: int) -> int:
     """Return a + b."""
-    total = a + b
-    # A sum has wrapped if both operands have the sign that it has not.
-    if ((a ^ total) & (b ^ total)) < 0:
+    if (b > 0 and a > INT_MAX - b) or (b < 0 and a < INT_MIN - b):
         raise ArithmeticError
-    return total
+    return a + b
 
 
 def subtract_integers(a: int, b: int) -> int:
     """Return a - b."""
-    difference = a - b
-    if ((a ^ b) & (a ^ difference)) < 0:
+    if (b < 0 and a > INT_MAX + b) or (b > 0 and a < INT_MIN + b):
         raise ArithmeticError
-    return difference
+    return a - b
 
 
 def multiply_integers(a: int, b: int) -> int:
-    """Return a * b."""
-    product = a * b
-    if -HALF_MAX < a < HALF_MAX and -HALF_MAX < b < HALF_MAX:
-        return product
-    # The quotient of INT_MIN and -1 is none of 64 bits: the processor would stop.
-    if (a == -1 and b == INT_MIN) or (b == -1 and a == INT_MIN):
-        raise ArithmeticError
-    if b != 0 and product // b != a:
-        raise ArithmeticError
-    return product
+    """Return a * b; a product of `INT_MIN` is Python's to compute."""
+    if not (-HALF_MAX < a < HALF_MAX and -HALF_MAX < b < HALF_MAX):
+        if a == INT_MIN or b == INT_MIN:  # noqa: PLR1714 - no tuple in a kernel
+            raise ArithmeticError
+        if b != 0 and abs(a) > INT_MAX // abs(b):
+            raise ArithmeticError
+    return a * b
 
 
 def floor_divide_integers(a: int, b: int) -> int:
