@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -82,7 +82,14 @@ def configure_logs(settings: Logging) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-class _OwnHandler(logging.StreamHandler[Any]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    # Before Python 3.11 it takes no parameter when the program runs.
+    _StreamHandler = logging.StreamHandler
+
+
+class _OwnHandler(_StreamHandler):
     """Tells our handler from those of the program."""
 
 
