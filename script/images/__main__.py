@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from script.images.build import build_images
+from script.images.build import build_debian, build_images
 from script.images.official import official_images, remove_containers
+from script.images.recipes import PROMETHEUS, RECIPES
 
 from onceflow.integration.servers.server import ServerError
 
@@ -22,6 +23,9 @@ def main() -> int:
     commands.add_parser("official", help="have the official images, pulled where they are missing")
     build = commands.add_parser("build", help="build local images where they are missing")
     build.add_argument("--prefix", default="local/", help="what stands before the official names")
+    build.add_argument(
+        "--deployment", action="store_true", help="those that deploy/docker needs besides, too"
+    )
     commands.add_parser("remove", help="remove every container, with its volumes")
     arguments = parser.parse_args()
     try:
@@ -29,7 +33,10 @@ def main() -> int:
             case "official":
                 official_images(_say)
             case "build":
-                build_images(arguments.prefix, _say)
+                beside = [PROMETHEUS] if arguments.deployment else []
+                build_images(arguments.prefix, _say, [*RECIPES, *beside])
+                if arguments.deployment:
+                    build_debian(arguments.prefix, _say)
             case _:
                 remove_containers()
     except ServerError as error:

@@ -1,7 +1,8 @@
 """Builds images by `RECIPES` into the daemon that testcontainers uses.
 
 Nothing is pulled, and no Dockerfile is run: packages are unpacked as for the embedded servers, and
-the root is imported. An image whose recipe has not changed is kept.
+the root is imported. An image whose recipe has not changed is kept. Debian's own image, in which
+packages can be installed, is made by mmdebstrap.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 import docker
 from docker.errors import ImageNotFound
-from script.images.recipes import RECIPES, Recipe
-from tests.support.servers.debian import PackageArchive
+from script.images.recipes import DEBIAN, RECIPES, Recipe
+from tests.support.servers.debian import PackageArchive, debian_mirror
 
 from onceflow.core.local_files.cache import cache_directory
 from onceflow.integration.servers.container import docker_client
@@ -108,20 +109,26 @@ class ImageBuilder:
         return self._archives[suite]
 
     def _import(self, root: Path, tag: str, recipe: Recipe) -> None:
-        repository, version = tag.rsplit(":", 1)
-        with subprocess.Popen(
-            ["tar", "-C", str(root), "--numeric-owner", "--owner=0", "--group=0", "-c", "."],
-            stdout=subprocess.PIPE,
-        ) as archive:
-            images = cast("_ImageImport", self._client.api)
-            answer = images.import_image_from_stream(
-                archive.stdout,
-                repository=repository,
-                tag=version,
-                changes=[*recipe.changes, f"ENV {_FINGERPRINT}={recipe.fingerprint()}"],
-            )
-        if archive.returncode != 0 or "error" in str(answer).lower():
-            raise ServerError(f"{tag} could not be imported: {answer}")
+        tar = ("tar", "-C", str(root), "--numeric-owner", "--owner=0", "--group=0", "-c", ".")
+        changes = (*recipe.changes, f"ENV {_FINGERPRINT}={recipe.fingerprint()}")
+        _import_output(tar, self._client, tag, changes)
+
+
+def _import_output(
+    command: Sequence[str], client: docker.DockerClient, tag: str, changes: Sequence[str]
+) -> None:
+    """Make an image of the archive that `command` writes to its standard output.
+
+    Raises:
+        ServerError: The command or the daemon has failed.
+    """
+    repository, version = tag.rsplit(":", 1)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as archive:
+        answer = cast("_ImageImport", client.api).import_image_from_stream(
+            archive.stdout, repository=repository, tag=version, changes=list(changes)
+        )
+    if archive.returncode != 0 or "error" in str(answer).lower():
+        raise ServerError(f"{tag} could not be imported from {command[0]}: {answer}")
 
 
 def build_images(prefix: str, tell: Progress, recipes: Iterable[Recipe] = RECIPES) -> None:
@@ -139,4 +146,32 @@ def build_images(prefix: str, tell: Progress, recipes: Iterable[Recipe] = RECIPE
             builder.build(recipe)
 
 
-__all__ = ["ImageBuilder", "build_images"]
+def build_debian(prefix: str, tell: Progress) -> None:
+    """Return once the image of Debian is there, with what its official one has installed.
+
+    Needs root. Installs mmdebstrap if it is missing.
+
+    Raises:
+        ServerError: It could not be made, or no daemon answers.
+    """
+    with (
+        exclusive(cache_directory() / "images.lock", _BUILD_TIMEOUT_S),
+        docker_client(timeout_s=_IMPORT_TIMEOUT_S) as client,
+    ):
+        tag = prefix + DEBIAN
+        with suppress(ImageNotFound):
+            client.images.get(tag)
+            tell(f"{tag}: there already")
+            return
+        started = time.monotonic()
+        if shutil.which("mmdebstrap") is None:
+            install = ("apt-get", "install", "--yes", "--no-install-recommends", "mmdebstrap")
+            subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+        suite = DEBIAN.partition(":")[2].removesuffix("-slim")
+        # A frozen mirror serves lists that have outlived their date.
+        options = ("--quiet", "--variant=minbase", '--aptopt=Acquire::Check-Valid-Until "false"')
+        _import_output(("mmdebstrap", *options, suite, "-", debian_mirror()), client, tag, ())
+        tell(f"{tag}: built in {time.monotonic() - started:.1f} s")
+
+
+__all__ = ["ImageBuilder", "build_debian", "build_images"]

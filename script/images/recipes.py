@@ -156,4 +156,22 @@ RECIPES = (
     ),
 )
 
-__all__ = ["RECIPES", "Recipe"]
+PROMETHEUS = Recipe(
+    name="prom/prometheus:v3.5.0",
+    package="prometheus",
+    major="3",
+    suites=(None, "forky", "sid"),
+    entrypoint="prometheus.sh",
+    changes=(
+        "ENV PATH=/usr/sbin:/usr/bin",
+        "VOLUME /prometheus",
+        "EXPOSE 9090",
+        _ENTRYPOINT,
+        'CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]',
+    ),
+)
+
+DEBIAN = "debian:trixie-slim"
+"""What deploy/docker/Dockerfile begins with."""
+
+__all__ = ["DEBIAN", "PROMETHEUS", "RECIPES", "Recipe"]

@@ -94,15 +94,11 @@ class PackageArchive:
         shutil.rmtree(downloads)
 
     def _sources_of(self, suite: str) -> str:
-        sites = self._run(["apt-get", "indextargets", "--format", "$(SITE)"], 30.0).split()
-        mirrors = sorted({site for site in sites if re.search(r"/debian/?$", site)})
-        if not mirrors:
-            raise ServerError(f"apt's sources name no mirror of Debian to take {suite} from")
         if not _KEYRING.exists():
             raise ServerError(
                 f"{_KEYRING} is missing; install it with: apt-get install debian-archive-keyring"
             )
-        return f"deb [signed-by={_KEYRING}] {mirrors[0]} {suite} main\n"
+        return f"deb [signed-by={_KEYRING}] {debian_mirror()} {suite} main\n"
 
     def _configuration(self, sources: str | None) -> Path:
         """Write and return a configuration that shares sources and network settings at most."""
@@ -163,6 +159,20 @@ class PackageArchive:
         return result.stdout
 
 
+def debian_mirror() -> str:
+    """Return the address of the mirror that this machine's apt uses.
+
+    Raises:
+        ServerError: Its sources name none of Debian.
+    """
+    command = ["apt-get", "indextargets", "--format", "$(SITE)"]
+    asked = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    mirrors = sorted({site for site in asked.stdout.split() if re.search(r"/debian/?$", site)})
+    if not mirrors:
+        raise ServerError("apt's sources name no mirror of Debian")
+    return mirrors[0]
+
+
 def own_loader(root: Path) -> tuple[str, ...]:
     """Return what stands before a program of `root` so that it runs with the libraries of `root`.
 
@@ -199,4 +209,4 @@ def _extract(archive: Path, root: Path) -> None:
         raise ServerError(f"{archive.name} could not be unpacked: {unpacked.stderr.strip()[-600:]}")
 
 
-__all__ = ["PackageArchive", "is_debian", "own_loader"]
+__all__ = ["PackageArchive", "debian_mirror", "is_debian", "own_loader"]
