@@ -1,0 +1,142 @@
+"""The lake sinks on an S3 server: one commit a checkpoint, also where the server is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import deltalake
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob, one
+from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
+from tests.support.servers.s3 import EmbeddedS3, S3Factory
+from typing_extensions import override
+
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.sinks import DeltaSink, IcebergSink
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
+
+_BUCKET = "lake"
+
+
+class S3IcebergJob(IcebergJob):
+    """Writes into a bucket; the SQLite catalog is a file still."""
+
+    server: ClassVar[EmbeddedS3]
+
+    @override
+    def make_sink(self, settings: dict[str, Any]) -> IcebergSink:
+        sink = super().make_sink(settings)
+        environment = self.server.environment
+        self.properties |= {
+            "warehouse": f"s3://{_BUCKET}/warehouse",
+            "s3.endpoint": environment["AWS_ENDPOINT_URL"],
+            "s3.access-key-id": environment["AWS_ACCESS_KEY_ID"],
+            "s3.secret-access-key": environment["AWS_SECRET_ACCESS_KEY"],
+            "s3.region": environment["AWS_REGION"],
+        }
+        return replace(sink, catalog=self.properties)
+
+    @override
+    def data_files(self) -> list[Path]:
+        return list((self.server.objects / _BUCKET / "warehouse").rglob("*.parquet"))
+
+
+class S3DeltaJob(DeltaJob):
+    """Writes into a bucket."""
+
+    server: ClassVar[EmbeddedS3]
+    url: ClassVar[str] = f"s3://{_BUCKET}/table"
+
+    @property
+    def options(self) -> dict[str, str]:
+        impatient = {"max_retries": "2", "retry_timeout": "10s"}
+        return {**self.server.environment, "AWS_ALLOW_HTTP": "true", **impatient}
+
+    @override
+    def make_sink(self, settings: dict[str, Any]) -> DeltaSink:
+        return DeltaSink(self.url, storage_options=self.options, **settings)
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        table = cast("Any", DeltaTable(self.url, storage_options=self.options))
+        rows: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return sorted(rows, key=lambda row: row["id"])
+
+    @override
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        batch = cast("Any", pa.Table.from_batches([self.batch(rows)]))
+        write_deltalake(self.url, batch, mode="append", storage_options=self.options)
+
+    @override
+    def data_files(self) -> list[Path]:
+        return list((self.server.objects / _BUCKET / "table").glob("*.parquet"))
+
+
+@pytest.fixture(params=[S3IcebergJob, S3DeltaJob], ids=["iceberg", "delta"])
+def job(
+    request: pytest.FixtureRequest,
+    s3_server: S3Factory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> LakeJob:
+    monkeypatch.setattr(deltalake, "DeltaTable", FaultyDeltaTable)
+    server = s3_server()
+    server.create_bucket(_BUCKET)
+    monkeypatch.setattr(request.param, "server", server, raising=False)
+    made: LakeJob = request.param(tmp_path)
+    return made.open()
+
+
+def test_two_drivers_and_another_writer_make_one_version_of_a_checkpoint(job: LakeJob) -> None:
+    prepared = job.prepare(1, one(1))
+    outcomes: list[object] = []
+
+    def come_first() -> None:
+        job.append(one(7))
+        outcomes.append(job.commit(1, prepared))
+
+    CommitFaults.between.append(come_first)
+    outcomes.append(job.commit(1, prepared))
+    assert outcomes == [Committed(), AlreadyCommitted()]
+    assert job.ids() == [1, 7]
+
+
+def test_aborted_objects_are_deleted_and_committed_ones_never(job: LakeJob) -> None:
+    aborted, committed = job.prepare(1, one(1)), job.prepare(1, one(2), subtask=1)
+    assert job.commit(1, committed) == Committed()
+    with job.committer() as committer:
+        assert committer.abort(aborted) == Aborted()
+        assert committer.abort(committed) == AlreadyCommitted()
+    assert job.ids() == [2]
+    assert len(job.data_files()) == 1
+
+
+def test_a_server_that_is_away_before_and_in_a_commit_loses_and_doubles_nothing(
+    job: LakeJob,
+) -> None:
+    server: EmbeddedS3 = cast("Any", job).server
+    prepared = job.prepare(1, one(1))
+    server.kill()
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    server.start()
+    CommitFaults.between.append(server.kill)
+    outcome = job.commit(1, prepared)
+    server.start()
+    if isinstance(job, S3DeltaJob):
+        assert isinstance(outcome, Unknown), outcome
+    outcome = job.commit(1, prepared)
+    assert outcome in (Committed(), AlreadyCommitted())
+    assert job.ids() == [1]
