@@ -7,15 +7,11 @@ killed while its task writes, and a Python worker when it has prepared its rows.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import venv
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +20,19 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from tests.integration.postgres_sink_kit import await_lock_wait, ids_in, prepared, query
+from tests.support.packed_environment import (
+    ENVIRONMENT_PYTHON,
+    SEND_ENVIRONMENT,
+    build_wheel,
+    pack_environment,
+)
 from tests.support.standalone import SPARK_HOME, standalone_cluster
 
 from onceflow.core.crash_points import VARIABLE
 from onceflow.integration.faults.processes import kill_tree
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(1200)]
-ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("cluster_program.py")
 FILES, ROWS = 2, 100
 DEADLINE_S = 500.0
@@ -47,10 +46,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (built,) = tmp_path.glob("*.whl")
-    return built
+    return build_wheel(tmp_path)
 
 
 def by_py_files(directory: Path, wheel: Path) -> tuple[str, list[str]]:
@@ -70,44 +66,9 @@ def by_py_files(directory: Path, wheel: Path) -> tuple[str, list[str]]:
 
 
 def by_archives(directory: Path, wheel: Path) -> tuple[str, list[str]]:
-    """Return a Python by its place in the environment that is sent along, packed.
-
-    What pip would install there is copied from our own environment.
-    """
-    venv.create(directory / "environment", with_pip=False)
-    (site,) = (directory / "environment").glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(site)
-    for name in needed("onceflow") - {"onceflow"}:
-        for file in importlib.metadata.files(name) or ():
-            if ".." not in file.parts and file.suffix != ".pyc":
-                (site / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(str(file.locate()), site / file)
-    pack = ["tar", "-C", "environment", "--exclude=pyspark", "-czf", "environment.tar.gz", "."]
-    subprocess.run(pack, cwd=directory, check=True)
-    return "./environment/bin/python", ["--archives", "environment.tar.gz#environment"]
-
-
-def needed(name: str) -> set[str]:
-    """Return the names of what is installed with `name`, its own among them, but for pyspark."""
-    found: set[str] = set()
-    todo = [name]
-    while todo:
-        one = canonicalize_name(todo.pop())
-        if one in found or one == "pyspark":
-            continue
-        found.add(one)
-        wanted = map(Requirement, importlib.metadata.requires(one) or ())
-        # Of an extra, what is there: psycopg's is its client library.
-        todo += [each.name for each in wanted if is_installed(each)]
-    return found
-
-
-def is_installed(requirement: Requirement) -> bool:
-    extras = ("", "binary", "rsa", "kafka", "mysql", "postgres", "rocksdb")
-    if requirement.marker and not any(requirement.marker.evaluate({"extra": x}) for x in extras):
-        return False
-    return bool(list(importlib.metadata.distributions(name=requirement.name)))
+    """Return a Python by its place in the environment that is sent along, packed."""
+    pack_environment(directory, wheel)
+    return ENVIRONMENT_PYTHON, SEND_ENVIRONMENT
 
 
 def submitted(

@@ -21,26 +21,28 @@ from onceflow.integration.servers.process import LOOPBACK, ServerProcess, free_p
 JVM_OPTIONS = ("-Xms64m", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _READY_TIMEOUT_S = 1.0
 HADOOP_VERSION = "3.4.2"
-# All of HDFS in three jars; then what they take for granted: XML binding, which Java 17 does not
-# bring, and a log.
-_HDFS_JARS = (
+# All of HDFS and YARN in three jars; then what they take for granted: XML binding, which Java 17
+# does not bring, certificates, and two logs.
+_HADOOP_JARS = (
     ("org.apache.hadoop", "hadoop-client-minicluster", HADOOP_VERSION),
     ("org.apache.hadoop", "hadoop-client-runtime", HADOOP_VERSION),
     ("javax.xml.bind", "jaxb-api", "2.3.1"),
+    ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
+    ("ch.qos.reload4j", "reload4j", "1.2.22"),
     ("org.slf4j", "slf4j-simple", "1.7.36"),
 )
 
 
-def hdfs_jars() -> Path:
-    """Return a directory with all that an HDFS needs, fetched once.
+def hadoop_jars() -> Path:
+    """Return a directory with all that HDFS and YARN need, fetched once.
 
     Raises:
         ServerError: Neither client could fetch it; says what each answered.
     """
     return jars_of(
-        f"hadoop-{HADOOP_VERSION}",
-        _HDFS_JARS,
-        f"Hadoop {HADOOP_VERSION} (92 MB, once)",
+        f"hadoop-minicluster-{HADOOP_VERSION}",
+        _HADOOP_JARS,
+        f"Hadoop {HADOOP_VERSION} (102 MB, once)",
     )
 
 
@@ -57,7 +59,7 @@ class EmbeddedHdfs(ServerProcess):
             proxied: As in `Server`: what goes to the NameNode; bytes go to the DataNode directly.
         """
         self._java = java_command()
-        self._jars = hdfs_jars()
+        self._jars = hadoop_jars()
         super().__init__(directory, proxied=proxied)
         self._name_node_port = free_port()
         self._command_port = free_port()
@@ -67,6 +69,11 @@ class EmbeddedHdfs(ServerProcess):
         """The root, as checkpoint storage is told it; add a path."""
         host, port = self.client_address
         return f"webhdfs://{host}:{port}"
+
+    @property
+    def file_system(self) -> str:
+        """The root, as clients of Hadoop name it."""
+        return f"hdfs://{LOOPBACK}:{self._name_node_port}"
 
     @override
     def _initialize(self) -> None:
