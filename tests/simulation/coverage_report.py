@@ -43,6 +43,7 @@ NOT_MODELLED: Mapping[str, str] = MappingProxyType(
         "loop.py": "asks the model's targets by its own clock, with the same queues and steps",
         "committers.py": "the model opens its targets itself",
         "watermarks.py": _EVENT_TIME,
+        "proof.py": "asked by the driver's page, which reads log and targets beside the job",
         "windows.py": _EVENT_TIME,
     }
 )
