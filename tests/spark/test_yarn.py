@@ -207,7 +207,7 @@ def submitted(
         process.wait(30)
 
 
-@pytest.mark.parametrize("mode", ["client"])
+@pytest.mark.parametrize("mode", ["client", "cluster"])
 def test_on_yarn_containers_may_be_killed_and_each_row_is_there_once(
     yarn: YarnCluster,
     hdfs: EmbeddedHdfs,
