@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-HEAD = '''
+HEAD = """
 import math
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ class Drawn(KeyedFunction):
         self.seen = state.value_state(ValueStateDescriptor("seen", bool, default=False))
 
     def process(self, record):
-'''
+"""
 
 _INTEGERS = ("0", "1", "-1", "2", "7", "-13", "3", "100", "4611686018427387904")
 _FLOATS = ("0.0", "-0.0", "1.5", "-2.25", "1e300", "1e-300", "9007199254740993.0")
