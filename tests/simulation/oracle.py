@@ -149,11 +149,11 @@ class Oracle:
 
         A sink whose target does not tell what it has committed keeps its decisions at a rewind.
         """
-        gone = frozenset() if transaction.sink_id in self._world.silent else self._left_behind
+        is_kept = transaction.sink_id in self._world.silent
         return any(
             transaction in {c.transaction for c in committables_of(record.completed)}
             for record in self.decided
-            if record.completed.checkpoint not in gone
+            if is_kept or record.completed.checkpoint not in self._left_behind
         )
 
     def check_fenced(self, attempt: int) -> None:

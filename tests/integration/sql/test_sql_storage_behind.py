@@ -120,13 +120,13 @@ def test_a_copy_that_was_made_while_a_savepoint_was_committed_is_known_to_lack_t
 @contextmanager
 def _second_subtask_held(database: Database) -> Generator[None, None, None]:
     """Keep the second subtask's commits waiting."""
+    database.query(
+        "CREATE FUNCTION wait_for_the_copy() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock(18); RETURN NEW; END $$"
+    )
     with psycopg.connect(database.url, autocommit=True) as holder:
         holder.execute("SELECT pg_advisory_lock(18)")
-        holder.execute(
-            "CREATE FUNCTION wait_for_the_copy() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN PERFORM pg_advisory_xact_lock(18); RETURN NEW; END $$"
-        )
-        holder.execute(
+        database.query(
             f"CREATE TRIGGER held BEFORE INSERT ON {database.ledger} FOR EACH ROW"
             " WHEN (NEW.subtask = 1) EXECUTE FUNCTION wait_for_the_copy()"
         )

@@ -22,15 +22,25 @@ FLOATS = [
     0.0, -0.0, 1.0, -1.0, 0.1, -2.5, 3.0, 5e-324, 1e-300, 1e300, -1e308, 2.0**53, 2.0**63,
     -(2.0**63), math.inf, -math.inf, math.nan,
 ]  # fmt: skip
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return a / b
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    return a // b
+
+
 TWO: list[tuple[Callable[..., Any], Callable[..., Any], list[Any]]] = [
     (arithmetic.add_integers, operator.add, INTEGERS),
     (arithmetic.subtract_integers, operator.sub, INTEGERS),
     (arithmetic.multiply_integers, operator.mul, INTEGERS),
-    (arithmetic.floor_divide_integers, operator.floordiv, INTEGERS),
+    (arithmetic.floor_divide_integers, _floor_divide, INTEGERS),
     (arithmetic.modulo_integers, operator.mod, INTEGERS),
-    (arithmetic.divide_integers, operator.truediv, INTEGERS),
-    (arithmetic.divide_floats, operator.truediv, FLOATS),
-    (arithmetic.floor_divide_floats, operator.floordiv, FLOATS),
+    (arithmetic.divide_integers, _divide, INTEGERS),
+    (arithmetic.divide_floats, _divide, FLOATS),
+    (arithmetic.floor_divide_floats, _floor_divide, FLOATS),
     (arithmetic.modulo_floats, operator.mod, FLOATS),
     (arithmetic.least, min, FLOATS),
     (arithmetic.greatest, max, FLOATS),

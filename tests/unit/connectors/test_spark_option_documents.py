@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
+from typing import cast
 
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
@@ -40,7 +41,7 @@ def _default(option: SparkOption) -> str:
     if not value:
         return ""
     if isinstance(value, tuple):
-        return f"`{','.join(value)}`"
+        return f"`{','.join(cast('tuple[str, ...]', value))}`"
     return f"`{value:g} s`" if isinstance(value, float) else f"`{value}`"
 
 
