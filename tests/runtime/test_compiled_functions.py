@@ -15,6 +15,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline, StateBackend
+from onceflow.core.errors import StateIncompatible
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.servers
@@ -47,4 +48,33 @@ def test_a_compiled_function_is_exactly_once_through_kills_and_rescaling(
         else:
             (tmp_path / "ends").touch()
             assert job.wait(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["compiled first", "python first"])
+def test_state_of_a_compiled_function_is_refused_by_name_as_python_and_the_reverse(
+    cluster: AnyCluster, tmp_path: Path, first: bool
+) -> None:
+    """Whoever leaves compiled=True out, as errors advise, loses no state by it."""
+    source = CountingSource(20_000, pause_s=0.002, ends_with=str(tmp_path / "ends"))
+    sink = DirectorySink(str(tmp_path / "out"))
+
+    def build(*, compiled: bool) -> Pipeline:
+        pipeline = Pipeline(
+            cluster,
+            name="compiled",
+            checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+            settings=SETTINGS,
+        )
+        records = pipeline.read(source, uid="records").key_by("account")
+        records.process(KeyedBalance(), uid="balance", compiled=compiled).write(sink, uid="out")
+        return pipeline
+
+    job = build(compiled=first).start()
+    job.wait_for(checkpoints=2)
+    assert job.stop(60).state is JobState.STOPPED
+    with pytest.raises(StateIncompatible, match="balance"):
+        build(compiled=not first).run(60)
+    (tmp_path / "ends").touch()
+    assert build(compiled=first).run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)

@@ -166,7 +166,7 @@ def containers(yarn: YarnCluster, program: str) -> set[int]:
 
 
 @contextmanager
-def submitted(
+def run_application(
     home: Path, yarn: YarnCluster, mode: str, ledger: Ledger, storage: str
 ) -> Generator[Application]:
     """Start the job with spark-submit; it is killed after the block if it still runs."""
@@ -219,7 +219,7 @@ def test_on_yarn_containers_may_be_killed_and_each_row_is_there_once(
 ) -> None:
     ledger = Ledger(onceflow_kafka.bootstrap_servers, kafka_topic(2), postgres_database)
     storage = f"{hdfs.url}/{mode}"
-    with submitted(home, yarn, mode, ledger, storage) as application:
+    with run_application(home, yarn, mode, ledger, storage) as application:
         for killed in (EXECUTOR, DRIVER if mode == "cluster" else EXECUTOR):
             ledger.feed()
             application.wait_until(ledger.has_all_that_was_fed)

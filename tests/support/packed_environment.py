@@ -37,7 +37,7 @@ def pack_environment(directory: Path, wheel: Path) -> None:
     (site,) = (directory / "environment").glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(site)
-    for name in _needed("onceflow") - {"onceflow"}:
+    for name in _list_requirements("onceflow") - {"onceflow"}:
         for file in importlib.metadata.files(name) or ():
             if ".." not in file.parts and file.suffix != ".pyc":
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def pack_environment(directory: Path, wheel: Path) -> None:
     subprocess.run(pack, cwd=directory, check=True)
 
 
-def _needed(name: str) -> set[str]:
+def _list_requirements(name: str) -> set[str]:
     """Return the names of what is installed with `name`, its own among them, but for pyspark."""
     found: set[str] = set()
     todo = [name]

@@ -146,18 +146,18 @@ def test_a_target_that_has_a_part_of_a_checkpoint_lacks_the_rest_unless_its_proo
     view = claimed(decided(RAN, cut(1, 3, 20, Committable(first, 1), Committable(second))))
     before = transaction(1, 1).transaction
 
-    def told(*proofs: TransactionId) -> list[TargetRecord]:
+    def list_record(*proofs: TransactionId) -> list[TargetRecord]:
         return [to_record("out", 1, proofs, proofs=proofs)]
 
-    assert lacks_own_commits(stopped, view, told(before, first), ())
-    assert lacks_own_commits(stopped, view, told(first), ())
-    assert not lacks_own_commits(stopped, view, told(before, first), {second})
-    assert not lacks_own_commits(stopped, view, told(before, first, second), ())
+    assert lacks_own_commits(stopped, view, list_record(before, first), ())
+    assert lacks_own_commits(stopped, view, list_record(first), ())
+    assert not lacks_own_commits(stopped, view, list_record(before, first), {second})
+    assert not lacks_own_commits(stopped, view, list_record(before, first, second), ())
     later = transaction(1, 3).transaction
-    assert not lacks_own_commits(stopped, view, told(later), ()), "nobody can tell any more"
+    assert not lacks_own_commits(stopped, view, list_record(later), ()), "nobody can tell any more"
     again = decided(view, cut(2, 4, 20))
-    assert is_put_back(stopped, again, told(before, first), ())
-    assert not is_put_back(stopped, again, told(before, first, second), ())
+    assert is_put_back(stopped, again, list_record(before, first), ())
+    assert not is_put_back(stopped, again, list_record(before, first, second), ())
 
 
 def test_a_rewind_asks_a_target_that_has_gone_on_for_nothing_of_before() -> None:
