@@ -155,9 +155,12 @@ def _producing(servers: str, topic: str) -> Generator[None, None, None]:
 
 
 def _await_rows(catalog: Catalog, job: subprocess.Popen[bytes], rows: int) -> None:
-    while _rows_of(catalog) < rows:
+    deadline = time.monotonic() + 300
+    while (found := _rows_of(catalog)) < rows:
         if job.poll() is not None:
             raise SystemExit(f"the job ended with status {job.returncode}; job.log says why")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the table has {found} of {rows} rows after 300 s; job.log says why")
         time.sleep(0.2)
 
 
