@@ -17,14 +17,13 @@ from urllib.parse import urlsplit
 
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import naming_one_extra
 from onceflow.core.spi.client_options import OptionRules, OptionValue
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 _Answer = TypeVar("_Answer")
-
-_NEEDED = "the schema registry is asked through an extra: pip install 'onceflow[schema-registry]'"
 
 _ASK_S = 5.0
 """One question; repeated until the deadline."""
@@ -186,13 +185,12 @@ class SchemaRegistry:
         """Follow references to secrets; ask nothing.
 
         Raises:
-            ConfigError: The client refuses an option, or is not installed.
+            ConfigError: The client refuses an option.
+            MissingExtra: The client, or what it needs, is not installed here.
         """
         self._settings = settings
-        try:
+        with naming_one_extra("schema-registry"):
             from confluent_kafka.schema_registry import SchemaRegistryClient
-        except ImportError as error:
-            raise ConfigError(f"{_NEEDED} ({error})") from error
         options: dict[str, Any] = {
             **RULES.resolve_secrets(settings.options),
             "url": settings.url,

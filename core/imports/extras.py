@@ -1,6 +1,7 @@
 """What is installed by an extra of onceflow, and the error that names it when it is missing.
 
-Whoever imports such a package for a user does it inside `naming_extras`.
+Whoever imports such a package for a user does it inside `naming_extras`, or inside
+`naming_one_extra` where several extras install it, or where what it needs is installed by one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ EXTRA_OF_PACKAGE: Mapping[str, str] = MappingProxyType(
         "deltalake": "delta",
         "fastavro": "schema-registry",
         "numba": "compiled",
+        "opentelemetry": "otel",
+        "pandas": "pandas",
         "pgpq": "postgres",
         "prometheus_client": "metrics",
         "psycopg": "postgres",
@@ -58,6 +61,19 @@ def naming_extras() -> Generator[None]:
         raise missing from error
 
 
+@contextmanager
+def naming_one_extra(extra: str) -> Generator[None]:
+    """Raise MissingExtra for `extra` in place of ModuleNotFoundError, whatever package it is about.
+
+    Raises:
+        MissingExtra: A package is not installed here; names it and the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise make_missing(str(error.name), extra) from error
+
+
 def require_package(package: str) -> None:
     """Raise MissingExtra unless `package`, which an extra installs, can be imported here."""
     with naming_extras():
@@ -66,7 +82,7 @@ def require_package(package: str) -> None:
 
 
 def make_missing(package: str, extra: str) -> MissingExtra:
-    """Return the error for a package of several extras, of which a user's setting chooses one."""
+    """Return the error that says where `package` is missing, and that `extra` installs it."""
     return MissingExtra(
         f"the package {package} is not installed here: install onceflow[{extra}] where the driver"
         " and where the slots run"

@@ -38,21 +38,20 @@ from onceflow.connectors.kafka.schema_rules import (
 )
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import make_missing, naming_one_extra
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
-
-NEEDED_PROTOBUF = (
-    "Protobuf is read and written by an extra: pip install '/path/to/onceflow[protobuf]'"
-)
 
 MessagePath: TypeAlias = tuple[int, ...]
 """A message by its index in its schema: that of the outermost message first, then those inside."""
 
 _COMPILE_S = 120.0
 """The longest run of the compiler, which takes milliseconds unless the machine is busy."""
+_EXTRA = "protobuf"
 _MAIN = "onceflow_registered.proto"
+_MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
 _LOGGED = re.compile(r"WARNING: All log messages|[IWEF]\d{4} ")
 """What the compiler says of itself."""
 _SHOWN_CHARS = 500
@@ -152,10 +151,9 @@ def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
     given = {one.name for one in sources}
     for name, module in _BUILT_IN.items():
         if name not in given and any(name in text for text in texts):
-            try:
-                yield importlib.import_module(module).DESCRIPTOR.serialized_pb
-            except ImportError as error:
-                raise ConfigError(f"{NEEDED_PROTOBUF} ({error})") from error
+            with naming_one_extra(_EXTRA):
+                descriptor = importlib.import_module(module).DESCRIPTOR
+            yield descriptor.serialized_pb
 
 
 def _set_of(files: Iterable[bytes]) -> bytes:
@@ -182,8 +180,8 @@ def _run_compiler(directory: Path, known: Path, output: Path) -> None:
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if not _LOGGED.match(line)]
         problem = "; ".join(lines).replace(f"{directory}/", "").replace(_MAIN, "the schema")
-        if "No module named" in problem:
-            raise ConfigError(f"{NEEDED_PROTOBUF} ({problem[-_SHOWN_CHARS:]})")
+        if missing := _MISSING_MODULE.search(problem):
+            raise make_missing(missing[1], _EXTRA)
         raise ConfigError(f"it does not compile: {problem[:_SHOWN_CHARS]}")
 
 
@@ -191,12 +189,10 @@ def _protobuf(module: str) -> Any:
     """Return a module of `google.protobuf`.
 
     Raises:
-        ConfigError: Protobuf is not installed.
+        MissingExtra: Protobuf is not installed here.
     """
-    try:
+    with naming_one_extra(_EXTRA):
         return importlib.import_module(f"google.protobuf.{module}")
-    except ImportError as error:
-        raise ConfigError(f"{NEEDED_PROTOBUF} ({error})") from error
 
 
 def messages_of(descriptors: bytes) -> dict[MessagePath, str]:

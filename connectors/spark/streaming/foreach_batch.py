@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -33,6 +32,7 @@ from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLo
 from onceflow.connectors.spark.streaming.first_sink import FirstSink
 from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import require_package
 from onceflow.core.runtime.cluster.spark import use_own_interpreter
 from onceflow.core.spi import CommittedBy, OnBadRow, Sink
 from onceflow.core.spi.dead_letters import DEAD_LETTERS
@@ -77,13 +77,10 @@ def foreach_batch(
     the batch is visible, or all of it is as soon as the query runs again.
 
     Raises:
-        ConfigError: No sink is named, several are without `rows`, or pandas is missing.
+        ConfigError: No sink is named, or several are without `rows`.
+        MissingExtra: pandas is not installed here.
     """
-    if find_spec("pandas") is None:
-        raise ConfigError(
-            "foreach_batch needs pandas, which Spark asks for before it hands a task its rows:"
-            " pip install pandas"
-        )
+    require_package("pandas")  # which Spark asks for before it passes a task its rows
     sinks = dict(sink) if isinstance(sink, Mapping) else {_ROWS: sink}
     if not sinks or _LETTERS in sinks:
         raise ConfigError(

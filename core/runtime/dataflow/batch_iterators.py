@@ -25,7 +25,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array_of_pandas
-from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import naming_extras
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
 _LEAVE_S = 10.0
@@ -82,14 +82,9 @@ class PandasFunction(BatchIteratorFunction):
     """DataFrames of pandas in, such DataFrames out."""
 
     def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
-        """Raise ConfigError when there is no pandas."""
-        try:
+        """Raise MissingExtra unless pandas is installed here."""
+        with naming_extras():
             pandas: Any = import_module("pandas")
-        except ImportError as error:
-            raise ConfigError(
-                f"map_pandas of operator {uid!r} needs pandas where the slots run: pip install"
-                " pandas, which is onceflow's extra `pandas`"
-            ) from error
         self._frame: type[Any] = pandas.DataFrame
         self._uid = uid
         self._function = function

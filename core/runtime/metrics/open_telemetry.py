@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.imports.extras import naming_extras
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.runtime.events.job_events import (
@@ -46,10 +46,6 @@ from onceflow.core.runtime.metrics.samples import Family, HistogramValue, Value
 from onceflow.core.settings.pipeline_settings import OpenTelemetry
 from onceflow.core.version import VERSION
 
-_NEEDED = (
-    "OpenTelemetry is sent by an extra: pip install '/path/to/onceflow[otel]' on the driver, or"
-    " omit otel.endpoint"
-)
 SPANS_WAITING_MAX = 8_192
 """About 10 MB; more are dropped while a collector is slow."""
 EXPORT_TIMEOUT_S = 5.0
@@ -321,16 +317,14 @@ class TelemetrySender:
         """Build what sends; nothing is sent yet.
 
         Raises:
-            ConfigError: The SDK is not installed; names the extra.
+            MissingExtra: The SDK is not installed here.
         """
-        try:
+        with naming_extras():
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise ConfigError(_NEEDED) from error
         base = str(settings.endpoint).rstrip("/")
         self._job = job
         self._measure = measure

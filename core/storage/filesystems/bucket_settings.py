@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.imports.extras import make_missing
+from onceflow.core.imports.extras import naming_one_extra
 from onceflow.core.secret_references import follow_references, has_reference
 
 PART_BYTES = 8 * 1024 * 1024
@@ -163,10 +163,8 @@ class BucketSettings:
             MissingExtra: obstore is not installed.
             ConfigError: It does not know an option, or a reference leads nowhere.
         """
-        try:
+        with naming_one_extra(_EXTRAS[self.protocol]):
             from obstore import exceptions, store
-        except ImportError as error:
-            raise make_missing("obstore", _EXTRAS[self.protocol]) from error
         kinds: Mapping[str, Any] = {
             "s3": store.S3Store,
             "gs": store.GCSStore,
