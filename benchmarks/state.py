@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,15 @@ class CountingStorage:
     ) -> StateHandle:
         path = self._root / name
         path.write_bytes(data)
+        return self._handle(name, path, key_groups, shared=False)
+
+    def write_chunks(
+        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        path = self._root / name
+        with path.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
         return self._handle(name, path, key_groups, shared=False)
 
     def write_file(

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from onceflow.core.errors import ConfigError, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
@@ -167,6 +167,12 @@ class _InlineWriter(FileStateWriter):
                 " raise MemoryStorage(state_bytes_max=…)"
             )
         return super().write(name, data, key_groups=key_groups)  # type: ignore[arg-type]
+
+    @override
+    def write_chunks(
+        self, name: str, chunks: Iterable[Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        return self.write(name, b"".join(chunks), key_groups=key_groups)
 
     @override
     def write_file(

@@ -6,6 +6,7 @@ checkpoint directory. The thread that uploads or restores uses them, never the o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,15 @@ class StateWriter(Protocol):
         """Return the handle of `data`, durable when this returns; small data may be held inline.
 
         `name` becomes the handle's name; `key_groups` its inclusive first and last.
+        """
+        ...
+
+    def write_chunks(
+        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
+
+        What `chunks` raise is raised, and nothing shows in storage.
         """
         ...
 

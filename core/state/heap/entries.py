@@ -47,7 +47,8 @@ from onceflow.core.state.keys.key_codec import (
 )
 from onceflow.core.state.keys.key_groups import key_groups
 from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
-from onceflow.core.state.types.serializers import Serializer, serializer_of
+from onceflow.core.state.types.bulk_encoding import encode_scalars
+from onceflow.core.state.types.serializers import MsgpackSerializer, Serializer, serializer_of
 
 Stored: TypeAlias = Any
 """A value of a direct type, or `Encoded`."""
@@ -86,6 +87,8 @@ class Cells:
         self._direct = frozenset(serializer.direct_types)
         self.encode = serializer.encode
         self.decode = serializer.decode
+        # A serializer of the user's may give a plain number other bytes.
+        self._is_msgpack = type(serializer) is MsgpackSerializer
         single = len(self._direct) == 1
         # One class, compared by `is`, is faster than a look into a set for each record.
         self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
@@ -131,19 +134,22 @@ class Cells:
         except Exception as error:
             raise self._not_encoded(error) from error
 
-    def to_bytes_all(self, stored: Sequence[Stored]) -> Sequence[bytes]:
-        """Return `to_bytes` of each; in one go when they are all of one kind."""
+    def to_binary(self, stored: Sequence[Stored]) -> pa.Array:
+        """Return `to_bytes` of each as a large_binary array; in one go when all are of one kind."""
         classes = set(map(type, stored))
-        if classes == {Encoded}:
-            return stored
-        if Encoded not in classes:
-            try:
-                return list(map(self.encode, stored))
-            except (OnceflowError, MemoryError):
-                raise
-            except Exception as error:
-                raise self._not_encoded(error) from error
-        return list(map(self.to_bytes, stored))
+        if Encoded in classes:
+            whole = len(classes) == 1
+            return pa.array(stored if whole else map(self.to_bytes, stored), pa.large_binary())
+        if self._is_msgpack and len(classes) == 1:
+            packed = encode_scalars(stored, classes.pop())
+            if packed is not None:
+                return packed
+        try:
+            return pa.array(map(self.encode, stored), pa.large_binary())
+        except (OnceflowError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._not_encoded(error) from error
 
     def _not_encoded(self, error: Exception) -> BadStateValue:
         """Return what is told of `error`; a serializer may be the user's, and raise anything."""
@@ -197,8 +203,8 @@ class MapKeys:
         return to_stored_map_key(key)
 
 
-KEYS_A_SLICE = 2048
-"""Keys encoded before the interpreter is offered to the thread that processes: under 1 ms."""
+KEYS_A_SLICE = 8192
+"""Keys encoded before the interpreter is offered to the thread that processes: about 1 ms."""
 _YIELD_S = 50e-6
 """Any sleep offers the interpreter: this one is just long enough for another thread to take it."""
 
@@ -275,15 +281,14 @@ class EntryRows:
         while piece := list(islice(keys, KEYS_A_SLICE)):
             counts, row_keys, row_values = self.encode(piece, list(islice(values, KEYS_A_SLICE)))
             groups = key_groups(hash_python_keys(piece), max_parallelism)
-            packed = pa.array(row_values, pa.large_binary())
-            yield StateRows(np.repeat(groups, counts), row_keys, packed)
+            yield StateRows(np.repeat(groups, counts), row_keys, row_values)
             time.sleep(_YIELD_S)
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
-    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+    ) -> tuple[int | list[int], pa.Array, pa.Array]:
         """Return how many rows each entry has, and the keys and values of all of them."""
-        return 1, encode_python_keys(keys), self.cells.to_bytes_all(entries)
+        return 1, encode_python_keys(keys), self.cells.to_binary(entries)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return what of `entry` has not expired: itself, another entry, or ABSENT."""
@@ -301,9 +306,10 @@ class ListRows(EntryRows):
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
-    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+    ) -> tuple[int | list[int], pa.Array, pa.Array]:
         """Return how many rows each entry has, and the keys and values of all of them."""
-        return 1, encode_python_keys(keys), [pack_list(entry, self.cells) for entry in entries]
+        lists = [pack_list(entry, self.cells) for entry in entries]
+        return 1, encode_python_keys(keys), pa.array(lists, pa.large_binary())
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the elements that have not expired."""
@@ -320,15 +326,16 @@ class MapRows(EntryRows):
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
-    ) -> tuple[int | list[int], pa.Array, Sequence[bytes]]:
+    ) -> tuple[int | list[int], pa.Array, pa.Array]:
         """Return how many rows each entry has, and the keys and values of all of them."""
         row_keys: list[bytes] = []
-        values: list[bytes] = []
+        values: list[Stored] = []
         for key, entry in zip(keys, entries, strict=True):
             prefix = add_length(encode_key(key))
             row_keys.extend(prefix + encode_stored_map_key(stored) for stored in entry)
-            values.extend(self.cells.to_bytes_all(list(entry.values())))
-        return list(map(len, entries)), pa.array(row_keys, pa.large_binary()), values
+            values.extend(entry.values())
+        packed_keys = pa.array(row_keys, pa.large_binary())
+        return list(map(len, entries)), packed_keys, self.cells.to_binary(values)
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the entries that have not expired."""

@@ -37,9 +37,12 @@ Groups: TypeAlias = npt.NDArray[np.uint16]
 
 FORMAT = 1
 PART_PREFIX = "canonical-"
-BATCH_ROWS = 32_768
+BATCH_ROWS = 8192
+"""Chunks of fewer rows are joined: a batch costs some time and bytes of its own."""
 PART_BYTES = 32 << 20
-"""A part is closed once it is larger; bounds the memory of an upload."""
+"""A part is closed once it is larger; bounds what one look-up of a key reads."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""Ends an Arrow IPC stream: the mark of a message, and 0 as its length."""
 _METADATA_KEY = b"onceflow.state"
 _FIELDS = [
     pa.field("state", pa.uint16()),
@@ -91,38 +94,36 @@ StateContent: TypeAlias = tuple[StateMeta, Iterable[StateRows]]
 
 
 class _Part:
-    """One part under construction, in memory."""
+    """The batches of one part, as they come; it ends once it is large enough."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         self._schema = schema
-        self._sink = pa.BufferOutputStream()
-        self._stream = pa.ipc.new_stream(self._sink, schema)
+        self._batches = batches
+        self.is_last = False
+        """Set once there are no further batches."""
 
-    def add(self, state: int, rows: StateRows) -> None:
-        self._stream.write_batch(
-            pa.record_batch(
-                [
-                    pa.array(np.full(len(rows), state, np.uint16)),
-                    pa.array(rows.groups),
-                    rows.keys.cast(pa.large_binary()),
-                    rows.values.cast(pa.large_binary()),
-                ],
-                schema=self._schema,
-            )
-        )
-
-    def is_full(self) -> bool:
-        return bool(self._sink.tell() >= PART_BYTES)
-
-    def finish(self) -> pa.Buffer:
-        self._stream.close()
-        return self._sink.getvalue()
+    def __iter__(self) -> Iterator[pa.Buffer]:
+        """Yield the bytes of an Arrow IPC stream, a batch at a time."""
+        yield self._schema.serialize()
+        size_bytes = 0
+        while size_bytes < PART_BYTES:
+            batch = next(self._batches, None)
+            if batch is None:
+                self.is_last = True
+                break
+            message = batch.serialize()
+            size_bytes += message.size
+            yield message
+        yield pa.py_buffer(_END_OF_STREAM)
 
 
 def write_canonical(
     writer: StateWriter, context: StateContext, states: Sequence[StateContent]
 ) -> tuple[StateHandle, ...]:
-    """Return the handles of parts that hold `states`; at least one, even without any row."""
+    """Return the handles of parts that hold `states`; at least one, even without any row.
+
+    In memory there is one batch at a time.
+    """
     about = {
         "format": FORMAT,
         "uid": context.uid,
@@ -130,22 +131,33 @@ def write_canonical(
         "states": [[meta.name, meta.kind, meta.signature] for meta, _ in states],
     }
     schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
+    batches = _batches_of(states, schema)
     handles: list[StateHandle] = []
-    part = _Part(schema)
-
-    def close_part() -> None:
+    is_last = False
+    while not is_last:
         name = f"{PART_PREFIX}{len(handles):05d}.arrow"
-        handles.append(writer.write(name, part.finish(), key_groups=context.key_groups))
+        part = _Part(schema, batches)
+        handles.append(writer.write_chunks(name, part, key_groups=context.key_groups))
+        is_last = part.is_last
+    return tuple(handles)
 
+
+def _batches_of(states: Sequence[StateContent], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for index, (_, chunks) in enumerate(states):
         for rows in merge_chunks(chunks):
-            if part.is_full():
-                close_part()
-                part = _Part(schema)
             if len(rows):
-                part.add(index, rows)
-    close_part()
-    return tuple(handles)
+                columns = [
+                    pa.array(np.full(len(rows), index, np.uint16)),
+                    pa.array(rows.groups),
+                    _to_large(rows.keys),
+                    _to_large(rows.values),
+                ]
+                yield pa.record_batch(columns, schema=schema)
+
+
+def _to_large(array: pa.Array) -> pa.Array:
+    # A cast takes its time even where there is nothing to do.
+    return array if array.type == pa.large_binary() else array.cast(pa.large_binary())
 
 
 def merge_chunks(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
@@ -266,7 +278,7 @@ def _rows_of(
     states, groups, keys, values = batch.columns
     if not len(states):
         return
-    # A batch holds rows of one state alone: `_Part.add` writes one for each chunk.
+    # A batch holds rows of one state alone: `_batches_of` makes one of each chunk.
     index = states[0].as_py()
     if index >= len(metas):
         raise StateError(f"a snapshot's row names state {index} of {len(metas)}")

@@ -21,6 +21,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -45,6 +46,8 @@ from onceflow.core.storage.filesystems.filesystem import (
 
 CHUNK_BYTES = 1 << 20
 """The size of one read: large enough that calls cost nothing, small enough for a core's cache."""
+SYNC_BYTES = 8 << 20
+"""How much of a long file is written before the disk is asked to take it, while more is written."""
 TRIES_MAX = 16
 """How often a call is made again when somebody keeps deleting what it needs."""
 DIRECTORIES_KNOWN_MAX = 4096
@@ -428,7 +431,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         temporary = f"{directory}/.{name}.{uuid.uuid4().hex}.tmp"
         descriptor = self._open_new(path, temporary)
         try:
-            size_bytes = sum(write_all(descriptor, chunk) for chunk in chunks)
+            size_bytes = _write_chunks(descriptor, chunks)
             os.fsync(descriptor)
         except BaseException:
             remove_quietly(temporary)
@@ -459,6 +462,25 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         if self._modes and mode & ~_OWNER_ONLY:  # which the umask may have taken away
             os.fchmod(descriptor, mode)
         return descriptor
+
+
+def _write_chunks(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:
+    """Write the joined chunks; return their size. Of a long file only the end is left to sync."""
+    size_bytes = synced_bytes = 0
+    sync: Future[None] | None = None
+    # Starts no thread before it is given something to do.
+    with ThreadPoolExecutor(1, "early-sync") as thread:
+        for chunk in chunks:
+            size_bytes += write_all(descriptor, chunk)
+            if size_bytes - synced_bytes < SYNC_BYTES or (sync and not sync.done()):
+                continue
+            if sync is not None:
+                sync.result()
+            sync, synced_bytes = thread.submit(os.fdatasync, descriptor), size_bytes
+    if sync is not None:
+        # Linux tells a descriptor of a failed write once: the caller's own sync would succeed.
+        sync.result()
+    return size_bytes
 
 
 def make_durable_directory(full: str, root: str, mode: int | None = None) -> None:

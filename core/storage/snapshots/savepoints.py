@@ -222,6 +222,12 @@ class SavepointStateWriter:
             name, path, view.nbytes, xxhash.xxh3_128_hexdigest(view), groups.start, last
         )
 
+    def write_chunks(
+        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        """Do what `write` does with the joined `chunks`."""
+        return self.write(name, b"".join(chunks), key_groups=key_groups)
+
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
     ) -> StateHandle:

@@ -14,7 +14,9 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import xxhash
 from typing_extensions import Buffer
@@ -27,6 +29,8 @@ from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.storage.filesystems.filesystem import AdoptsFiles, FileSystem
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, write_all
 from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
+
+T = TypeVar("T", bytes, memoryview)
 
 HEAD_BYTES = 64 * 1024
 """How much of a file says what is in it."""
@@ -85,6 +89,29 @@ class FileStateWriter:
         path = self._new(self._names.private(name))
         self._count_upload(self._fs.write(self._paths.in_job(path), (view,)))
         return _handle(name, path, view.nbytes, checksum, key_groups)
+
+    def write_chunks(
+        self, name: str, chunks: Iterable[Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
+
+        Raises:
+            StorageError: It is not durable; the checkpoint must be declined.
+        """
+        views = (memoryview(chunk).cast("B") for chunk in chunks)
+        first, size_bytes = list[memoryview](), 0
+        for view in views:
+            first.append(view)
+            size_bytes += view.nbytes
+            if size_bytes >= self._inline_threshold_bytes:
+                break
+        else:
+            return self.write(name, b"".join(first), key_groups=key_groups)
+        hashed = _Hashed[memoryview](chain(first, views))
+        path = self._new(self._names.private(name))
+        size_bytes = self._fs.write(self._paths.in_job(path), hashed)
+        self._count_upload(size_bytes)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups)
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
@@ -240,14 +267,14 @@ class FileStateReader:
         return self._fs.location(self._paths.in_job(handle.path))
 
 
-class _Hashed:
+class _Hashed(Generic[T]):
     """Passes chunks on and knows their joined checksum afterwards."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: Iterable[T]) -> None:
+        self._chunks: Iterable[T] = chunks
         self._hash = xxhash.xxh3_128()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[T]:
         for chunk in self._chunks:
             self._hash.update(chunk)
             yield chunk

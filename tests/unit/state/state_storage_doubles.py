@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,6 +39,11 @@ class MemoryStorage:
         self.files[handle.path] = raw
         self.written.append(name)
         return handle
+
+    def write_chunks(
+        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+    ) -> StateHandle:
+        return self.write(name, b"".join(map(bytes, chunks)), key_groups=key_groups)
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None

@@ -4,10 +4,11 @@ import errno
 import importlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import xxhash
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.storage.storage_samples import finish, start_python
 from typing_extensions import Buffer
 
-from onceflow.core.errors import CheckpointCorrupt, StorageError
+from onceflow.core.errors import BadStateValue, CheckpointCorrupt, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import InvariantViolation
@@ -112,6 +113,44 @@ def test_with_a_low_threshold_even_a_byte_is_a_file(tmp_path: Path, threshold_by
 def test_every_kind_of_buffer_is_written_as_its_bytes(storage: JobStorage, data: Buffer) -> None:
     handle = writer_of(storage).write("keyed", data)
     assert (handle.size_bytes, reader_of(storage).read(handle)) == (len(BIG), BIG)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 19_999, 20_000, len(BIG)])
+def test_state_written_in_chunks_has_the_handle_of_the_same_state_written_at_once(
+    storage: JobStorage, size_bytes: int
+) -> None:
+    data = BIG[:size_bytes]
+    chunks = (ARROW.py_buffer(data[at : at + 7_000]) for at in range(0, size_bytes, 7_000))
+    chunked = writer_of(storage).write_chunks("keyed", chunks, key_groups=range(16, 32))
+    whole = writer_of(storage).write("keyed", data, key_groups=range(16, 32))
+    assert chunked == whole
+    assert reader_of(storage).read(chunked) == data
+
+
+def test_chunks_that_fail_on_the_way_leave_no_file(storage: JobStorage, tmp_path: Path) -> None:
+    def chunks() -> Iterator[pa.Buffer]:
+        yield ARROW.py_buffer(BIG)
+        raise BadStateValue("the next one cannot be encoded")
+
+    writer = writer_of(storage)
+    with pytest.raises(BadStateValue, match="the next one"):
+        writer.write_chunks("keyed", chunks())
+    assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+    writer.abandon()
+
+
+def test_a_disk_that_loses_the_beginning_of_a_long_file_fails_its_write(
+    storage: JobStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    # The last sync succeeds, for Linux has told the descriptor of the failure already.
+    monkeypatch.setattr(os, "fdatasync", fail)
+    chunk = ARROW.py_buffer(bytes(1 << 20))
+    with pytest.raises(StorageError, match="lost"):
+        writer_of(storage).write_chunks("keyed", [chunk] * 20)
+    assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
 
 
 @settings(max_examples=30, deadline=None)
