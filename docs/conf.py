@@ -57,9 +57,10 @@ html_theme_options = {
     "header_links_before_dropdown": 7,
     "navbar_align": "left",
     "navbar_end": ["version-switcher", "theme-switcher"],
-    # script/docs writes this file beside the versions that it finds.
+    # docs/versions.py writes this file beside the versions that it finds.
     "switcher": {"json_url": "../versions.json", "version_match": version},
     "check_switcher": False,
+    "show_version_warning_banner": True,
     # Half of the build's time goes into deeper ones.
     "navigation_depth": 2,
     "collapse_navigation": True,

@@ -53,11 +53,24 @@ def test_only_the_job_that_publishes_may_ask_for_pypis_token_and_it_runs_no_code
     assert "secrets." not in WORKFLOW.read_text("utf-8")
 
 
+def test_only_the_job_that_publishes_the_site_may_write_to_the_repository() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]
+    may_write = {name for name, job in jobs.items() if "contents" in job["permissions"]}
+    assert {name: jobs[name]["permissions"]["contents"] for name in may_write} == {
+        "build": "read",
+        "build-site": "read",
+        "publish-site": "write",
+    }
+    commands = "\n".join(step.get("run", "") for step in jobs["publish-site"]["steps"])
+    assert [line for line in commands.split("\n") if line and not line.startswith("git ")] == []
+
+
 def test_a_tag_reaches_the_shell_as_a_variable_only() -> None:
     """A tag's name is anybody's text: in a command it would be code."""
-    steps = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]["build"]["steps"]
-    commands = [step["run"] for step in steps if "run" in step]
-    assert commands == ['script/release --tag "$TAG"']
+    jobs = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"].values()
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert 'script/release --tag "$TAG"' in commands
+    assert [command for command in commands if "${{" in command] == []
 
 
 def requirements_of(extras: tuple[str, ...]) -> list[str]:
