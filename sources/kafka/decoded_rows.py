@@ -11,9 +11,11 @@ from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.sources.kafka.messages import (
     VALUE,
+    Records,
     Refusals,
     SplitRuns,
     estimate_size_bytes,
+    messages_of,
     metadata_columns,
     split_runs_of,
 )
@@ -46,7 +48,7 @@ class Rows(Protocol):
         """Return how many rows are collected."""
         ...
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: Records) -> None:
         """Collect `messages`, none of which is an event."""
         ...
 
@@ -92,8 +94,9 @@ class DecodedRows:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: Records) -> None:
         """Collect `messages`."""
+        messages = messages_of(messages)
         values = list(map(VALUE, messages))
         self._decoder.expect(values, messages)
         self._messages += messages

@@ -14,8 +14,12 @@ from onceflow.connectors.kafka.decoding import describe_position
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.dead_letters import DeadLetter
+from onceflow.sources.kafka.fetched import FetchedRecords
 
 logger = logging.getLogger("onceflow.sources.kafka")
+
+Records: TypeAlias = list[Message] | FetchedRecords
+"""Records as they were taken from the client."""
 
 VALUE: Callable[[Message], bytes | None] = Message.value
 KEY: Callable[[Message], bytes | None] = Message.key
@@ -38,8 +42,15 @@ _TIME_STEP = 250
 """Every 250th message's time is looked at, for metrics: messages of one fetch lie side by side."""
 
 
-def position_columns(messages: Sequence[Message]) -> list[pa.Array]:
+def messages_of(records: Records) -> list[Message]:
+    """Return `records` as the client's own objects."""
+    return records.messages if isinstance(records, FetchedRecords) else records
+
+
+def position_columns(messages: Records) -> list[pa.Array]:
     """Return topics, partitions and offsets as columns."""
+    if isinstance(messages, FetchedRecords):
+        return messages.position_columns()
     return [
         pa.array(list(map(TOPIC, messages)), type=pa.string()),
         pa.array(list(map(PARTITION, messages)), type=pa.int32()),
@@ -51,11 +62,13 @@ SplitRuns: TypeAlias = list[tuple[str, int]]
 """(split id, rows) of each run of rows of one partition."""
 
 
-def split_runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRuns:
+def split_runs_of(messages: Records, topics: Sequence[str]) -> SplitRuns:
     """Return the runs of `messages` of one partition, in order.
 
     If `topics` names only one topic, all messages are of it, and theirs is not looked at.
     """
+    if isinstance(messages, FetchedRecords):
+        return messages.split_runs()
     if not messages:
         return []
     partitions = np.fromiter(map(PARTITION, messages), np.int64, len(messages))
@@ -71,15 +84,20 @@ def split_runs_of(messages: Sequence[Message], topics: Sequence[str]) -> SplitRu
     ]
 
 
-def timestamp_column(stamps: Sequence[tuple[int, int]]) -> pa.Array:
-    """Return the times of `stamps` as a column; null where a record has none."""
+def timestamp_column(messages: Records) -> pa.Array:
+    """Return the times of `messages` as a column; null where a record has none."""
+    if isinstance(messages, FetchedRecords):
+        return messages.timestamp_column()
+    stamps = map(TIMESTAMP, messages)
     return pa.array(
         [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
     )
 
 
-def sample_times(messages: Sequence[Message]) -> list[tuple[int, int]]:
+def sample_times(messages: Records) -> list[tuple[int, int]]:
     """Return (milliseconds since 1970, for how many messages it stands) of some of `messages`."""
+    if isinstance(messages, FetchedRecords):
+        return messages.sample_times(_TIME_STEP)
     return [
         (stamp, min(_TIME_STEP, len(messages) - _TIME_STEP * number))
         for number, (kind, stamp) in enumerate(map(TIMESTAMP, messages[::_TIME_STEP]))
@@ -87,13 +105,15 @@ def sample_times(messages: Sequence[Message]) -> list[tuple[int, int]]:
     ]
 
 
-def metadata_columns(messages: Sequence[Message]) -> list[pa.Array]:
+def metadata_columns(messages: Records) -> list[pa.Array]:
     """Return the columns of `METADATA_FIELDS`."""
-    return [*position_columns(messages), timestamp_column(list(map(TIMESTAMP, messages)))]
+    return [*position_columns(messages), timestamp_column(messages)]
 
 
-def estimate_size_bytes(messages: Sequence[Message]) -> int:
+def estimate_size_bytes(messages: Records) -> int:
     """Estimate how many bytes the values have."""
+    if isinstance(messages, FetchedRecords):
+        return messages.size_bytes
     return _SAMPLE_STEP * sum(map(len, messages[::_SAMPLE_STEP]))
 
 

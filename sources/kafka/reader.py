@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from onceflow.connectors.kafka.client import ClientTroubles, error_of
 from onceflow.core.errors import StateIncompatible
@@ -31,10 +31,11 @@ from onceflow.sources.kafka.client import (
     open_consumer,
 )
 from onceflow.sources.kafka.events import Event, Gaps, classify_error
-from onceflow.sources.kafka.messages import sample_times
+from onceflow.sources.kafka.intake import Intake, Taken, open_intake
+from onceflow.sources.kafka.messages import Records, messages_of, sample_times
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.settings import KafkaSettings
-from onceflow.sources.kafka.value_formats import CHUNK, rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 
 class PublishedOffsets:
@@ -73,7 +74,6 @@ class PublishedOffsets:
         self._newest.clear()
 
 
-_ERROR: Callable[[Message], KafkaError | None] = Message.error
 _NO_STOP = 2**63 - 1
 _WAIT_S = 0.5
 """How long one look of `poll` lasts, and so how long a `close` on another thread may wait."""
@@ -111,6 +111,7 @@ class KafkaReader(SourceReader):
         self._group_id = group_id_of(settings, job=context.job, uid=context.uid)
         self._client_id = f"onceflow-{context.job}-{context.uid}-{context.subtask}"
         self._consumer: Consumer | None = None
+        self._intake: Intake | None = None
         self._watch: LivenessWatch | None = None
         if self._open:
             self._begin()
@@ -179,6 +180,7 @@ class KafkaReader(SourceReader):
             self._open = self._open + added
             self._asked += [TopicPartition(*partition) for partition in added]
             if self._consumer is not None:
+                self._require_intake().lead(added)
                 # Not `assign`, which would drop what is fetched of the other partitions.
                 self._consumer.incremental_assign(self._assignment(added))
             elif added and not self._closed.is_set():
@@ -202,8 +204,7 @@ class KafkaReader(SourceReader):
                 self._watch = None
             if self._consumer is not None:
                 self._published.send(self._consumer)
-                close_in_time(self._consumer)
-                self._consumer = None
+                self._close_client()
 
     def _stop_of(self, position: PartitionPosition) -> int:
         """Return the stop of `position`; for a stream, one that is never reached."""
@@ -244,8 +245,15 @@ class KafkaReader(SourceReader):
         consumer = open_consumer(
             self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
         )
+        self._intake = open_intake(self._settings, consumer, self._client_id)
+        self._intake.lead(self._open)
         consumer.assign(self._assignment(self._open))
         return consumer
+
+    def _close_client(self) -> None:
+        self._require_intake().close()
+        close_in_time(self._require_client())
+        self._consumer = self._intake = None
 
     def _assignment(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
         return [TopicPartition(*partition, self._next[partition]) for partition in partitions]
@@ -254,6 +262,11 @@ class KafkaReader(SourceReader):
         if self._consumer is None:
             raise InvariantViolation("a Kafka reader without open partitions was asked to read")
         return self._consumer
+
+    def _require_intake(self) -> Intake:
+        if self._intake is None:
+            raise InvariantViolation("a Kafka reader without a client was asked to read")
+        return self._intake
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
@@ -265,10 +278,9 @@ class KafkaReader(SourceReader):
             if self._bounded and not self._open:
                 return EndOfInput()
             wait_s = deadline - time.monotonic()
-            # Waits for one message only: `consume` would wait until it has as many as it asks for.
-            first = self._require_client().poll(min(max(wait_s, 0.0), _WAIT_S))
+            first = self._require_intake().wait(min(max(wait_s, 0.0), _WAIT_S))
             if first is not None:
-                self._accept([first])
+                self._accept(first)
                 self._drain()
                 self._advance()
             if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
@@ -293,26 +305,21 @@ class KafkaReader(SourceReader):
         rows, settings = self._rows, self._settings
         had_any = False
         while len(rows) < settings.batch_rows and rows.size_bytes < settings.batch_bytes:
-            count_max = min(CHUNK, settings.batch_rows - len(rows))
-            # Timeout 0: what the client has fetched, without waiting until there are as many as
-            # asked for.
-            messages = self._require_client().consume(count_max, 0)
-            self._accept(messages)
-            had_any = had_any or bool(messages)
-            if len(messages) < count_max:
+            taken = self._require_intake().take(
+                settings.batch_rows - len(rows), settings.batch_bytes - rows.size_bytes
+            )
+            self._accept(taken)
+            had_any = had_any or bool(taken.events) or len(taken.records) > 0
+            if not taken.has_more:
                 return had_any
         return had_any
 
-    def _accept(self, messages: list[Message]) -> None:
-        gaps: list[Message] = []
-        if any(map(_ERROR, messages)):
-            gaps = [message for message in messages if self._is_gap(message)]
-            messages = [message for message in messages if message.error() is None]
-        if self._bounded:
-            messages = self._before_stops(messages)
-        if messages:
-            self._times += sample_times(messages)
-            self._rows.add(messages)
+    def _accept(self, taken: Taken) -> None:
+        gaps = [event for event in taken.events if self._is_gap(event)]
+        records = self._before_stops(taken.records) if self._bounded else taken.records
+        if len(records) > 0:
+            self._times += sample_times(records)
+            self._rows.add(records)
         for event in gaps:
             # After the rows are counted: the client that counts them may be replaced.
             self._meet_gap(event)
@@ -333,21 +340,21 @@ class KafkaReader(SourceReader):
             self._next[partition] = offset
         return passed
 
-    def _before_stops(self, messages: list[Message]) -> list[Message]:
-        """Return the messages before their stop, and pause partitions that have reached theirs."""
+    def _before_stops(self, records: Records) -> Records:
+        """Return the records before their stop, and pause partitions that have reached theirs."""
         passed = self._advance()
         if passed:
             stops = self._stop
-            messages = [
+            records = [
                 message
-                for message in messages
+                for message in messages_of(records)
                 if (message.offset() or 0) < stops[message.topic() or "", message.partition() or 0]
             ]
         done = [item for item in self._open if self._next[item] >= self._stop[item]]
         if done:
             self._require_client().pause([TopicPartition(*partition) for partition in done])
             self._open = [item for item in self._open if item not in done]
-        return messages
+        return records
 
     def _is_gap(self, event: Message) -> bool:
         """Handle `event`; return whether it says that records are missing.
@@ -409,5 +416,5 @@ class KafkaReader(SourceReader):
                 self._began[topic, partition] = with_ids(began, facts)
         # A new client and not a new assignment: for a while after an assignment the old client
         # still reports positions from before it, and one of those could leave records out.
-        close_in_time(self._require_client())
+        self._close_client()
         self._consumer = self._open_client()

@@ -28,7 +28,7 @@ from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.messages import KEY, SplitRuns, split_runs_of
+from onceflow.sources.kafka.messages import KEY, Records, SplitRuns, messages_of, split_runs_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
@@ -70,8 +70,9 @@ class KeyedRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: Records) -> None:
         """Collect `messages`; as the rows of values raise."""
+        messages = messages_of(messages)
         self._decoder.expect(list(map(KEY, messages)), messages)
         self._rows.add(messages)
 

@@ -258,6 +258,15 @@ class ReadOptions(TopicOptions):
             "Approximate size of the values in bytes after which a batch is passed on", COUNT
         ),
     )
+    native: bool | None = field(
+        default=None,
+        metadata=option(
+            "Whether records are read without a Python object each, by the package"
+            " onceflow-kafka-native: True is refused where that cannot be, False never does it."
+            " None: where the package is installed and knows the client, for `json` and `raw`",
+            BOOLEAN,
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -41,14 +41,17 @@ from onceflow.connectors.kafka.wire import HEADER_BYTES, TOMBSTONE, UNFRAMED, sc
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sources.kafka.decoded_rows import DecodedRows, Rows
+from onceflow.sources.kafka.fetched import FetchedRecords
 from onceflow.sources.kafka.messages import (
     KEY,
     METADATA_FIELDS,
     TIMESTAMP,
     VALUE,
+    Records,
     Refusals,
     SplitRuns,
     estimate_size_bytes,
+    messages_of,
     metadata_columns,
     position_columns,
     split_runs_of,
@@ -183,14 +186,16 @@ class RawRows:
         self._include_headers = settings.include_headers
         self.size_bytes = 0
         self.refusals = Refusals(settings.on_bad_record)
-        self._messages: list[Message] = []
+        self._chunks: list[Records] = []
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return self._count
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: Records) -> None:
         """Collect `messages`."""
-        self._messages += messages
+        self._chunks.append(messages)
+        self._count += len(messages)
         self.size_bytes += estimate_size_bytes(messages)
 
     def ready(self) -> bool:
@@ -199,20 +204,28 @@ class RawRows:
 
     def take(self) -> pa.RecordBatch:
         """Return one batch of `RAW_SCHEMA`, with headers if they are asked for."""
-        messages, self._messages, self.size_bytes = self._messages, [], 0
-        stamps = list(map(TIMESTAMP, messages))
+        chunks, self._chunks, self._count, self.size_bytes = self._chunks, [], 0, 0
+        if self._by_split:
+            self.runs = list(
+                chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
+            )
+        arrays = join_columns([self._columns(chunk) for chunk in chunks or [[]]])
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _columns(self, chunk: Records) -> list[pa.Array]:
+        positions, times = position_columns(chunk), timestamp_column(chunk)
+        if isinstance(chunk, FetchedRecords) and not self._include_headers:
+            keys, values = chunk.key_column(), chunk.value_column()
+            return [keys, values, *positions, times, chunk.time_kind_column()]
+        messages = messages_of(chunk)
         arrays = [
             pa.array(list(map(KEY, messages)), type=pa.binary()),
             pa.array(list(map(VALUE, messages)), type=pa.binary()),
-            *position_columns(messages),
-            timestamp_column(stamps),
-            pa.array([kind - 1 for kind, _ in stamps], type=pa.int32()),
+            *positions,
+            times,
+            pa.array([kind - 1 for kind, _ in map(TIMESTAMP, messages)], type=pa.int32()),
         ]
-        if self._include_headers:
-            arrays.append(_headers(messages))
-        if self._by_split:
-            self.runs = split_runs_of(messages, self._topics)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return [*arrays, _headers(messages)] if self._include_headers else arrays
 
 
 class JsonRows:
@@ -235,9 +248,13 @@ class JsonRows:
             or settings.key_format is not None
             or has_late_checks(settings.columns)
         )
+        self._has_keys = settings.key_format is not None
         self.kept: list[Message] = []
+        """What was taken last, for the columns of keys; empty where there are none."""
         kind = record_type(settings.columns)
-        self._decode = cast("Callable[[Any], Any]", json_decoder(kind).decode)
+        decoder = json_decoder(kind)
+        self._decode = cast("Callable[[Any], Any]", decoder.decode)
+        self._decode_lines = cast("Callable[[bytes], list[Any]]", decoder.decode_lines)
         self._has_instants = any(holds_instants(column.type) for column in self._columns)
         self._header_bytes = 0
         if settings.format is ValueFormat.JSON_SCHEMA:
@@ -246,17 +263,23 @@ class JsonRows:
         self._read_columns = column_reader(len(settings.columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in self._columns]
         self._records: list[Any] = []
-        self._messages: list[list[Message]] = []
+        self._chunks: list[Records] = []
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: Records) -> None:
         """Decode and collect `messages`.
 
         Raises:
             BadRecord: One cannot be decoded, and such are not to be dropped.
         """
+        if isinstance(messages, FetchedRecords):
+            records = self._decode_together(messages)
+            if records is not None:
+                self._collect(records, messages)
+                return
+        messages = messages_of(messages)
         values = list(map(VALUE, messages))
         try:
             records = list(map(self._decode, values))
@@ -265,13 +288,33 @@ class JsonRows:
             records, messages = self._add_one_by_one(messages)
         if self._has_instants and any_finer(values):
             records, messages = self._with_exact_instants(records, messages)
+        self._collect(records, messages)
+
+    def _collect(self, records: list[Any], messages: Records) -> None:
         self._records += records
         self.size_bytes += estimate_size_bytes(messages)
         if self._keep_messages:
-            self._messages.append(messages)
+            self._chunks.append(messages)
         elif self._by_split:
             # Counted now, for the messages themselves are not kept.
             self._runs += split_runs_of(messages, self._topics)
+
+    def _decode_together(self, fetched: FetchedRecords) -> list[Any] | None:
+        """Return the records of `fetched`; None if they have to be looked at one by one.
+
+        Each value begins with `{` and ends with `}`, and there is a line feed between two. In JSON
+        a line feed between `}` and `{` is in no text, array or object: so none of these values ends
+        within another one's text, and if there are as many objects as values, each is one object.
+        """
+        if not fetched.are_objects or fetched.separator != b"\n" or self._header_bytes:
+            return None
+        try:
+            records = self._decode_lines(fetched.values)
+        except DECODE_ERRORS:
+            return None
+        if len(records) != len(fetched) or (self._has_instants and any_finer([fetched.values])):
+            return None
+        return records
 
     def ready(self) -> bool:
         """Return True: nothing else is needed."""
@@ -284,8 +327,7 @@ class JsonRows:
             BadRecord: A value does not fit its column, and such are not to be dropped.
         """
         records, self._records, self.size_bytes = self._records, [], 0
-        chunks, self._messages = self._messages, []
-        messages = list(chain.from_iterable(chunks))
+        chunks, self._chunks = self._chunks, []
         try:
             arrays = self._arrays(records)
         except CONVERSION_ERRORS:
@@ -293,13 +335,16 @@ class JsonRows:
             # where needed.
             if not self._keep_messages:
                 raise
+            messages = list(chain.from_iterable(map(messages_of, chunks)))
             records, messages = self._convert_one_by_one(records, messages)
-            arrays = self._arrays(records)
+            arrays, chunks = self._arrays(records), [messages]
         if self._include_metadata:
-            arrays += metadata_columns(messages)
-        self.kept = messages
+            arrays += join_columns([metadata_columns(chunk) for chunk in chunks or [[]]])
+        if self._has_keys:
+            self.kept = list(chain.from_iterable(map(messages_of, chunks)))
         if self._by_split:
-            self.runs = split_runs_of(messages, self._topics) if self._keep_messages else self._runs
+            of_chunks = chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
+            self.runs = list(of_chunks) if self._keep_messages else self._runs
             self._runs = []
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -350,6 +395,11 @@ class JsonRows:
             else:
                 self.refusals.refuse(message, fault)
         return [record for record, _ in good], [message for _, message in good]
+
+
+def join_columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    """Return the columns of all `parts` below each other."""
+    return [pa.concat_arrays(list(column)) for column in zip(*parts, strict=True)]
 
 
 def behind_header(decode: Callable[[Any], Any]) -> Callable[[bytes | None], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.integration.each_reader import each_reader as each_reader
 
 _HERE = Path(__file__).parent
 

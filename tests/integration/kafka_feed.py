@@ -20,6 +20,8 @@ from onceflow.integration.servers.process import ServerError
 from onceflow.sources import KafkaSource
 
 SCHEMA = "id BIGINT NOT NULL, account STRING NOT NULL"
+NATIVE: bool | None = None
+"""Whether sources read natively; see `each_reader`."""
 CONTEXT = ReaderContext(
     job="ledger", uid="payments", subtask=0, parallelism=1, attempt=AttemptId(1)
 )
@@ -135,7 +137,7 @@ def group_offsets(servers: str, group: str, topic: str, partitions: int) -> list
 
 def source(servers: str, topic: str, **settings: Any) -> KafkaSource:
     """Return a source of `SCHEMA` unless told otherwise."""
-    given: dict[str, Any] = {"schema": SCHEMA, **settings}
+    given: dict[str, Any] = {"schema": SCHEMA, "native": NATIVE, **settings}
     return KafkaSource(servers, topic=topic, **given)
 
 

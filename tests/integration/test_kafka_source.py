@@ -30,6 +30,8 @@ from onceflow.core.spi import EndOfInput, Split
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 
 @pytest.fixture
 def servers(onceflow_kafka: KafkaServer) -> str:

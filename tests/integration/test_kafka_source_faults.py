@@ -35,6 +35,8 @@ from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.process import LOOPBACK, free_port
 from onceflow.sinks import KafkaSink
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 
 class _GuardedKafka(EmbeddedKafka):
     """A broker with a second listener that wants a password and keeps to ACLs."""

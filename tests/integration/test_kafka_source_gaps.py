@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.integration import kafka_feed
 from tests.integration.kafka_feed import (
     SCHEMA,
     delete_before,
@@ -27,6 +28,8 @@ from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kafka import create_topic
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
+
+pytestmark = pytest.mark.usefixtures("each_reader")
 
 
 @pytest.fixture
@@ -135,7 +138,11 @@ def test_accepted_gap_of_one_topic_moves_no_other_one_back(
     produce(servers, lasting, map(record, range(100)))
     produce(servers, renewed, map(record, range(500)))
     described = KafkaSource(
-        servers, topic=[lasting, renewed], schema=SCHEMA, fail_on_data_loss=False
+        servers,
+        topic=[lasting, renewed],
+        schema=SCHEMA,
+        fail_on_data_loss=False,
+        native=kafka_feed.NATIVE,
     )
     with reading(described) as reader:
         read_rows(reader, 600)

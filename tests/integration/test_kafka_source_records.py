@@ -6,6 +6,7 @@ import datetime as dt
 import time
 
 import pytest
+from tests.integration import kafka_feed
 from tests.integration.kafka_feed import (
     Transactions,
     ids,
@@ -23,6 +24,8 @@ from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
+
+pytestmark = pytest.mark.usefixtures("each_reader")
 
 
 @pytest.fixture
@@ -108,7 +111,9 @@ def test_raw_format_has_spark_s_columns_and_keeps_tombstones(
 ) -> None:
     topic = kafka_topic()
     produce(servers, topic, [b"\x00\xff", None, b""])
-    described = KafkaSource(servers, topic=topic, format="raw", ending_offsets="latest")
+    described = KafkaSource(
+        servers, topic=topic, format="raw", ending_offsets="latest", native=kafka_feed.NATIVE
+    )
     assert described.schema.names == [
         *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
     ]

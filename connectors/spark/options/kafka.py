@@ -126,6 +126,8 @@ _HELPS: Mapping[str, str] = {
     " subject's latest schema",
 }
 _OF_STREAMS = ("group_id", "offsets_most", "offsets_least", "delay_most_s")
+_OF_ENGINE = ("native",)
+"""Options of the engine's reader, which is not Spark's."""
 _WRITING = "it is an option of `writeStream` and `write`"
 _NOT_READ = {
     "assign": "give subscribe, and filter by the column partition",
@@ -152,7 +154,7 @@ KAFKA_READ_STREAM = OptionTable(
     format="onceflow-kafka",
     direction="readStream",
     description=KafkaRead,
-    without=("ending_offsets",),
+    without=("ending_offsets", *_OF_ENGINE),
     defaults={"format": ValueFormat.RAW.value, "starting_offsets": "latest"},
     helps={
         **_HELPS,
@@ -169,7 +171,7 @@ KAFKA_READ = OptionTable(
     format="onceflow-kafka",
     direction="read",
     description=KafkaRead,
-    without=_OF_STREAMS,
+    without=(*_OF_STREAMS, *_OF_ENGINE),
     defaults={"format": ValueFormat.RAW.value},
     helps={
         **_HELPS,

@@ -1,0 +1,656 @@
+/* Reads records from the librdkafka client that a confluent_kafka.Consumer holds.
+ *
+ * No record becomes a Python object: a read returns the values, keys, offsets and times of many
+ * records as a few byte strings, laid out as Arrow lays out its columns.
+ *
+ * The client stays the Consumer's: its configuration, authentication and callbacks. Only the queues
+ * of the partitions that `take_over` names are led to a queue of this module, by the public
+ * functions of librdkafka. No callback is served from that queue, so none runs inside a read; the
+ * owner has to call `Consumer.poll(0)` now and then, which serves them.
+ *
+ * Two things here are no public interface, and are checked before they are trusted:
+ * - the client is the first field behind the object's head (`Handle` of confluent_kafka.h). The
+ *   caller names the size of the objects whose layout it knows, and another size is refused;
+ * - functions are looked up in the very library that confluent_kafka.cimpl is linked with.
+ */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* From librdkafka's public header; the same in all of its 1.x and 2.x. */
+typedef struct {
+    int err;
+    void *rkt;
+    int32_t partition;
+    void *payload;
+    size_t len;
+    void *key;
+    size_t key_len;
+    int64_t offset;
+    void *private_;
+} Message;
+
+#define CONSUMER_TYPE 1
+#define VERSION_MIN 0x02000000
+#define VERSION_MAX 0x02ffffff
+
+/* How many messages are taken at once at most, so that few bytes are read beyond `bytes_max`. */
+#define STEP_MAX 256
+
+static struct {
+    void *library;
+    int (*version)(void);
+    const char *(*name)(const void *client);
+    int (*type)(const void *client);
+    void *(*queue_new)(void *client);
+    void (*queue_destroy)(void *queue);
+    void *(*queue_get_partition)(void *client, const char *topic, int32_t partition);
+    void (*queue_forward)(void *from, void *to);
+    ssize_t (*consume_batch_queue)(void *queue, int timeout_ms, Message **messages, size_t count);
+    void (*message_destroy)(Message *message);
+    const char *(*message_errstr)(const Message *message);
+    int64_t (*message_timestamp)(const Message *message, int *kind);
+    const char *(*topic_name)(const void *topic);
+} kafka;
+
+typedef struct {
+    char *topic;
+    int32_t partition;
+} Partition;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *consumer;
+    void *client;
+    void *queue;
+    Partition *partitions;
+    Py_ssize_t partition_count;
+    Message **messages;
+    size_t message_capacity;
+    int busy; /* a read runs, perhaps without the interpreter's lock */
+} Reader;
+
+/* ---- librdkafka, as confluent_kafka has loaded it ---- */
+
+static int
+find_function(void **place, const char *name)
+{
+    *place = dlsym(kafka.library, name);
+    if (*place == NULL)
+        PyErr_Format(PyExc_RuntimeError, "confluent_kafka's librdkafka has no %s", name);
+    return *place != NULL;
+}
+
+static int
+find_functions(const char *path)
+{
+    /* Only what is loaded already; its own dependencies are searched, too. */
+    kafka.library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    if (kafka.library == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%s is not loaded: %s", path, dlerror());
+        return 0;
+    }
+#define FIND(field) find_function((void **)&kafka.field, "rd_kafka_" #field)
+    if (FIND(version) && FIND(name) && FIND(type) && FIND(queue_new) && FIND(queue_destroy) &&
+        FIND(queue_get_partition) && FIND(queue_forward) && FIND(consume_batch_queue) &&
+        FIND(message_destroy) && FIND(message_errstr) && FIND(message_timestamp) &&
+        FIND(topic_name))
+        return 1;
+#undef FIND
+    dlclose(kafka.library);
+    kafka.library = NULL;
+    return 0;
+}
+
+static int
+load_functions(PyObject *cimpl)
+{
+    if (kafka.library != NULL)
+        return 1;
+    PyObject *file = PyObject_GetAttrString(cimpl, "__file__");
+    if (file == NULL)
+        return 0;
+    PyObject *encoded = NULL;
+    int found = PyUnicode_FSConverter(file, &encoded) && find_functions(PyBytes_AsString(encoded));
+    Py_XDECREF(encoded);
+    Py_DECREF(file);
+    if (!found)
+        return 0;
+    int version = kafka.version();
+    if (version < VERSION_MIN || version > VERSION_MAX) {
+        PyErr_Format(PyExc_RuntimeError, "librdkafka %x is not known, only 2.x", version);
+        kafka.library = NULL;
+        return 0;
+    }
+    return 1;
+}
+
+/* ---- the client of a Consumer ---- */
+
+static Py_ssize_t
+basic_size_of(PyObject *type)
+{
+    PyObject *size = PyObject_GetAttrString(type, "__basicsize__");
+    if (size == NULL)
+        return -1;
+    Py_ssize_t known = PyLong_AsSsize_t(size);
+    Py_DECREF(size);
+    return known;
+}
+
+/* Returns the client that `consumer` holds now, NULL once it is closed. */
+static void *
+client_in(PyObject *consumer)
+{
+    void *client;
+    memcpy(&client, (char *)consumer + sizeof(PyObject), sizeof client);
+    return client;
+}
+
+static int
+check_layout(PyObject *consumer, PyObject *cimpl, Py_ssize_t size_known)
+{
+    PyObject *type = PyObject_GetAttrString(cimpl, "Consumer");
+    if (type == NULL)
+        return 0;
+    Py_ssize_t size = basic_size_of(type);
+    Py_ssize_t head = basic_size_of((PyObject *)&PyBaseObject_Type);
+    int is_consumer = PyObject_IsInstance(consumer, type);
+    Py_DECREF(type);
+    if (size < 0 || head < 0 || is_consumer < 0)
+        return 0;
+    if (!is_consumer) {
+        PyErr_SetString(PyExc_TypeError, "needs a confluent_kafka.Consumer");
+        return 0;
+    }
+    if (size != size_known || head != (Py_ssize_t)sizeof(PyObject)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "a Consumer has %zd bytes and an object's head %zd, where %zd and %zd are known",
+                     size, head, size_known, (Py_ssize_t)sizeof(PyObject));
+        return 0;
+    }
+    return 1;
+}
+
+/* Returns the client of `consumer` if it answers as the consumer named `client_id` would. */
+static void *
+find_client(PyObject *consumer, const char *client_id)
+{
+    void *client = client_in(consumer);
+    if (client == NULL || (uintptr_t)client % sizeof(void *) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the Consumer is closed, or holds no client");
+        return NULL;
+    }
+    const char *name = kafka.name(client);
+    size_t length = strlen(client_id);
+    if (kafka.type(client) != CONSUMER_TYPE || name == NULL ||
+        strncmp(name, client_id, length) != 0 || strncmp(name + length, "#consumer", 9) != 0) {
+        PyErr_Format(PyExc_RuntimeError, "the client is not the consumer %s", client_id);
+        return NULL;
+    }
+    return client;
+}
+
+/* ---- Reader ---- */
+
+static int
+reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"consumer", "client_id", "consumer_bytes", NULL};
+    Reader *self = (Reader *)object;
+    PyObject *consumer;
+    const char *client_id;
+    Py_ssize_t size_known;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Osn", names, &consumer, &client_id,
+                                     &size_known))
+        return -1;
+    if (self->consumer != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this reader has a consumer already");
+        return -1;
+    }
+    PyObject *cimpl = PyImport_ImportModule("confluent_kafka.cimpl");
+    if (cimpl == NULL)
+        return -1;
+    void *client = NULL;
+    if (check_layout(consumer, cimpl, size_known) && load_functions(cimpl))
+        client = find_client(consumer, client_id);
+    Py_DECREF(cimpl);
+    if (client == NULL)
+        return -1;
+    void *queue = kafka.queue_new(client);
+    if (queue == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "librdkafka makes no queue");
+        return -1;
+    }
+    Py_INCREF(consumer);
+    self->consumer = consumer;
+    self->client = client;
+    self->queue = queue;
+    return 0;
+}
+
+static void
+drop_queue(Reader *self)
+{
+    if (self->queue != NULL)
+        kafka.queue_destroy(self->queue);
+    self->queue = NULL;
+    self->client = NULL;
+    Py_CLEAR(self->consumer);
+}
+
+static void
+reader_dealloc(PyObject *object)
+{
+    Reader *self = (Reader *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    drop_queue(self);
+    for (Py_ssize_t at = 0; at < self->partition_count; at++)
+        free(self->partitions[at].topic);
+    free(self->partitions);
+    free(self->messages);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* Whether the reader can be used now; it cannot once it, or its Consumer, is closed. */
+static int
+require_open(Reader *self)
+{
+    if (self->busy)
+        PyErr_SetString(PyExc_RuntimeError, "another thread reads");
+    else if (self->queue == NULL || client_in(self->consumer) != self->client)
+        PyErr_SetString(PyExc_RuntimeError, "the reader, or its Consumer, is closed");
+    else
+        return 1;
+    return 0;
+}
+
+static PyObject *
+reader_take_over(PyObject *object, PyObject *args)
+{
+    Reader *self = (Reader *)object;
+    const char *topic;
+    int partition;
+    if (!PyArg_ParseTuple(args, "si", &topic, &partition) || !require_open(self))
+        return NULL;
+    Partition *grown =
+        realloc(self->partitions, (size_t)(self->partition_count + 1) * sizeof *grown);
+    if (grown == NULL)
+        return PyErr_NoMemory();
+    self->partitions = grown;
+    char *copy = strdup(topic);
+    if (copy == NULL)
+        return PyErr_NoMemory();
+    void *from = kafka.queue_get_partition(self->client, topic, partition);
+    if (from == NULL) {
+        free(copy);
+        return PyErr_Format(PyExc_RuntimeError, "%s-%d has no queue", topic, partition);
+    }
+    /* From now on, also over assignments, librdkafka leaves this queue led to ours. */
+    kafka.queue_forward(from, self->queue);
+    kafka.queue_destroy(from);
+    grown[self->partition_count++] = (Partition){copy, partition};
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+reader_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Reader *self = (Reader *)object;
+    if (self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread reads");
+        return NULL;
+    }
+    drop_queue(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- a read ---- */
+
+typedef struct {
+    size_t count;  /* messages, events among them */
+    size_t events; /* those that are events */
+    size_t value_bytes, key_bytes;
+    size_t values, keys; /* those that are not null */
+} Found;
+
+/* Takes messages until none waits, or there are `count_max`, or `bytes_max` bytes. */
+static Found
+take_messages(Reader *self, size_t count_max, size_t bytes_max, int timeout_ms)
+{
+    Found found = {0};
+    size_t step = 1, largest = 1;
+    while (found.count < count_max && found.value_bytes + found.key_bytes < bytes_max) {
+        if (step > count_max - found.count)
+            step = count_max - found.count;
+        Message **taken = self->messages + found.count;
+        /* Would wait until it has `step` of them: it waits for the first one only. */
+        ssize_t got =
+            kafka.consume_batch_queue(self->queue, found.count ? 0 : timeout_ms, taken, step);
+        if (got <= 0)
+            break;
+        for (ssize_t at = 0; at < got; at++) {
+            Message *message = taken[at];
+            if (message->err) {
+                found.events++;
+                continue;
+            }
+            size_t value = message->payload ? message->len : 0;
+            size_t key = message->key ? message->key_len : 0;
+            found.values += message->payload != NULL;
+            found.keys += message->key != NULL;
+            found.value_bytes += value;
+            found.key_bytes += key;
+            if (value + key > largest)
+                largest = value + key;
+        }
+        found.count += (size_t)got;
+        if ((size_t)got < step)
+            break;
+        size_t had = found.value_bytes + found.key_bytes;
+        step = had < bytes_max ? (bytes_max - had) / largest + 1 : 1;
+        if (step > STEP_MAX)
+            step = STEP_MAX;
+    }
+    return found;
+}
+
+/* Where the columns of one read are written. */
+typedef struct {
+    char *values, *keys;
+    int32_t *value_ends, *key_ends; /* the first is 0, as in Arrow */
+    unsigned char *has_value, *has_key; /* one byte a record; NULL where all have one */
+    int32_t *places;                    /* in the order of `take_over` */
+    int64_t *offsets, *times;
+    signed char *time_kinds;
+} Columns;
+
+static int32_t
+place_of(Reader *self, const Message *message)
+{
+    const char *topic = kafka.topic_name(message->rkt);
+    for (Py_ssize_t at = 0; at < self->partition_count; at++) {
+        Partition *known = &self->partitions[at];
+        if (known->partition == message->partition && strcmp(known->topic, topic) == 0)
+            return (int32_t)at;
+    }
+    return -1;
+}
+
+/* Whether the text begins as a JSON object does, and ends as one. */
+static int
+looks_like_object(const char *text, size_t size)
+{
+    return size >= 2 && text[0] == '{' && text[size - 1] == '}';
+}
+
+/* Fills `to` and destroys the records; returns whether each value looks like a JSON object. */
+static int
+copy_messages(Reader *self, const Found *found, const Columns *to, char separator)
+{
+    int objects = 1;
+    size_t row = 0;
+    char *value = to->values, *key = to->keys;
+    void *topic = NULL;
+    int32_t partition = -1, place = -1;
+    to->value_ends[0] = to->key_ends[0] = 0;
+    for (size_t at = 0; at < found->count; at++) {
+        Message *message = self->messages[at];
+        if (message->err)
+            continue;
+        if (message->rkt != topic || message->partition != partition) {
+            topic = message->rkt;
+            partition = message->partition;
+            place = place_of(self, message);
+        }
+        if (message->payload != NULL && message->len > 0) {
+            memcpy(value, message->payload, message->len);
+            objects = objects && looks_like_object(value, message->len);
+            value += message->len;
+        } else {
+            objects = 0;
+        }
+        if (separator)
+            *value++ = separator;
+        if (message->key != NULL && message->key_len > 0) {
+            memcpy(key, message->key, message->key_len);
+            key += message->key_len;
+        }
+        if (to->has_value != NULL)
+            to->has_value[row] = message->payload != NULL;
+        if (to->has_key != NULL)
+            to->has_key[row] = message->key != NULL;
+        int kind = 0;
+        to->times[row] = kafka.message_timestamp(message, &kind);
+        to->time_kinds[row] = (signed char)kind;
+        to->places[row] = place;
+        to->offsets[row] = message->offset;
+        row++;
+        to->value_ends[row] = (int32_t)(value - to->values);
+        to->key_ends[row] = (int32_t)(key - to->keys);
+        kafka.message_destroy(message);
+        self->messages[at] = NULL;
+    }
+    return objects;
+}
+
+/* The columns of one read as Python objects, each the memory that a field of `Columns` points to. */
+typedef struct {
+    PyObject *values, *value_ends, *has_value;
+    PyObject *keys, *key_ends, *has_key;
+    PyObject *places, *offsets, *times, *time_kinds;
+} Buffers;
+
+static void
+drop_buffers(Buffers *buffers)
+{
+    Py_CLEAR(buffers->values);
+    Py_CLEAR(buffers->value_ends);
+    Py_CLEAR(buffers->has_value);
+    Py_CLEAR(buffers->keys);
+    Py_CLEAR(buffers->key_ends);
+    Py_CLEAR(buffers->has_key);
+    Py_CLEAR(buffers->places);
+    Py_CLEAR(buffers->offsets);
+    Py_CLEAR(buffers->times);
+    Py_CLEAR(buffers->time_kinds);
+}
+
+/* Points `*memory` to the bytes of a new byte string; to none, with None, if it is not wanted. */
+static PyObject *
+make_buffer(size_t size, int wanted, void *memory)
+{
+    char *start = NULL;
+    PyObject *made;
+    if (!wanted) {
+        made = Py_None;
+        Py_INCREF(made);
+    } else {
+        made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+        if (made != NULL)
+            start = PyBytes_AsString(made);
+    }
+    memcpy(memory, &start, sizeof start);
+    return made;
+}
+
+static int
+make_buffers(const Found *found, size_t value_bytes, Buffers *buffers, Columns *columns)
+{
+    size_t rows = found->count - found->events;
+    buffers->values = make_buffer(value_bytes, 1, &columns->values);
+    buffers->value_ends = make_buffer((rows + 1) * sizeof(int32_t), 1, &columns->value_ends);
+    buffers->has_value = make_buffer(rows, found->values < rows, &columns->has_value);
+    buffers->keys = make_buffer(found->key_bytes, 1, &columns->keys);
+    buffers->key_ends = make_buffer((rows + 1) * sizeof(int32_t), 1, &columns->key_ends);
+    buffers->has_key = make_buffer(rows, found->keys < rows, &columns->has_key);
+    buffers->places = make_buffer(rows * sizeof(int32_t), 1, &columns->places);
+    buffers->offsets = make_buffer(rows * sizeof(int64_t), 1, &columns->offsets);
+    buffers->times = make_buffer(rows * sizeof(int64_t), 1, &columns->times);
+    buffers->time_kinds = make_buffer(rows, 1, &columns->time_kinds);
+    return buffers->values && buffers->value_ends && buffers->has_value && buffers->keys &&
+           buffers->key_ends && buffers->has_key && buffers->places && buffers->offsets &&
+           buffers->times && buffers->time_kinds;
+}
+
+/* Returns [(code, text, topic or None, partition, offset), ...] of the messages that are events. */
+static PyObject *
+list_events(Reader *self, const Found *found)
+{
+    PyObject *events = PyList_New(0);
+    for (size_t at = 0; events != NULL && found->events && at < found->count; at++) {
+        Message *message = self->messages[at];
+        if (!message->err)
+            continue;
+        const char *topic = message->rkt ? kafka.topic_name(message->rkt) : NULL;
+        PyObject *event = Py_BuildValue("(isziL)", message->err, kafka.message_errstr(message),
+                                        topic, message->partition, (long long)message->offset);
+        if (event == NULL || PyList_Append(events, event) < 0)
+            Py_CLEAR(events);
+        Py_XDECREF(event);
+    }
+    return events;
+}
+
+static void
+destroy_messages(Reader *self, const Found *found)
+{
+    for (size_t at = 0; at < found->count; at++)
+        if (self->messages[at] != NULL)
+            kafka.message_destroy(self->messages[at]);
+}
+
+/* Returns the tuple that `read` returns; the messages are still to be destroyed. */
+static PyObject *
+make_read(Reader *self, const Found *found, char separator)
+{
+    size_t rows = found->count - found->events;
+    size_t value_bytes = found->value_bytes + (separator ? rows : 0);
+    if (value_bytes > INT32_MAX || found->key_bytes > INT32_MAX)
+        return PyErr_Format(PyExc_OverflowError, "%zu records have more than 2 GiB", rows);
+    PyObject *events = list_events(self, found);
+    if (events == NULL)
+        return NULL;
+    Buffers buffers = {0};
+    Columns columns;
+    if (!make_buffers(found, value_bytes, &buffers, &columns)) {
+        Py_DECREF(events);
+        drop_buffers(&buffers);
+        return NULL;
+    }
+    int objects = 0;
+    Py_BEGIN_ALLOW_THREADS
+    objects = copy_messages(self, found, &columns, separator);
+    Py_END_ALLOW_THREADS
+    PyObject *read = Py_BuildValue(
+        "(nOOOOOOOOOOOO)", (Py_ssize_t)rows, events, buffers.values, buffers.value_ends,
+        buffers.has_value, buffers.keys, buffers.key_ends, buffers.has_key, buffers.places,
+        buffers.offsets, buffers.times, buffers.time_kinds, objects ? Py_True : Py_False);
+    Py_DECREF(events);
+    drop_buffers(&buffers);
+    return read;
+}
+
+static PyObject *
+reader_read(PyObject *object, PyObject *args)
+{
+    Reader *self = (Reader *)object;
+    Py_ssize_t count_max, bytes_max;
+    int timeout_ms;
+    const char *separator;
+    Py_ssize_t separator_bytes;
+    if (!PyArg_ParseTuple(args, "nniy#", &count_max, &bytes_max, &timeout_ms, &separator,
+                          &separator_bytes))
+        return NULL;
+    if (count_max < 1 || count_max > 1000000 || bytes_max < 1 || bytes_max > INT_MAX ||
+        timeout_ms < 0 || separator_bytes > 1) {
+        PyErr_SetString(PyExc_ValueError, "count_max, bytes_max, timeout_ms or separator is out of range");
+        return NULL;
+    }
+    if (!require_open(self))
+        return NULL;
+    if (self->message_capacity < (size_t)count_max) {
+        Message **grown = realloc(self->messages, (size_t)count_max * sizeof *grown);
+        if (grown == NULL)
+            return PyErr_NoMemory();
+        self->messages = grown;
+        self->message_capacity = (size_t)count_max;
+    }
+    self->busy = 1;
+    Found found;
+    Py_BEGIN_ALLOW_THREADS
+    found = take_messages(self, (size_t)count_max, (size_t)bytes_max, timeout_ms);
+    Py_END_ALLOW_THREADS
+    PyObject *read = make_read(self, &found, separator_bytes ? separator[0] : 0);
+    destroy_messages(self, &found);
+    self->busy = 0;
+    return read;
+}
+
+/* ---- the module ---- */
+
+static PyMethodDef reader_methods[] = {
+    {"take_over", reader_take_over, METH_VARARGS,
+     "take_over(topic, partition): have its records come to `read`, and no longer to the Consumer.\n"
+     "To be called before the partition is assigned."},
+    {"read", reader_read, METH_VARARGS,
+     "read(count_max, bytes_max, timeout_ms, separator): wait for the first record, and return it\n"
+     "with those that wait behind it."},
+    {"close", reader_close, METH_NOARGS,
+     "close(): give the queue back; to be called before the Consumer's own `close`."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot reader_slots[] = {
+    {Py_tp_doc, "Reader(consumer, client_id, consumer_bytes): reads records of `consumer`."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, reader_init},
+    {Py_tp_dealloc, reader_dealloc},
+    {Py_tp_methods, reader_methods},
+    {0, NULL},
+};
+
+static PyType_Spec reader_spec = {
+    .name = "onceflow_kafka_native.Reader",
+    .basicsize = sizeof(Reader),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = reader_slots,
+};
+
+static int
+module_exec(PyObject *module)
+{
+    PyObject *reader = PyType_FromSpec(&reader_spec);
+    if (reader == NULL)
+        return -1;
+    if (PyModule_AddObject(module, "Reader", reader) < 0) {
+        Py_DECREF(reader);
+        return -1;
+    }
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "onceflow_kafka_native",
+    .m_doc = "Reads Kafka records without a Python object a record.",
+    .m_size = 0,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit_onceflow_kafka_native(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

@@ -1,0 +1,147 @@
+"""Records as the native reader returns them: a few buffers, and no Python object a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import Message
+
+from onceflow.core.protocol.invariant import require
+
+
+@dataclass(frozen=True)
+class FetchedRecords:
+    """Records of some partitions, side by side, in the order in which the client had them.
+
+    The text of record `i` is `values[value_ends[i] : value_ends[i + 1]]`, its separator included.
+    """
+
+    partitions: Sequence[tuple[str, int]]
+    """(topic, partition) for each index in `indices`."""
+    separator: bytes
+    """What stands behind each value: one byte or none."""
+    values: bytes
+    value_ends: npt.NDArray[np.int32]
+    has_value: npt.NDArray[np.bool_] | None
+    """Whether each record has a value, and is no tombstone. None: all have one."""
+    keys: bytes
+    key_ends: npt.NDArray[np.int32]
+    has_key: npt.NDArray[np.bool_] | None
+    indices: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
+    """Milliseconds since 1970."""
+    time_kinds: npt.NDArray[np.int8]
+    """Whose clock it was, in librdkafka's numbers: 0 nobody's, 1 the producer's, 2 the broker's."""
+    are_objects: bool
+    """Whether each value begins with `{` and ends with `}`."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the values have."""
+        return len(self.values)
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The records as the client's own objects: for the few steps that need them."""
+        return [self._message(row) for row in range(len(self))]
+
+    def _message(self, row: int) -> Message:
+        topic, partition = self.partitions[int(self.indices[row])]
+        value = key = None
+        if self.has_value is None or self.has_value[row]:
+            end = self.value_ends[row + 1] - len(self.separator)
+            value = self.values[self.value_ends[row] : end]
+        if self.has_key is None or self.has_key[row]:
+            key = self.keys[self.key_ends[row] : self.key_ends[row + 1]]
+        return Message(
+            topic=topic,
+            partition=partition,
+            offset=int(self.offsets[row]),
+            key=key,
+            value=value,
+            timestamp=(int(self.time_kinds[row]), int(self.times[row])),
+        )
+
+    def value_column(self) -> pa.Array:
+        """Return the values as a column; only without a separator."""
+        return _binary_column(self.values, self.value_ends, self.has_value)
+
+    def key_column(self) -> pa.Array:
+        """Return the keys as a column."""
+        return _binary_column(self.keys, self.key_ends, self.has_key)
+
+    def position_columns(self) -> list[pa.Array]:
+        """Return topics, partitions and offsets as columns."""
+        topics = pa.array([topic for topic, _ in self.partitions], pa.string())
+        numbers = pa.array([number for _, number in self.partitions], pa.int32())
+        indices = pa.array(self.indices)
+        return [topics.take(indices), numbers.take(indices), pa.array(self.offsets)]
+
+    def timestamp_column(self) -> pa.Array:
+        """Return the times as a column; null where a record has none."""
+        return pa.array(self.times, mask=self.time_kinds == 0).cast(pa.timestamp("ms", "UTC"))
+
+    def time_kind_column(self) -> pa.Array:
+        """Return whose clock the times are of, in Spark's numbers."""
+        return pa.array(self.time_kinds.astype(np.int32) - 1)
+
+    def split_runs(self) -> list[tuple[str, int]]:
+        """Return (split id, rows) of each run of rows of one partition, in order."""
+        starts = np.flatnonzero(np.diff(self.indices, prepend=-1))
+        counts = np.diff(starts, append=len(self))
+        return [
+            ("%s-%d" % self.partitions[int(index)], int(count))  # noqa: UP031 - a pair
+            for index, count in zip(self.indices[starts], counts, strict=True)
+        ]
+
+    def sample_times(self, step: int) -> list[tuple[int, int]]:
+        """Return (time, for how many records it stands) of every record in `step`."""
+        rows = range(0, len(self), step)
+        return [
+            (int(self.times[row]), min(step, len(self) - row))
+            for row in rows
+            if self.time_kinds[row]
+        ]
+
+
+def wrap_records(
+    read: tuple[Any, ...], partitions: Sequence[tuple[str, int]], separator: bytes
+) -> FetchedRecords:
+    """Return what the native `read` returned; the buffers are not copied."""
+    values, value_ends, has_value, keys, key_ends, has_key = read[:6]
+    partition_indices, offsets, times, kinds, are_objects = read[6:]
+    indices = np.frombuffer(partition_indices, np.int32)
+    require(int(indices.min(initial=0)) >= 0, "a record of a partition that was not asked for")
+    return FetchedRecords(
+        partitions=partitions,
+        separator=separator,
+        values=values,
+        value_ends=np.frombuffer(value_ends, np.int32),
+        has_value=None if has_value is None else np.frombuffer(has_value, np.bool_),
+        keys=keys,
+        key_ends=np.frombuffer(key_ends, np.int32),
+        has_key=None if has_key is None else np.frombuffer(has_key, np.bool_),
+        indices=indices,
+        offsets=np.frombuffer(offsets, np.int64),
+        times=np.frombuffer(times, np.int64),
+        time_kinds=np.frombuffer(kinds, np.int8),
+        are_objects=are_objects,
+    )
+
+
+def _binary_column(
+    texts: bytes, ends: npt.NDArray[np.int32], present: npt.NDArray[np.bool_] | None
+) -> pa.Array:
+    valid = None if present is None else pa.array(present).buffers()[1]
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(texts)]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
