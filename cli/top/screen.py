@@ -102,6 +102,11 @@ def last_error(now: Answer) -> str:
     return str(text).partition("\n")[0]
 
 
+def _latency(sink: Answer, share: str) -> str:
+    latency = sink["latency"]  # None: nothing has become visible in the last minute
+    return to_seconds(latency[share]) if latency else _UNKNOWN
+
+
 def list_sections(now: Answer) -> Iterator[Section]:
     """Yield what a driver tells of its job; nothing where there is none."""
     if "chains" not in now:
@@ -124,7 +129,10 @@ def list_sections(now: Answer) -> Iterator[Section]:
         ],
     )
     yield _section(
-        ("SINK", "OPEN", "IN DOUBT", "OLDEST", "COMMITTED", "ROWS", "REJECTED", "LAST COMMIT"),
+        (
+            *("SINK", "OPEN", "IN DOUBT", "OLDEST", "COMMITTED", "ROWS", "REJECTED"),
+            *("LAST COMMIT", "VISIBLE P50", "P99"),
+        ),
         [
             (
                 sink["uid"],
@@ -135,6 +143,8 @@ def list_sections(now: Answer) -> Iterator[Section]:
                 to_count(sink["rows_committed"]),
                 to_count(sink["rows_rejected"]),
                 to_seconds(sink["last_commit_ms"] / 1000) if sink["last_commit_ms"] else _UNKNOWN,
+                _latency(sink, "p50_s"),
+                _latency(sink, "p99_s"),
             )
             for sink in now["sinks"]
         ],

@@ -85,6 +85,7 @@ from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.messages import fingerprint_of
 from onceflow.core.runtime.metrics.exposition import Measured
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import Program, pickle_program
 from onceflow.core.runtime.transport.control_plane import ControlServer
@@ -195,6 +196,10 @@ class JobDriver:
     def measure(self) -> Measured:
         """Return what the job has measured up to now. Any thread."""
         return self._observation.measure()
+
+    def read_latencies(self) -> dict[str, RecentLatency]:
+        """Return, by sink, how long records have lately taken to be visible. Any thread."""
+        return self._observation.read_latencies()
 
     def judge_health(self) -> Health:
         """Return whether the job gets on, and whether it runs. Any thread."""

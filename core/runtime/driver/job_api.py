@@ -62,6 +62,7 @@ from onceflow.core.runtime.events.job_events import JobEvent, JobState
 from onceflow.core.runtime.events.job_history import JobHistory
 from onceflow.core.runtime.events.status import JobStatus
 from onceflow.core.runtime.metrics.exposition import Measured
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 INSTANCE_HEADER = "Onceflow-Instance"
@@ -84,6 +85,10 @@ class ControlledJob(Protocol):
 
     def measure(self) -> Measured:
         """Return what the job has measured up to now."""
+        ...
+
+    def read_latencies(self) -> Mapping[str, RecentLatency]:
+        """Return, by sink, how long records have lately taken until they were visible."""
         ...
 
     def judge_health(self) -> Health:
@@ -242,7 +247,9 @@ class JobApi:
             return self._operation(name.removeprefix("operations/"))
         reads: dict[str, Callable[[], object]] = {
             "about": lambda: {"kind": "job", "job": self._job.status().job},
-            "overview": lambda: describe_now(self._job.status(), self._history, self._instance),
+            "overview": lambda: describe_now(
+                self._job.status(), self._history, self._instance, self._job.read_latencies()
+            ),
             "timeline": lambda: describe_timeline(self._job.status(), self._history),
             "history": partial(self._history_before, query),
             "graph": self._job.graph_view,

@@ -9,7 +9,7 @@ stored     checkpoints and savepoints in storage
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.runtime.events.job_history import CheckpointSummary, JobHistory
 from onceflow.core.runtime.events.status import JobStatus
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.spi import CommittedBy, CommitterContext, Sink
 from onceflow.core.storage import CheckpointStorage, JobStorage
 from onceflow.core.storage.snapshots.stored_checkpoints import (
@@ -101,8 +102,13 @@ def _describe_edges(chain: Chain) -> Iterable[EdgeView]:
         yield EdgeView(edge.above, chain.id, edge.exchange.value, edge.key)
 
 
-def describe_now(status: JobStatus, history: JobHistory, instance: str) -> dict[str, Any]:
-    """Return how the job is now; the page and `onceflow top` poll it."""
+def describe_now(
+    status: JobStatus, history: JobHistory, instance: str, latencies: Mapping[str, RecentLatency]
+) -> dict[str, Any]:
+    """Return how the job is now; the page and `onceflow top` poll it.
+
+    `latencies` are those of sinks, by uid, that have lately committed.
+    """
     last = status.last_checkpoint
     return {
         "job": status.job,
@@ -132,7 +138,9 @@ def describe_now(status: JobStatus, history: JobHistory, instance: str) -> dict[
         ],
         "sources": [_describe_source(uid, status) for uid in sorted(status.sources)],
         "sinks": [
-            asdict(sink) | {"blockers": status.blockers.get(sink.uid, ())} for sink in status.sinks
+            asdict(sink)
+            | {"blockers": status.blockers.get(sink.uid, ()), "latency": latencies.get(sink.uid)}
+            for sink in status.sinks
         ],
         "chains": history.chains(status),
         "slots": [

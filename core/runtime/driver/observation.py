@@ -71,6 +71,8 @@ class Observation:
         self._shown = ShownMetrics(metrics, job, ShownJob(self.measure, self.judge_health))
         self.promise = self._health.promise
         """Says within how many seconds the job's thread turns again."""
+        self.read_latencies = self._metrics.read_latencies
+        """Returns, by sink, how long records have lately taken until they were visible."""
         self.retain = self._metrics.retain
         """Says which checkpoints the log retains now."""
 

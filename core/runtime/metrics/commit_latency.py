@@ -8,12 +8,16 @@ committed what was read before that barrier:
 A checkpoint that is given up passes its times to the next one, which decides its rows, too. Times
 of an attempt that fails are dropped unless their checkpoint was decided: such records are read
 again.
+
+Bounds: len(_decided) <= UNCOMMITTED_MAX, or one more than there are sinks, however long a sink does
+not commit. Each has at most 4 KB a source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from onceflow.core.protocol.ids import SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
@@ -27,7 +31,11 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.metrics import metric_catalog
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency, RecentTimes
 from onceflow.core.runtime.metrics.samples import Family, Histogram
+
+UNCOMMITTED_MAX = 256
+"""Decided checkpoints that are kept apart. More are merged, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,10 @@ class CommitLatency:
         self._histograms = {
             uid: Histogram(metric_catalog.COMMIT_LATENCY.buckets) for uid in self._sinks
         }
+        self._recent = {uid: RecentTimes() for uid in self._sinks}
         self._undecided: dict[int, _Undecided] = {}
         self._decided: dict[int, _Decided] = {}
+        """By checkpoint, rising."""
 
     def on_event(self, event: JobEvent) -> None:
         """Take one event of the job."""
@@ -101,6 +111,11 @@ class CommitLatency:
             samples = tuple(((uid,), one.value()) for uid, one in sorted(self._histograms.items()))
             yield Family(metric_catalog.COMMIT_LATENCY, samples)
 
+    def read_recent(self, now_s: float) -> dict[str, RecentLatency]:
+        """Return, by sink, what records took that became visible shortly before `now_s`."""
+        recent = {uid: times.read(now_s) for uid, times in self._recent.items()}
+        return {uid: one for uid, one in recent.items() if one is not None}
+
     def _add_ack(self, ack: CheckpointAcked) -> None:
         chain, times = ack.subtask.chain, ack.record_times
         if chain not in self._chains and times is None:
@@ -114,19 +129,37 @@ class CommitLatency:
     def _decide(self, checkpoint: int) -> None:
         """Note that `checkpoint` is decided, and with it those before that were given up."""
         subtasks = self._undecided.get(checkpoint, _Undecided()).subtasks
-        counters: dict[str, RecordTimesCounter] = {}
-        for number in [number for number in self._undecided if number <= checkpoint]:
-            for source, counter in self._undecided.pop(number).times.items():
-                if (times := counter.take()) is not None:
-                    counters.setdefault(source, RecordTimesCounter()).merge(times)
-        decided = {
-            source: times
-            for source, counter in counters.items()
+        earlier = [number for number in self._undecided if number <= checkpoint]
+        taken = (self._undecided.pop(number).times.items() for number in earlier)
+        decided = _merge_times(
+            (source, times)
+            for counters in taken
+            for source, counter in counters
             if (times := counter.take()) is not None
-        }
+        )
         sinks = {uid for uid, sink in self._sinks.items() if not sink.sources.isdisjoint(decided)}
         if sinks:
             self._decided[checkpoint] = _Decided(decided, subtasks, sinks)
+        if len(self._decided) > UNCOMMITTED_MAX:
+            self._merge_oldest()
+
+    def _merge_oldest(self) -> None:
+        """Count the rows of an older checkpoint with those of the next one.
+
+        They become visible no earlier in any sink that both wait for. Sinks commit in order, so
+        two neighbours wait for the same ones, unless there are no more than that of them.
+        """
+        for older, newer in pairwise(self._decided):
+            one, other = self._decided[older], self._decided[newer]
+            if one.sinks == other.sinks:
+                times = _merge_times((*one.times.items(), *other.times.items()))
+                subtasks = {
+                    chain: one.subtasks.get(chain, set()) | other.subtasks.get(chain, set())
+                    for chain in {*one.subtasks, *other.subtasks}
+                }
+                self._decided[newer] = _Decided(times, subtasks, other.sinks)
+                del self._decided[older]
+                return
 
     def _end_subtask(self, subtask: SubtaskRef, through: int, at_s: float) -> None:
         """Note that `subtask` has committed; a sink has when every subtask of its chain has."""
@@ -158,5 +191,18 @@ class CommitLatency:
             of_source for source, of_source in times.items() if source in self._sinks[uid].sources
         )
         for one in of_sink:
-            values = one.list_latencies_s(at_ms)
+            values = tuple(one.list_latencies_s(at_ms))
             self._histograms[uid].observe_all(values, one.sum_latencies_s(at_ms))
+            self._recent[uid].add(values, at_ms / 1000)
+
+
+def _merge_times(all_times: Iterable[tuple[str, RecordTimes]]) -> dict[str, RecordTimes]:
+    """Return one summary a source of (source, summary)."""
+    counters: dict[str, RecordTimesCounter] = {}
+    for source, times in all_times:
+        counters.setdefault(source, RecordTimesCounter()).merge(times)
+    return {
+        source: times
+        for source, counter in counters.items()
+        if (times := counter.take()) is not None
+    }

@@ -38,6 +38,7 @@ from onceflow.core.runtime.metrics import metric_catalog
 from onceflow.core.runtime.metrics.commit_latency import CommitLatency, SinkInputs
 from onceflow.core.runtime.metrics.function_totals import FunctionTotals
 from onceflow.core.runtime.metrics.metric_catalog import Metric
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.runtime.metrics.samples import Family, Histogram, Value
 from onceflow.core.spi import SplitOffsets
 
@@ -180,6 +181,11 @@ class JobMetrics:
             () if retained is None else (_single(metric_catalog.STORAGE, _sum_files(retained)),)
         )
         return (*counted, *stored, *self._collect_gauges(status))
+
+    def read_latencies(self) -> dict[str, RecentLatency]:
+        """Return, by sink, how long records have lately taken until they were visible."""
+        with self._lock:
+            return self._latency.read_recent(time.time())
 
     # --- events: under the lock -----------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes
@@ -18,7 +20,11 @@ from onceflow.core.runtime.events.job_events import (
     SinksRecovered,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.metrics.commit_latency import CommitLatency, SinkInputs
+from onceflow.core.runtime.metrics.commit_latency import (
+    UNCOMMITTED_MAX,
+    CommitLatency,
+    SinkInputs,
+)
 from onceflow.core.runtime.metrics.samples import HistogramValue
 
 MADE_S = 1_800_000_000
@@ -122,3 +128,32 @@ def test_a_decision_of_which_the_attempt_did_not_hear_counts_at_recovery() -> No
     job.take(*ack(1, 1), *ack(2, 10), *ack(3, 100))
     job.take(AttemptBegan(AttemptId(2), CheckpointId(2)), SinksRecovered((), at=at(6)))
     assert job.read("out") == (11, 66)
+
+
+def test_a_sink_that_never_commits_keeps_a_bounded_number_of_checkpoints_and_every_record() -> None:
+    """The other one commits all the time, and counts each record once."""
+    job = Measuring()
+    count = 3 * UNCOMMITTED_MAX
+    for number in range(1, count + 1):
+        job.take(*ack(number, 2), decide(number), *commit(number, 1))
+        assert len(job.latency._decided) <= UNCOMMITTED_MAX
+    assert job.read("out") == (2 * count, 2 * count)
+    assert job.read("lake") == (0, 0)
+    job.take(CheckpointCommitted("lake", CheckpointId(count), at=at(10)))
+    assert job.read("lake") == (2 * count, 20 * count)
+    assert not job.latency._decided
+
+
+def test_recent_percentiles_are_of_the_last_minutes_alone() -> None:
+    job = Measuring()
+    assert job.latency.read_recent(MADE_S) == {}
+    for number in range(1, 101):
+        slow = 10 if number == 100 else 1
+        job.take(*ack(number, 3), decide(number), *commit(number, slow))
+    recent = job.latency.read_recent(MADE_S + 20)["out"]
+    assert recent.records == 300
+    assert recent.p50_s == pytest.approx(1, rel=0.05)
+    assert recent.p99_s == pytest.approx(1, rel=0.05)
+    job.take(*ack(101, 3), decide(101), *commit(101, 10))
+    assert job.latency.read_recent(MADE_S + 20)["out"].p99_s == pytest.approx(10, rel=0.05)
+    assert job.latency.read_recent(MADE_S + 200) == {}

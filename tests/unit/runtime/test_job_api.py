@@ -24,6 +24,7 @@ from onceflow.core.runtime.events.job_events import CheckpointTriggered, JobEnde
 from onceflow.core.runtime.events.status import JobStatus, apply
 from onceflow.core.runtime.metrics.exposition import Measured
 from onceflow.core.runtime.metrics.job_metrics import JobMetrics
+from onceflow.core.runtime.metrics.recent_latency import RecentLatency
 from onceflow.core.settings.effective_settings import EffectiveSetting
 
 TOKEN, INSTANCE = "the token", "this one"
@@ -44,6 +45,9 @@ class Job:
 
     def measure(self) -> Measured:
         return Measured.of_job("ledger", self.metrics.collect())
+
+    def read_latencies(self) -> dict[str, RecentLatency]:
+        return {"out": RecentLatency(10, 0.1, 0.5)}
 
     def judge_health(self) -> Health:
         return Health("ledger", "", "no checkpoint is decided yet")

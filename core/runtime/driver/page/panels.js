@@ -119,6 +119,8 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
     ["Rejected rows", "number", (one) => h("td", { class: `number ${one.rows_rejected ? "warn" : ""}` }, count(one.rows_rejected))],
     ["Tries repeated", "number", (one) => count(one.retried)],
     ["Last commit", "number", (one) => duration(one.last_commit_ms || null)],
+    ["Visible after, half", "number", (one) => duration(one.latency && one.latency.p50_s * 1000)],
+    ["99 of 100", "number", (one) => duration(one.latency && one.latency.p99_s * 1000)],
     ["Waits for", "wide", (one) => (one.blockers.length ? one.blockers.join("; ") : "–")],
   ], sinks) : empty("Sinks are here from the first recovery on.")));
 });
