@@ -59,13 +59,18 @@ class CountingStorage:
         return self._handle(name, path, key_groups, shared=False)
 
     def write_chunks(
-        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[pa.Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
         path = self._root / name
         with path.open("wb") as file:
             for chunk in chunks:
                 file.write(chunk)
-        return self._handle(name, path, key_groups, shared=False)
+        return self._handle(name, path, key_groups, shared=shared)
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None

@@ -16,15 +16,23 @@ from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
 
 @dataclass(frozen=True, slots=True)
 class HeapBackend(StateBackend):
-    """Keeps state in the slot's own memory: fastest, and every snapshot holds all of it."""
+    """Keeps state in the slot's own memory, which is fastest.
+
+    With `incremental`, a snapshot of a large state uploads what has changed since the last
+    completed checkpoint; without, it uploads all of it each time.
+    """
+
+    incremental: bool = True
 
     def open(
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
         """Return a store in memory, holding what `restored` says about the context's key groups."""
         from onceflow.core.state.heap.store import HeapStore
+        from onceflow.core.state.heap.tables import LayerLimits
 
-        return HeapStore.open(context, restored, reader)
+        limits = LayerLimits() if self.incremental else None
+        return HeapStore.open(context, restored, reader, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,14 @@ class _InlineWriter(FileStateWriter):
 
     @override
     def write_chunks(
-        self, name: str, chunks: Iterable[Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
+        del shared
         return self.write(name, b"".join(chunks), key_groups=key_groups)
 
     @override

@@ -139,6 +139,7 @@ def onceflow_effort(request: pytest.FixtureRequest, onceflow_effort: Effort) -> 
     params=[
         "heap",
         "rocksdb-small-cache",
+        pytest.param("heap-layers", marks=pytest.mark.servers),
         pytest.param("rocksdb-incremental", marks=pytest.mark.slow),
     ]
 )

@@ -22,14 +22,30 @@ from onceflow.core.state import (
     StateBackend,
     StateContext,
     StateHandle,
+    StateReader,
     ValueStateDescriptor,
 )
+from onceflow.core.state.heap.store import HeapStore
+from onceflow.core.state.heap.tables import LayerLimits
 from onceflow.core.state.operator_state import OperatorStateStore
 
 MAX_PARALLELISM = 128
 
+
+@dataclass(frozen=True, slots=True)
+class LayeredHeap(StateBackend):
+    """The heap, which writes what has changed however small the state is."""
+
+    def open(
+        self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+    ) -> KeyedStateStore:
+        limits = LayerLimits(entries_min=0, changed_share_max=2, layers_share_max=1_000)
+        return HeapStore.open(context, restored, reader, limits)
+
+
 BACKENDS: dict[str, StateBackend] = {
     "heap": HeapBackend(),
+    "heap-layers": LayeredHeap(),
     "rocksdb-incremental": RocksDBBackend(incremental=True),
     "rocksdb-full": RocksDBBackend(incremental=False),
     "rocksdb-small-cache": RocksDBBackend(incremental=True, cache_entries=16),

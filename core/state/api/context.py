@@ -36,11 +36,17 @@ class StateWriter(Protocol):
         ...
 
     def write_chunks(
-        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[pa.Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
         """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
 
-        What `chunks` raise is raised, and nothing shows in storage.
+        A shared file may be named by later checkpoints too; its `name` is unique for ever. What
+        `chunks` raise is raised, and nothing shows in storage.
         """
         ...
 

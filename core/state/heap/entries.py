@@ -279,10 +279,47 @@ class EntryRows:
         """Yield the rows of all entries; lets other threads run every thousand keys or so."""
         keys, values = iter(entries), iter(entries.values())
         while piece := list(islice(keys, KEYS_A_SLICE)):
-            counts, row_keys, row_values = self.encode(piece, list(islice(values, KEYS_A_SLICE)))
-            groups = key_groups(hash_python_keys(piece), max_parallelism)
-            yield StateRows(np.repeat(groups, counts), row_keys, row_values)
+            yield self._encode(piece, list(islice(values, KEYS_A_SLICE)), max_parallelism)
             time.sleep(_YIELD_S)
+
+    def rows_of_pairs(
+        self, pairs: Iterator[tuple[Any, Any]], max_parallelism: int
+    ) -> Iterator[StateRows]:
+        """Do what `rows` does for pairs of a key and its entry."""
+        while piece := dict(islice(pairs, KEYS_A_SLICE)):
+            yield from self.rows(piece, max_parallelism)
+
+    def encode_changes(
+        self, changes: Mapping[Any, Any], max_parallelism: int
+    ) -> Iterator[StateRows]:
+        """Yield the rows of a layer of changes, in which DELETED stands for an entry that is gone.
+
+        A row with a null value says that older rows of its key do not count any more. Any row of a
+        value's or a list's key says so, too.
+        """
+        gone = [key for key, entry in changes.items() if entry is DELETED]
+        alive = ((key, entry) for key, entry in changes.items() if entry is not DELETED)
+        yield from self.rows_of_pairs(alive, max_parallelism)
+        yield from self._removals(gone, max_parallelism)
+
+    def _removals(self, keys: Sequence[Any], max_parallelism: int) -> Iterator[StateRows]:
+        for start in range(0, len(keys), KEYS_A_SLICE):
+            piece = keys[start : start + KEYS_A_SLICE]
+            groups = key_groups(hash_python_keys(piece), max_parallelism)
+            nothing = pa.nulls(len(piece), pa.large_binary())
+            yield StateRows(groups, self._encode_owners(piece), nothing)
+            time.sleep(_YIELD_S)
+
+    def _encode(
+        self, keys: Sequence[Any], entries: Sequence[Any], max_parallelism: int
+    ) -> StateRows:
+        counts, row_keys, row_values = self.encode(keys, entries)
+        groups = key_groups(hash_python_keys(keys), max_parallelism)
+        return StateRows(np.repeat(groups, counts), row_keys, row_values)
+
+    def _encode_owners(self, keys: Sequence[Any]) -> pa.Array:
+        """Return what the keys of all rows of each entry begin with."""
+        return encode_python_keys(keys)
 
     def encode(
         self, keys: Sequence[Any], entries: Sequence[Any]
@@ -336,6 +373,17 @@ class MapRows(EntryRows):
             values.extend(entry.values())
         packed_keys = pa.array(row_keys, pa.large_binary())
         return list(map(len, entries)), packed_keys, self.cells.to_binary(values)
+
+    def encode_changes(
+        self, changes: Mapping[Any, Any], max_parallelism: int
+    ) -> Iterator[StateRows]:
+        """Yield the rows of a layer of changes: of each key one without a value, and its items."""
+        alive = ((key, entry) for key, entry in changes.items() if entry is not DELETED)
+        yield from self.rows_of_pairs(alive, max_parallelism)
+        yield from self._removals(list(changes), max_parallelism)
+
+    def _encode_owners(self, keys: Sequence[Any]) -> pa.Array:
+        return pa.array([add_length(encode_key(key)) for key in keys], pa.large_binary())
 
     def filter_alive(self, entry: Any, expired: Callable[[Any], bool]) -> Any:
         """Return the entries that have not expired."""

@@ -1,24 +1,25 @@
-"""Keyed state in the slot's memory; every snapshot holds all of it, in the canonical form.
+"""Keyed state in the slot's memory. A snapshot holds all of it, or what has changed.
 
-A snapshot freezes the dict of each state and puts an empty one over it, whatever its size: changes
-go to the top dict, reads look there first. When no upload reads the frozen dicts any more, the
-owner's thread merges the changes down.
+The first snapshot is a *base*: all rows, in the canonical form. A later one writes a *layer* with
+the rows that have changed since the last completed checkpoint, and names that checkpoint's files
+again: base and layers, in shared files. When the layers have become large against their base, or
+many, the next snapshot is a base again. What is small is written as a whole each time, in files of
+its own.
 
-Invariants:
-    a dict below the top is not changed while a pending snapshot may read it
-    at most LAYERS_MAX frozen dicts lie on each other, however many snapshots overlap
+A layer is relative to a *completed* checkpoint, whose files stay as long as anything names them.
+Changes of snapshots that are undecided, or have failed, are in the next layer again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 
-from onceflow.core.errors import StateIncompatible
+from onceflow.core.errors import InvariantViolation, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
@@ -43,13 +44,13 @@ from onceflow.core.state.heap.entries import (
     CurrentKey,
     EntryListState,
     EntryRows,
-    EntryTable,
     EntryValueState,
     ListRows,
     MapKeys,
     MapRows,
 )
 from onceflow.core.state.heap.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.heap.tables import HeapEntries, LayerLimits
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
 from onceflow.core.state.snapshots.canonical import (
     RestoredStates,
@@ -58,113 +59,19 @@ from onceflow.core.state.snapshots.canonical import (
     StateRows,
     begins_to_expire,
     is_canonical,
+    is_layer,
     read_canonical,
+    write_base,
     write_canonical,
+    write_layer,
 )
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
-from onceflow.core.state.types.serializers import ExpiringSerializer, serializer_of
+from onceflow.core.state.snapshots.known_files import FileHandles, KnownFiles
+from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-LAYERS_MAX = 4
-"""Frozen layers that a look-up may have to pass; more are merged into one."""
-
-
-class HeapEntries(EntryTable):
-    """Entries in dicts, the oldest at the bottom."""
-
-    def __init__(self, current: CurrentKey, cells: Cells, codec: EntryRows) -> None:
-        super().__init__(current, cells)
-        self._codec = codec
-        self._frozen: list[dict[Any, Any]] = []
-        self._to_clean: Iterator[Any] = iter(())
-
-    def find_older(self, key: Any) -> Any:
-        """Return the entry of the frozen layers, or ABSENT."""
-        for layer in reversed(self._frozen):
-            entry = layer.get(key, ABSENT)
-            if entry is not ABSENT:
-                return ABSENT if entry is DELETED else entry
-        return ABSENT
-
-    def delete(self, key: Any) -> None:
-        """Leave no entry at `key`."""
-        # With a layer below, the key may be there: the deletion is written down. Without one it is
-        # simply gone, and a dict without DELETED need not be filtered later.
-        if self._frozen:
-            self.fresh[key] = DELETED
-        else:
-            self.fresh.pop(key, None)
-
-    def clean(self, count: int) -> None:
-        """Look at `count` further entries; delete what of them has expired."""
-        serializer = self.cells.serializer
-        if not isinstance(serializer, ExpiringSerializer):
-            return
-        looked_at = 0
-        for key in islice(self._to_clean, count):
-            looked_at += 1
-            entry = self.find(key)
-            alive = (
-                entry if entry is ABSENT else self._codec.filter_alive(entry, serializer.is_expired)
-            )
-            if alive is entry:
-                continue
-            if alive is ABSENT:
-                self.delete(key)
-            else:
-                self.put(key, alive)
-        if looked_at < count:
-            # The keys as of now: a dict may not change while somebody iterates over it.
-            self._to_clean = chain.from_iterable([list(d) for d in (*self._frozen, self.fresh)])
-
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Yield every key and its value."""
-        thaw = self.cells.thaw
-        for key, entry in _merge_layers([*self._frozen, self.fresh]).items():
-            yield key, thaw(entry)
-
-    def load(self, rows: StateRows, reader: EntryRows) -> None:
-        """Take rows of a snapshot, as `reader` reads them."""
-        reader.load(rows, self.fresh)
-
-    def freeze(self, max_parallelism: int) -> Iterable[StateRows]:
-        """Return the entries as of now; they are turned into rows when they are iterated."""
-        if len(self._frozen) >= LAYERS_MAX:
-            # A new dict, for uploads may still read the old ones.
-            self._frozen = [_merge_layers(self._frozen)]
-        self._frozen.append(self.fresh)
-        self.fresh = {}
-        # A tuple of the layers as of now; `merge` replaces the list, and changes no dict that a
-        # pending snapshot reads.
-        return _FrozenRows(self._codec, tuple(self._frozen), max_parallelism)
-
-    def merge(self) -> None:
-        """Put the changes into the bottom layer; no pending snapshot may be reading."""
-        if not self._frozen:
-            return
-        bottom, *changes = [*self._frozen, self.fresh]
-        for layer in changes:
-            _apply(layer, bottom)
-        self._frozen = []
-        self.fresh = bottom
-
-
-class _FrozenRows:
-    """The rows of frozen layers."""
-
-    def __init__(
-        self, codec: EntryRows, layers: tuple[dict[Any, Any], ...], max_parallelism: int
-    ) -> None:
-        self._codec = codec
-        self._layers = layers
-        self._max_parallelism = max_parallelism
-
-    def __iter__(self) -> Iterator[StateRows]:
-        entries = self._layers[0] if len(self._layers) == 1 else _merge_layers(self._layers)
-        return self._codec.rows(entries, self._max_parallelism)
 
 
 def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
@@ -173,20 +80,6 @@ def _stamp(rows: StateRows, meta: StateMeta, codec: EntryRows) -> StateRows:
         stamp_value(value, meta.kind, codec.cells.serializer) for value in rows.values.to_pylist()
     ]
     return replace(rows, values=pa.array(values, pa.large_binary()))
-
-
-def _apply(changes: dict[Any, Any], entries: dict[Any, Any]) -> None:
-    """Apply a layer of changes, deletions included, to a dict of entries."""
-    entries.update(changes)
-    for key in [key for key, entry in changes.items() if entry is DELETED]:
-        del entries[key]
-
-
-def _merge_layers(layers: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
-    entries = dict(layers[0])
-    for layer in layers[1:]:
-        _apply(layer, entries)
-    return entries
 
 
 class HeapMapState(MapState[K, V]):
@@ -256,32 +149,57 @@ T = TypeVar("T")
 
 
 class HeapSnapshot(PendingKeyedSnapshot):
-    """Frozen layers and table views, to be written in the canonical form."""
+    """Frozen layers and table views, to be written."""
 
-    def __init__(self, context: StateContext, states: Sequence[StateContent]) -> None:
-        self._context = context
-        self._states: Sequence[StateContent] = states
+    def __init__(self, upload: Callable[[StateWriter], tuple[StateHandle, ...]]) -> None:
+        self._upload: Callable[[StateWriter], tuple[StateHandle, ...]] | None = upload
         self.done = False
         """Set once nothing is read any more; read by the owner's thread."""
 
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
-        """Write every state; returns the handles of the parts."""
+        """Write what is frozen; returns the handles of all parts of the snapshot."""
+        upload = self._upload
+        if upload is None:
+            raise InvariantViolation("a snapshot was uploaded before, or discarded")
         try:
-            return write_canonical(writer, self._context, self._states)
+            return upload(writer)
         finally:
             self.discard()
 
     def discard(self) -> None:
         """Release the frozen state."""
-        self._states = ()
+        self._upload = None
         self.done = True
+
+
+_States: TypeAlias = list[StateContent]
+_Upload: TypeAlias = Callable[[StateWriter], tuple[StateHandle, ...]]
+
+
+_NO_CHANGES: Mapping[str, Mapping[Any, Any]] = {}
+
+
+def _takes_a_layer(base: FileHandles, limits: LayerLimits) -> bool:
+    """Tell whether another layer may be put on top of these files."""
+    layers = [handle for handle in base.values() if is_layer(handle)]
+    layer_bytes = sum(handle.size_bytes for handle in layers)
+    base_bytes = sum(handle.size_bytes for handle in base.values()) - layer_bytes
+    # What is no file of its own would be repeated in every record of the decision log.
+    all_shared = bool(base) and all(handle.shared for handle in base.values())
+    few = len(layers) < limits.layer_files_max
+    return all_shared and few and layer_bytes <= base_bytes * limits.layers_share_max
 
 
 class HeapStore(KeyedStateStore):
     """Keyed state in dicts and arrays."""
 
-    def __init__(self, context: StateContext) -> None:
+    def __init__(self, context: StateContext, limits: LayerLimits | None) -> None:
+        """Without `limits` every snapshot holds all rows."""
         self._context = context
+        self._limits = limits
+        self._id = uuid4().hex
+        """Makes the names of files unlike those of any other store."""
+        self._files = KnownFiles({})
         self._current = CurrentKey()
         self._registry = Registry(context)
         self._entries: dict[StateMeta, HeapEntries] = {}
@@ -292,14 +210,20 @@ class HeapStore(KeyedStateStore):
 
     @classmethod
     def open(
-        cls, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
+        cls,
+        context: StateContext,
+        restored: Sequence[StateHandle],
+        reader: StateReader,
+        limits: LayerLimits | None = None,
     ) -> HeapStore:
         """Return a store that holds the restored rows of the context's key groups.
+
+        Without `limits` every snapshot holds all rows.
 
         Raises:
             StateIncompatible: See `StateBackend.open`.
         """
-        store = cls(context)
+        store = cls(context, limits)
         foreign = [handle.name for handle in restored if not is_canonical(handle)]
         if foreign:
             raise StateIncompatible(
@@ -355,7 +279,7 @@ class HeapStore(KeyedStateStore):
     def _state(self, meta: StateMeta, codec: EntryRows, make: Callable[[HeapEntries], T]) -> T:
         state: T | None = self._registry.find(meta)
         if state is None:
-            table = HeapEntries(self._current, codec.cells, codec)
+            table = HeapEntries(self._current, codec.cells, codec, self._is_idle, self._limits)
             stored, chunks = self._claim(meta)
             if stored is not None and begins_to_expire(stored, meta):
                 chunks = [_stamp(rows, meta, codec) for rows in chunks]
@@ -414,41 +338,125 @@ class HeapStore(KeyedStateStore):
         return tuple(self._restored.dropped)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Freeze every state."""
+        """Freeze every state; the upload writes what has changed, or all."""
         self._merge_if_idle()
+        base = self._files.begin(checkpoint)
+        self._freeze(checkpoint)
+        upload = self._plan_layer(checkpoint, base) or self._plan_base(checkpoint)
+        return self._add_pending(upload)
+
+    def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
+        """Freeze every state; the upload writes all of it, in files of its own."""
+        self._merge_if_idle()
+        self._freeze(checkpoint)
+        context, states = self._context, self._list_states()
+        return self._add_pending(lambda writer: write_canonical(writer, context, states))
+
+    def _freeze(self, checkpoint: CheckpointId) -> None:
+        for table in self._entries.values():
+            table.freeze(checkpoint)
+
+    def _add_pending(
+        self, upload: Callable[[StateWriter], tuple[StateHandle, ...]]
+    ) -> PendingKeyedSnapshot:
+        pending = HeapSnapshot(upload)
+        self._pending.append(pending)
+        return pending
+
+    def _list_states(self, changes: Mapping[str, Mapping[Any, Any]] = _NO_CHANGES) -> _States:
+        """Return all states with their rows as of the last freeze; or with their `changes`."""
         groups = self._context.max_parallelism
-        states: list[StateContent] = []
-        states += [
-            (meta, filter_expired(table.freeze(groups), meta.kind, table.cells.serializer))
-            for meta, table in self._entries.items()
-        ]
+        states: _States = []
+        for meta, table in self._entries.items():
+            if meta.name in changes:
+                rows: Iterable[StateRows] = table.codec.encode_changes(changes[meta.name], groups)
+            else:
+                rows = table.read_frozen(groups)
+                rows = filter_expired(rows, meta.kind, table.cells.serializer)
+            states.append((meta, rows))
         states += [
             (meta, table.filter_alive(table.view().rows())) for meta, table in self._tables.items()
         ]
         # What nobody has asked for yet goes along as it was restored.
         left = self._restored.list_unclaimed()
-        states += [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
-        pending = HeapSnapshot(self._context, states)
-        self._pending.append(pending)
-        return pending
+        return states + [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
 
-    def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Freeze every state: a heap snapshot is canonical already."""
-        return self.snapshot(checkpoint)
+    def _plan_base(self, checkpoint: CheckpointId) -> _Upload:
+        """Return what writes all rows, for later snapshots to build on if that may be a gain."""
+        context, states, files = self._context, self._list_states(), self._files
+        files.begin_anew(checkpoint)
+        # Nothing can be put on top of what is small, or of tables that do not say what has changed.
+        is_base = any(table.is_tracked() for table in self._entries.values())
+        unique = f"{self._id}-{checkpoint}"
+
+        def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
+            if is_base:
+                handles = write_base(writer, context, states, unique)
+            else:
+                handles = write_canonical(writer, context, states)
+            files.note_upload(checkpoint, {handle.name: handle for handle in handles})
+            return handles
+
+        return upload
+
+    def _plan_layer(self, checkpoint: CheckpointId, base: FileHandles) -> _Upload | None:
+        """Return what writes the changes since the last completed checkpoint; None: not worth it.
+
+        `base` are the files of that checkpoint, as far as this one may name them.
+        """
+        files, since, limits = self._files, self._files.base, self._limits
+        if since is None or limits is None or not files.is_complete(base):
+            return None
+        if not _takes_a_layer(base, limits):
+            return None
+        changes: dict[str, Mapping[Any, Any]] = {}
+        for meta, table in self._entries.items():
+            changed = table.find_changes(since)
+            if changed is not None:
+                changes[meta.name] = changed
+        written = sum(map(len, changes.values())) + self._count(leave_out=changes)
+        if written > self._count() * limits.layers_share_max:
+            return None
+        context, states = self._context, self._list_states(changes)
+        whole = {meta.name for meta, _ in states} - changes.keys()
+        older = tuple(base.values())
+        unique = self._id
+
+        def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
+            handles = older
+            if written:
+                handles += write_layer(writer, context, states, whole, checkpoint, unique)
+            files.note_upload(checkpoint, {handle.name: handle for handle in handles})
+            return handles
+
+        return upload
+
+    def _count(self, leave_out: Container[str] = ()) -> int:
+        """Return about how many keys the states have."""
+        tables: Mapping[StateMeta, Sized] = {**self._entries, **self._tables}
+        return sum(len(table) for meta, table in tables.items() if meta.name not in leave_out)
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
-        """Merge what the upload kept apart."""
+        """Let later snapshots build on the files of `checkpoint`; merge what was kept apart."""
+        self._files.complete(checkpoint)
+        if self._files.base is not None:
+            for table in self._entries.values():
+                table.forget_changes(self._files.base)
         self._merge_if_idle()
 
     def notify_aborted(self, checkpoint: CheckpointId) -> None:
-        """Merge what the upload kept apart."""
+        """Keep later snapshots from building on `checkpoint`; merge what was kept apart."""
+        self._files.abort(checkpoint)
         self._merge_if_idle()
 
-    def _merge_if_idle(self) -> None:
+    def _is_idle(self) -> bool:
         # `done` is set by the uploading thread as its last step; seen too late, the merge waits for
         # the next checkpoint.
         self._pending = [pending for pending in self._pending if not pending.done]
-        if not self._pending:
+        return not self._pending
+
+    def _merge_if_idle(self) -> None:
+        if self._is_idle():
             for table in self._entries.values():
                 table.merge()
 

@@ -53,6 +53,7 @@ from onceflow.core.state.snapshots.canonical import (
     is_canonical,
     read_canonical,
 )
+from onceflow.core.state.snapshots.known_files import FileHandles
 
 FORMAT = 2
 """2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""
@@ -63,9 +64,6 @@ FILES_AT_ONCE = 4
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-FileHandles: TypeAlias = dict[str, StateHandle]
-"""The database's name of a large file, to the handle of its copy in checkpoint storage."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -196,52 +194,6 @@ Upload: TypeAlias = Callable[[StateWriter, Path], tuple[StateHandle, ...]]
 """Writes a copy of the database; returns the handles of the snapshot."""
 
 SCAN_ROWS = 32_768
-
-
-class KnownFiles:
-    """The files that storage will still hold when a new snapshot is decided.
-
-    Those of the last completed checkpoint, since an aborted one's are deleted. When earlier
-    snapshots are undecided, only what they name as well: should one of them complete and the last
-    one be deleted, the files are still named. Used by the owner's thread, except for `uploaded`.
-    """
-
-    def __init__(self, restored: FileHandles) -> None:
-        self._completed = restored
-        self._undecided: dict[CheckpointId, FileHandles] = {}
-        self._uploaded: dict[CheckpointId, FileHandles] = {}
-
-    def begin(self, checkpoint: CheckpointId) -> FileHandles:
-        """Return the files that the snapshot of `checkpoint` may name without uploading them."""
-        files = {
-            name: handle
-            for name, handle in self._completed.items()
-            if all(known.get(name) == handle for known in self._undecided.values())
-        }
-        self._undecided[checkpoint] = files
-        return files
-
-    def note_upload(self, checkpoint: CheckpointId, files: FileHandles) -> None:
-        """Take note of all files that the snapshot of `checkpoint` names. Any thread."""
-        self._uploaded[checkpoint] = files
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        """Build on `checkpoint` from now on; all before it are decided, too."""
-        files = self._uploaded.get(checkpoint)
-        if files is None:
-            return
-        self._completed = files
-        # An upload may have ended after a newer checkpoint had completed.
-        # `list` first: an uploading thread may add to `_uploaded` meanwhile, and a set that is
-        # built from a dict that grows raises.
-        for decided in {*self._undecided, *list(self._uploaded)}:
-            if decided <= checkpoint:
-                self.abort(decided)
-
-    def abort(self, checkpoint: CheckpointId) -> None:
-        """Never build on `checkpoint`."""
-        self._undecided.pop(checkpoint, None)
-        self._uploaded.pop(checkpoint, None)
 
 
 class Frozen:

@@ -57,7 +57,6 @@ from onceflow.core.state.rocksdb.entries import (
 )
 from onceflow.core.state.rocksdb.snapshots import (
     Frozen,
-    KnownFiles,
     RestoredDatabase,
     RocksSnapshot,
     Upload,
@@ -75,6 +74,7 @@ from onceflow.core.state.snapshots.canonical import (
     write_canonical,
 )
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
+from onceflow.core.state.snapshots.known_files import KnownFiles
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 

@@ -11,6 +11,13 @@ name, kind and signature. Its columns: `state` (index into that list), `key_grou
 
 A state without rows is in the metadata, too, so that its type is checked.
 
+A checkpoint of the heap may be *layers* of changes on a *base*, which is parts as above. A layer's
+parts are named `changes-<number of its checkpoint>-…`. Their metadata has, besides, `whole`: the
+indices of the states of which the layer holds all rows. Of the other states it holds the rows of
+the keys that have changed since the layer below. These replace all older rows of their keys. A row
+without a value only says so; of a map's row key it has the part before the map key. The parts of
+one subtask's snapshot say the same of their key groups, and no other subtask's do.
+
 A restore drops nothing in silence. It refuses, by name, a state that the operator does not ask for,
 or asks for as something else. If the user allows it, exactly this state is dropped and logged.
 """
@@ -18,8 +25,9 @@ or asks for as something else. If the user allows it, exactly this state is drop
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,6 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import USED
 from onceflow.core.state.types.serializers import TTL_PREFIX
@@ -37,6 +46,8 @@ Groups: TypeAlias = npt.NDArray[np.uint16]
 
 FORMAT = 1
 PART_PREFIX = "canonical-"
+CHANGES_PREFIX = "changes-"
+"""Begins the names of a layer's parts, then comes its number: they sort as layers follow."""
 BATCH_ROWS = 8192
 """Chunks of fewer rows are joined: a batch costs some time and bytes of its own."""
 PART_BYTES = 32 << 20
@@ -83,11 +94,14 @@ class StateRows:
 
     def within(self, key_groups: range) -> StateRows:
         """Return the rows of these key groups."""
-        inside = (self.groups >= key_groups.start) & (self.groups < key_groups.stop)
-        if bool(inside.all()):
+        return self.filter((self.groups >= key_groups.start) & (self.groups < key_groups.stop))
+
+    def filter(self, chosen: npt.NDArray[np.bool_]) -> StateRows:
+        """Return the rows for which `chosen` is true."""
+        if bool(chosen.all()):
             return self
-        mask = pa.array(inside)
-        return StateRows(self.groups[inside], self.keys.filter(mask), self.values.filter(mask))
+        mask = pa.array(chosen)
+        return StateRows(self.groups[chosen], self.keys.filter(mask), self.values.filter(mask))
 
 
 StateContent: TypeAlias = tuple[StateMeta, Iterable[StateRows]]
@@ -124,20 +138,61 @@ def write_canonical(
 
     In memory there is one batch at a time.
     """
+    return _write_parts(writer, context, states, PART_PREFIX, {}, shared=False)
+
+
+def write_base(
+    writer: StateWriter, context: StateContext, states: Sequence[StateContent], unique: str
+) -> tuple[StateHandle, ...]:
+    """Do what `write_canonical` does, in files that later snapshots may name.
+
+    `unique` makes their names unlike those of any other snapshot.
+    """
+    return _write_parts(writer, context, states, f"{PART_PREFIX}{unique}-", {}, shared=True)
+
+
+def write_layer(
+    writer: StateWriter,
+    context: StateContext,
+    states: Sequence[StateContent],
+    whole: Collection[str],
+    layer: CheckpointId,
+    unique: str,
+) -> tuple[StateHandle, ...]:
+    """Return the handles of parts that hold changes of `states`, of those in `whole` all rows."""
+    about = {
+        "layer": layer,
+        "whole": [index for index, (meta, _) in enumerate(states) if meta.name in whole],
+    }
+    prefix = f"{CHANGES_PREFIX}{layer:012d}-{unique}-"
+    return _write_parts(writer, context, states, prefix, about, shared=True)
+
+
+def _write_parts(
+    writer: StateWriter,
+    context: StateContext,
+    states: Sequence[StateContent],
+    prefix: str,
+    more: dict[str, Any],
+    *,
+    shared: bool,
+) -> tuple[StateHandle, ...]:
     about = {
         "format": FORMAT,
         "uid": context.uid,
         "max_parallelism": context.max_parallelism,
         "states": [[meta.name, meta.kind, meta.signature] for meta, _ in states],
+        **more,
     }
     schema = pa.schema(_FIELDS, metadata={_METADATA_KEY: json.dumps(about).encode()})
     batches = _batches_of(states, schema)
     handles: list[StateHandle] = []
     is_last = False
     while not is_last:
-        name = f"{PART_PREFIX}{len(handles):05d}.arrow"
+        name = f"{prefix}{len(handles):05d}.arrow"
         part = _Part(schema, batches)
-        handles.append(writer.write_chunks(name, part, key_groups=context.key_groups))
+        groups = context.key_groups
+        handles.append(writer.write_chunks(name, part, shared=shared, key_groups=groups))
         is_last = part.is_last
     return tuple(handles)
 
@@ -185,8 +240,13 @@ def _concat(chunks: Sequence[StateRows]) -> StateRows:
 
 
 def is_canonical(handle: StateHandle) -> bool:
-    """Tell whether `handle` is a part of a canonical snapshot."""
-    return handle.name.startswith(PART_PREFIX)
+    """Tell whether `handle` is a part of a canonical snapshot, or of changes on top of one."""
+    return handle.name.startswith((PART_PREFIX, CHANGES_PREFIX))
+
+
+def is_layer(handle: StateHandle) -> bool:
+    """Tell whether `handle` is a part of a layer of changes."""
+    return handle.name.startswith(CHANGES_PREFIX)
 
 
 def read_canonical(
@@ -194,21 +254,106 @@ def read_canonical(
 ) -> Iterator[tuple[StateMeta, StateRows]]:
     """Yield the rows of the context's key groups; for every state at least once, even without rows.
 
+    A row that a later layer has changed is left out, and so is one that is gone.
+
     Raises:
         StateIncompatible: Written with another max parallelism, or by a newer onceflow.
         StateCorrupt: The bytes pass their checksum and still are no such part.
     """
+    snapshots: dict[tuple[int, int], list[StateHandle]] = {}
     for handle in handles:
-        try:
-            with pa.ipc.open_stream(reader.read(handle)) as stream:
-                metas = _parse_metas(stream.schema, handle, context)
-                for meta in metas:
+        groups = handle.key_group_first, handle.key_group_last
+        snapshots.setdefault(groups, []).append(handle)
+    for parts in snapshots.values():
+        layers = _Layers()
+        # Without layers, all parts are those of the base, and every row counts.
+        for name, of_layer in groupby(sort_parts(parts), _layer_of):
+            layers.begin_layer(is_base=not name)
+            for handle in of_layer:
+                yield from _read_part(reader, handle, context, layers)
+
+
+def _read_part(
+    reader: StateReader, handle: StateHandle, context: StateContext, layers: _Layers
+) -> Iterator[tuple[StateMeta, StateRows]]:
+    try:
+        with pa.ipc.open_stream(reader.read(handle)) as stream:
+            metas = _parse_metas(stream.schema, handle, context)
+            layers.begin_part(metas, (_about_of(stream.schema) or {}).get("whole", ()))
+            for meta in metas:
+                if layers.takes(meta):
                     # A state without rows has to be seen, too: its type is checked by the caller.
                     yield meta, _no_rows()
-                for batch in stream:
-                    yield from _rows_of(batch, metas, context.key_groups)
-        except pa.ArrowInvalid as error:
-            raise _no_state_file(handle, context, error) from error
+            for batch in stream:
+                for meta, rows in _rows_of(batch, metas, context.key_groups):
+                    if layers.takes(meta) and len(counted := layers.pick(meta, rows)):
+                        yield meta, counted
+    except pa.ArrowInvalid as error:
+        raise _no_state_file(handle, context, error) from error
+
+
+class _Layers:
+    """What the later layers of one snapshot say of its states. The last layer is read first."""
+
+    def __init__(self) -> None:
+        self._is_base = True
+        self._states: frozenset[str] | None = None
+        """The states of the last layer: any other has been dropped since."""
+        self._complete: set[str] = set()
+        """States of which all rows have been read."""
+        self._changed: dict[str, set[bytes]] = {}
+        """The keys whose rows have been read, or are gone, by state."""
+        self._whole_here: set[str] = set()
+        self._changed_here: dict[str, set[bytes]] = {}
+
+    def begin_layer(self, *, is_base: bool) -> None:
+        """Let what was read so far decide what counts of the next layer down."""
+        self._is_base = is_base
+        self._complete |= self._whole_here
+        self._whole_here = set()
+        for name, keys in self._changed_here.items():
+            self._changed.setdefault(name, set()).update(keys)
+        self._changed_here = {}
+
+    def begin_part(self, metas: Sequence[StateMeta], whole: Iterable[int]) -> None:
+        """Take in what a part says of its layer."""
+        if self._states is None:
+            self._states = frozenset(meta.name for meta in metas)
+        self._whole_here.update(metas[index].name for index in whole)
+
+    def takes(self, meta: StateMeta) -> bool:
+        """Tell whether rows of this state count in the layer that is read."""
+        return meta.name not in self._complete and meta.name in (self._states or ())
+
+    def pick(self, meta: StateMeta, rows: StateRows) -> StateRows:
+        """Return those of a batch's rows that no later layer has replaced, and that are rows."""
+        changed = self._changed.get(meta.name, frozenset[bytes]())
+        if self._is_base and not changed:
+            return rows
+        owners = _owners(rows.keys.to_pylist(), meta.kind)
+        if not self._is_base:
+            self._changed_here.setdefault(meta.name, set()).update(owners)
+        counted = np.asarray(rows.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+        return rows.filter(
+            counted & np.fromiter((one not in changed for one in owners), np.bool_, len(owners))
+        )
+
+
+def sort_parts(parts: Iterable[StateHandle]) -> list[StateHandle]:
+    """Return the parts of one snapshot with those of the last layer first, and the base's last."""
+    return sorted(parts, key=_layer_of, reverse=True)
+
+
+def _layer_of(handle: StateHandle) -> str:
+    """Return what sorts the layers of one snapshot; empty for its base."""
+    return handle.name[: len(CHANGES_PREFIX) + 12] if is_layer(handle) else ""
+
+
+def _owners(keys: Sequence[bytes], kind: StateKind) -> Sequence[bytes]:
+    """Return what of each row's key names the entry that a layer replaces as a whole."""
+    if kind != "map":
+        return keys
+    return [key[: 4 + int.from_bytes(key[:4], "big")] for key in keys]
 
 
 def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) -> list[StateMeta]:
@@ -237,13 +382,17 @@ def _no_state_file(handle: StateHandle, context: StateContext, error: Exception)
 
 
 def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) -> list[StateMeta]:
-    metadata = schema.metadata or {}
-    if _METADATA_KEY not in metadata:
+    about = _about_of(schema)
+    if about is None:
         raise StateCorrupt(f"{handle.name} of {context} has no metadata of its states")
-    about: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
     check_format(about["format"], FORMAT, handle.name, context)
     check_same_max_parallelism(about["max_parallelism"], context)
     return [StateMeta(*state) for state in about["states"]]
+
+
+def _about_of(schema: pa.Schema) -> dict[str, Any] | None:
+    metadata = schema.metadata or {}
+    return json.loads(metadata[_METADATA_KEY]) if _METADATA_KEY in metadata else None
 
 
 def check_format(stored: int, known: int, name: str, context: StateContext) -> None:

@@ -1,7 +1,8 @@
 """Keyed state of a snapshot, read without a store and without the program that wrote it.
 
-A piece is what one reader reads: one part of a canonical snapshot, or one RocksDB. A RocksDB is
-copied to local disk first, into a directory that is deleted after the last row.
+A piece is what one reader reads: one part of a canonical snapshot, all of a snapshot with layers of
+changes, or one RocksDB. A RocksDB is copied to local disk first, into a directory that is deleted
+after the last row.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from onceflow.core.state.snapshots.canonical import (
     StateMeta,
     StateRows,
     is_canonical,
+    is_layer,
     read_canonical,
     read_metas,
+    sort_parts,
 )
 
 
@@ -31,7 +34,8 @@ class StatePiece:
     subtask: int
     max_parallelism: int
     handles: tuple[StateHandle, ...]
-    """One canonical part; or a manifest with all files of its database."""
+    """One canonical part; the layers of a snapshot, the last one first, and its base; or a manifest
+    with all files of its database."""
 
     def within(self, group: int) -> bool:
         """Tell whether rows of key group `group` may be in it."""
@@ -105,6 +109,9 @@ def list_pieces(
     for subtask, snapshot in snapshots:
         native = tuple(handle for handle in snapshot.keyed if not is_canonical(handle))
         parts: list[tuple[StateHandle, ...]] = [(h,) for h in snapshot.keyed if is_canonical(h)]
+        if any(map(is_layer, snapshot.keyed)):
+            # Which of the base's rows count is known from the layers alone.
+            parts = [tuple(sort_parts(filter(is_canonical, snapshot.keyed)))]
         if native:
             _check_native(snapshot.uid, native)
             parts.append(native)

@@ -223,9 +223,15 @@ class SavepointStateWriter:
         )
 
     def write_chunks(
-        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[pa.Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
-        """Do what `write` does with the joined `chunks`."""
+        """Do what `write` does with the joined `chunks`; a savepoint shares nothing."""
+        del shared
         return self.write(name, b"".join(chunks), key_groups=key_groups)
 
     def write_file(

@@ -91,27 +91,35 @@ class FileStateWriter:
         return _handle(name, path, view.nbytes, checksum, key_groups)
 
     def write_chunks(
-        self, name: str, chunks: Iterable[Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
         """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
+
+        A shared file is never held inline: a record of the log would repeat it each time.
 
         Raises:
             StorageError: It is not durable; the checkpoint must be declined.
         """
         views = (memoryview(chunk).cast("B") for chunk in chunks)
         first, size_bytes = list[memoryview](), 0
-        for view in views:
+        while not shared and size_bytes < self._inline_threshold_bytes:
+            view = next(views, None)
+            if view is None:
+                return self.write(name, b"".join(first), key_groups=key_groups)
             first.append(view)
             size_bytes += view.nbytes
-            if size_bytes >= self._inline_threshold_bytes:
-                break
-        else:
-            return self.write(name, b"".join(first), key_groups=key_groups)
         hashed = _Hashed[memoryview](chain(first, views))
-        path = self._new(self._names.private(name))
-        size_bytes = self._fs.write(self._paths.in_job(path), hashed)
+        path = self._names.private(name)
+        if shared:
+            path = self._names.shareable(name, uuid.uuid4().hex)
+        size_bytes = self._fs.write(self._paths.in_job(self._new(path)), hashed)
         self._count_upload(size_bytes)
-        return _handle(name, path, size_bytes, hashed.checksum, key_groups)
+        return _handle(name, path, size_bytes, hashed.checksum, key_groups, shared=shared)
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None

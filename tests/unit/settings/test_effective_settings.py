@@ -28,6 +28,6 @@ def test_the_program_is_stronger_than_the_environment_field_by_field() -> None:
     )
     assert found["checkpointing.retained"] == ("1", "default")
     assert found["pipeline.parallelism"] == ("3", "program")
-    assert found["state_backend"] == ("HeapBackend()", "program")
+    assert found["state_backend"] == ("HeapBackend(incremental=True)", "program")
     assert "state_backend.type" not in found, "the backend is taken whole"
     assert found["restart.strategy"][1] == "default"

@@ -41,19 +41,37 @@ class MemoryStorage:
         return handle
 
     def write_chunks(
-        self, name: str, chunks: Iterable[pa.Buffer], *, key_groups: range | None = None
+        self,
+        name: str,
+        chunks: Iterable[pa.Buffer],
+        *,
+        shared: bool = False,
+        key_groups: range | None = None,
     ) -> StateHandle:
-        return self.write(name, b"".join(map(bytes, chunks)), key_groups=key_groups)
+        raw = b"".join(map(bytes, chunks))
+        return (
+            self._share(name, raw, key_groups)
+            if shared
+            else self.write(name, raw, key_groups=key_groups)
+        )
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
     ) -> StateHandle:
         raw = path.read_bytes()
-        place = f"shared/{name}" if shared else f"f{len(self.files)}/{name}"
+        if shared:
+            return self._share(name, raw, key_groups)
+        place = f"f{len(self.files)}/{name}"
+        self.files[place] = raw
+        self.written.append(name)
+        return _handle(name, place, raw, key_groups)
+
+    def _share(self, name: str, raw: bytes, key_groups: range | None) -> StateHandle:
+        place = f"shared/{name}"
         assert place not in self.files, f"shared file {name} is written twice"
         self.files[place] = raw
         self.written.append(name)
-        return _handle(name, place, raw, key_groups, shared)
+        return _handle(name, place, raw, key_groups, shared=True)
 
     def read(self, handle: StateHandle) -> bytes:
         data = handle.inline if not handle.path else self.files.get(handle.path)

@@ -24,7 +24,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.rocksdb import database as rocksdb_database
-from onceflow.core.state.rocksdb.snapshots import KnownFiles
+from onceflow.core.state.snapshots.known_files import KnownFiles
 
 PAYLOAD = ValueStateDescriptor[bytes]("payload", bytes)
 KEYS = 3000

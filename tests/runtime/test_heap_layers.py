@@ -1,0 +1,120 @@
+"""Jobs whose state on the heap is written in layers, and whose processes are killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.support.clusters import AnyCluster
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS, assert_exactly_once
+
+from onceflow import (
+    Checkpointing,
+    FixedDelay,
+    JobState,
+    KeyedFunction,
+    Pipeline,
+    Record,
+    StateAccess,
+    ValueStateDescriptor,
+)
+from onceflow.core.crash_points import VARIABLE
+from onceflow.core.protocol.checkpoints.snapshots import handles_of
+from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.storage import FileSystemStorage
+
+ACCOUNTS = 8_000
+"""More than a quarter of them are not changed between two checkpoints."""
+
+
+class Balance(KeyedFunction):
+    """Adds what `running(balance=sum_("amount"), n=count())` does."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema.append(pa.field("balance", pa.int64())).append(
+            pa.field("n", pa.int64())
+        )
+
+    def open(self, state: StateAccess) -> None:
+        self._balance = state.value_state(ValueStateDescriptor("balance", int, default=0))
+        self._payments = state.value_state(ValueStateDescriptor("payments", int, default=0))
+
+    def process(self, record: Record) -> Record:
+        self._balance.set(self._balance.get() + record["amount"])
+        self._payments.set(self._payments.get() + 1)
+        return record | {"balance": self._balance.get(), "n": self._payments.get()}
+
+
+def balances(
+    cluster: AnyCluster, directory: Path, source: CountingSource, parallelism: int
+) -> tuple[Pipeline, DirectorySink]:
+    sink = DirectorySink(str(directory / "out"))
+    pipeline = Pipeline(
+        cluster,
+        name="layers",
+        parallelism=parallelism,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records")
+    records.key_by("account").process(Balance(), uid="balance").write(sink, uid="out")
+    return pipeline, sink
+
+
+def list_older_files(home: Path, attempt: AttemptId) -> list[str]:
+    """Return the shared files of attempts before `attempt`: once it has a base of its own, none."""
+    names = [path.name for path in (home / "shared").iterdir()]
+    return [name for name in names if not name.startswith(f"a{attempt}@")]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("anywhere", marks=pytest.mark.servers),
+        *(
+            pytest.param(point, marks=pytest.mark.slow)
+            for point in ("prepared", "acked", "committed", "replied")
+        ),
+    ],
+)
+def test_layers_are_exactly_once_and_leave_no_file_through_kills_and_rescaling(
+    cluster: AnyCluster, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tmp_path / "points"
+    points.mkdir()
+    monkeypatch.setenv(VARIABLE, str(points))
+    source = CountingSource(
+        20_000,
+        accounts=ACCOUNTS,
+        batch_rows=10,
+        pause_s=0.005,
+        ends_with=str(tmp_path / "ends"),
+    )
+    job_storage = FileSystemStorage(str(tmp_path / "checkpoints")).open("layers")
+    for parallelism in (2, 3):
+        pipeline, sink = balances(cluster, tmp_path, source, parallelism)
+        job = pipeline.start()
+        job.wait_for(checkpoints=15)
+        last = job_storage.log.read().completed[-1]
+        layers = [h for h in handles_of(last.snapshots) if h.name.startswith("changes-")]
+        assert layers, "the state is not in layers"
+        assert list_older_files(Path(str(job_storage)), last.attempt) == [], "dead attempts' files"
+        restores = job.status().restores
+        if point == "anywhere":
+            os.kill(job.status().slots[0].pid, signal.SIGKILL)
+        else:
+            (points / point).touch()
+        job.wait_for(checkpoints=job.status().checkpoints_completed + 6)
+        assert job.status().restores == restores + 1
+        if parallelism == 2:
+            assert job.stop(60).state is JobState.STOPPED
+        else:
+            (tmp_path / "ends").touch()
+            assert job.wait(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
