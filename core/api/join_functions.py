@@ -184,34 +184,35 @@ class WindowPairs(CoGroupFunction):
     """Hands a function the pairs of records that are in one window."""
 
     def __init__(self, outer: tuple[bool, bool], function: ProcessJoinFunction) -> None:
-        self._outer = outer
-        self._function = function
+        """`outer` says of each side whether its records come out without a partner, too."""
+        self.outer = outer
+        self.function = function
 
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """Return that of the function."""
-        return self._function.output_schema(left, right)
+        return self.function.output_schema(left, right)
 
     def open(self, state: StateAccess) -> None:
         """Open the function."""
-        self._function.open(state)
+        self.function.open(state)
 
     def process(
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
     ) -> list[Record]:
         """Return what follows from each left record with each right one, or from those alone."""
-        function = self._function
+        function = self.function
         if left and right:
             return all_of(function.process(one, other) for one in left for other in right)
-        made = all_of(map(function.process_left, left if self._outer[0] else ()))
-        return made + all_of(map(function.process_right, right if self._outer[1] else ()))
+        made = all_of(map(function.process_left, left if self.outer[0] else ()))
+        return made + all_of(map(function.process_right, right if self.outer[1] else ()))
 
     def snapshot_state(self, checkpoint: int) -> None:
         """Have the function do it."""
-        self._function.snapshot_state(checkpoint)
+        self.function.snapshot_state(checkpoint)
 
     def close(self) -> None:
         """Close the function."""
-        self._function.close()
+        self.function.close()
 
 
 def all_of(results: Iterable[Results]) -> list[Record]:

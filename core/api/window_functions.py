@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -32,6 +32,8 @@ from onceflow.core.api.process_functions import CoProcessFunction, FunctionOfKey
 from onceflow.core.api.record_copies import copy_records
 from onceflow.core.api.windows import (
     EventTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowAssigner,
     pane_windows,
@@ -131,37 +133,42 @@ class WindowContent(ABC):
         """Release what `open` took."""
 
 
-class KeptRecords(WindowContent):
+WindowFunctionT = TypeVar("WindowFunctionT", bound="ProcessWindowFunction | CoGroupFunction")
+
+
+class KeptRecords(WindowContent, Generic[WindowFunctionT]):
     """All records of a window, for a function of the user's: of one stream, or of each of two."""
 
-    def __init__(
-        self, function: ProcessWindowFunction | CoGroupFunction, *schemas: pa.Schema
-    ) -> None:
+    def __init__(self, function: WindowFunctionT, *schemas: pa.Schema) -> None:
         """`schemas` are those of the records, one a stream.
 
         Raises:
             ConfigError: Values of a column cannot be kept; names it.
         """
-        self._function = function
-        self._schemas = schemas
+        self.function = function
+        self.schemas = schemas
         for schema in schemas:
             _type_of_records(schema)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """Return that of the function."""
-        return self._function.output_schema(*inputs)
+        return self.function.output_schema(*inputs)
 
     def open(self, state: StateAccess) -> None:
         """Take hold of the states."""
+        self.open_records(state)
+        # A column may be newer than the records that were kept.
+        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self.schemas]
+        self.function.open(state)
+
+    def open_records(self, state: StateAccess) -> None:
+        """Take hold of the records alone, to read them by `list_records` and `forget` them."""
         self._records: list[MapState[tuple[int, int], Record]] = [
             state.map_state(
                 MapStateDescriptor[Any, Any](name, tuple[int, int], _type_of_records(schema))
             )
-            for name, schema in zip(_RECORDS, self._schemas, strict=False)
+            for name, schema in zip(_RECORDS, self.schemas, strict=False)
         ]
-        # A column may be newer than the records that were kept.
-        self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self._schemas]
-        self._function.open(state)
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Keep the record."""
@@ -173,12 +180,21 @@ class KeptRecords(WindowContent):
         self, key: Any, window: TimeWindow, parts: Mapping[int, int]
     ) -> Record | Iterable[Record] | None:
         """Return what the function makes of the records."""
-        records: list[list[Record]] = [[] for _ in self._schemas]
+        records = [
+            [nulls | record for record in kept]
+            for nulls, kept in zip(self._nulls, self.list_records(parts), strict=True)
+        ]
+        return self.function.process(key, window, *records)
+
+    def list_records(self, parts: Mapping[int, int]) -> list[list[Record]]:
+        """Return the records of the current key's parts, by stream, as they were kept."""
+        records: list[list[Record]] = [[] for _ in self.schemas]
         for part, count in parts.items():
-            kept, nulls = self._records[part < 0], self._nulls[part < 0]
-            for number in range(count):
-                records[part < 0].append(nulls | cast("Record", kept.get((part, number))))
-        return self._function.process(key, window, *records)
+            kept = self._records[part < 0]
+            records[part < 0] += [
+                cast("Record", kept.get((part, number))) for number in range(count)
+            ]
+        return records
 
     def forget(self, parts: Mapping[int, int]) -> None:
         """Remove the records."""
@@ -188,11 +204,11 @@ class KeptRecords(WindowContent):
 
     def snapshot_state(self, checkpoint: int) -> None:
         """Have the function do it."""
-        self._function.snapshot_state(checkpoint)
+        self.function.snapshot_state(checkpoint)
 
     def close(self) -> None:
         """Close the function."""
-        self._function.close()
+        self.function.close()
 
 
 _RECORDS = ("onceflow.window-records", "onceflow.right-window-records")
@@ -251,6 +267,8 @@ class KeptAccumulators(WindowContent):
 
 OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]
 """Start, end, and how many records each part has."""
+OPEN_WINDOWS = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
+"""The windows of a key that are not over."""
 
 
 @dataclass(frozen=True)
@@ -287,8 +305,7 @@ class WindowsOfRecords:
             self._gap_ms = self.windows.gap_ms
         else:
             self._panes = pane_windows(self.windows, self.lateness_ms)
-        descriptor = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
-        self._open: ValueState[list[OpenWindow] | None] = state.value_state(descriptor)
+        self._open: ValueState[list[OpenWindow] | None] = state.value_state(OPEN_WINDOWS)
         self._timers: Timers = state.timers()
         for late in self._late:
             late.open(state)
@@ -439,7 +456,28 @@ class WindowedFunction(WindowsOfRecords, KeyedFunction):
 
 
 class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
-    """The windows of two streams with one key."""
+    """The windows of two streams with one key.
+
+    This class computes sessions and windows by the clock. Those of one size in event time are known
+    before any record: the runtime computes them a batch at a time, see `window_joins`.
+    """
+
+    def __init__(
+        self,
+        windows: WindowAssigner,
+        lateness_ms: int,
+        content: KeptRecords[CoGroupFunction],
+        left: WindowInput,
+        right: WindowInput,
+    ) -> None:
+        super().__init__(windows, lateness_ms, content, left, right)
+        self.records = content
+        self.inputs = (left, right)
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether the windows are computed a batch at a time."""
+        return isinstance(self.windows, (TumblingEventTimeWindows, SlidingEventTimeWindows))
 
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
         """Return that of the content."""

@@ -11,7 +11,7 @@ A filter in memory has, for each key, which moments it may have rows of, so that
 vain. It may have moments of which a key has no row.
 
 Invariants:
-    namespace = moment << NUMBER_BITS | number
+    namespace = moment << number_bits | number
     the rows of one key and moment have the numbers 0 to count - 1, without gaps, as the rows of a
         moment are removed together; row 0 has the count in the column `COUNT`
     a key has a row of a moment  =>  the key's word of the filter has the moment's bit
@@ -34,14 +34,13 @@ from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.api.stores import KeyedStateStore
 from onceflow.core.state.keys.key_columns import Ints, KeyColumn
 from onceflow.core.state.keys.key_groups import Hashes
+from onceflow.core.state.snapshots.canonical import Groups
 from onceflow.core.state.types.record_types import explain_not_kept, value_type
 from onceflow.core.state.types.serializers import serializer_of
 
 TIME, COUNT, ALONE = "onceflow.time", "onceflow.count", "onceflow.alone"
 NUMBER_BITS = 24
-"""Bits of a row's number: 16 million rows of one key and moment."""
-MOMENTS = 1 << (63 - NUMBER_BITS)
-"""The number of moments that a namespace can have, half of them before 1970."""
+"""Bits of a row's number, unless there are more moments: 16 million rows of one key and moment."""
 TIME_MAX = 1 << 60
 """Milliseconds before and after 1970: the sum of a time and a join's reach stays within 64 bits."""
 ROWS_A_CHUNK = 32_768
@@ -170,8 +169,10 @@ class KeptRows:
         key: Sequence[str],
         *,
         outer: bool,
+        number_bits: int = NUMBER_BITS,
     ) -> None:
         """`outer`: it also keeps for each row whether it is alone."""
+        self._number_bits = number_bits
         self._schema = schema
         self._key = tuple(key)
         self.outer = outer
@@ -183,7 +184,7 @@ class KeptRows:
         columns += [one.of_table for one in self._columns]
         key_types = [schema.field(one).type for one in key]
         self._table = store.accumulators(name, key_types, columns, namespaced=True)
-        self._moments = set(self._table.namespaces(NUMBER_BITS).tolist())
+        self._moments = set(self._table.namespaces(number_bits).tolist())
         # Any restored key may have rows of any restored moment.
         # A set: the sum of distinct powers of two is their union.
         bits = np.uint64(sum({1 << (one % _MOMENT_BITS) for one in self._moments}))
@@ -193,6 +194,11 @@ class KeptRows:
     def next_moment(self) -> int | None:
         """The earliest moment of any row."""
         return min(self._moments, default=None)
+
+    @property
+    def last_moment(self) -> int | None:
+        """The latest moment of any row."""
+        return max(self._moments, default=None)
 
     def find_near(
         self, keys: tuple[KeyColumn, ...], hashes: Hashes, firsts: Ints, lasts: Ints
@@ -215,7 +221,7 @@ class KeptRows:
             index = np.repeat(np.arange(len(mine)), more)
             numbers = 1 + np.arange(len(index)) - np.repeat(np.cumsum(more) - more, more)
             others = mine[index]
-            namespaces = (moments[part][index] << NUMBER_BITS) | numbers
+            namespaces = (moments[part][index] << self._number_bits) | numbers
             entries = self._table.find(
                 namespaces, tuple(column.take(others) for column in keys), hashes[others]
             )
@@ -244,7 +250,7 @@ class KeptRows:
             moments.append(np.full(len(mine), moment))
         of_rows, of_moments = np.concatenate(rows), np.concatenate(moments)
         heads = self._table.find(
-            of_moments << NUMBER_BITS,
+            of_moments << self._number_bits,
             tuple(column.take(of_rows) for column in keys),
             hashes[of_rows],
         )
@@ -267,7 +273,7 @@ class KeptRows:
         Raises:
             BadStateValue: One key has too many rows of one moment; names the row.
         """
-        table, namespaces = self._table, moments << NUMBER_BITS
+        table, namespaces = self._table, moments << self._number_bits
         self._grow_filter()
         words = self._filter_words(hashes)
         bits = (self._filter[words] >> (moments % _MOMENT_BITS).astype(np.uint64)) & np.uint64(1)
@@ -281,11 +287,12 @@ class KeptRows:
         before = table.numbers(1, group.entries)
         every = np.arange(len(entries))
         numbers = group.in_row_order(every + group.spread(before - group.firsts))
-        if int(numbers.max()) >= 1 << NUMBER_BITS:
+        limit = 1 << self._number_bits
+        if int(numbers.max()) >= limit:
             row = int(numbers.argmax())
             raise BadStateValue(
-                f"a join cannot keep more than {1 << NUMBER_BITS:,} rows of one key that it is to"
-                " remove at one time; the key of this record has more",
+                f"a join cannot keep more than {limit:,} rows of one key that it is to remove at"
+                " one time; the key of this record has more",
                 row=row,
             )
         # After the numbers are checked: a batch that is refused leaves the counts as they were.
@@ -328,12 +335,29 @@ class KeptRows:
         arrays = [by_name[field.name] for field in self._schema]
         return pa.record_batch(arrays, schema=self._schema)
 
-    def find_due(self, until: int) -> Ints:
-        """Return the entries of the rows whose moment is `until` or before, sorted by moment."""
-        gone = [one for one in self._moments if one <= until]
-        if not gone:
+    def find_due(self, until: int, after: int | None = None) -> Ints:
+        """Return the entries of the rows whose moment is `until` or before, and later than `after`.
+
+        They are sorted by moment, and those of one key and moment as they were added.
+        """
+        due = [one for one in self._moments if one <= until and (after is None or one > after)]
+        if not due:
             return _NONE
-        return self._table.select(min(gone) << NUMBER_BITS, (max(gone) + 1) << NUMBER_BITS)
+        bits = self._number_bits
+        return self._table.select(min(due) << bits, (max(due) + 1) << bits)
+
+    def moments(self, entries: Ints) -> Ints:
+        """Return the rows' moments."""
+        moments: Ints = self._table.namespaces_of(entries) >> self._number_bits
+        return moments
+
+    def keys(self, entries: Ints) -> list[pa.Array]:
+        """Return the rows' key columns."""
+        return self._table.keys_of(entries)
+
+    def key_groups(self, entries: Ints) -> Groups:
+        """Return the key group of each row."""
+        return self._table.groups_of(entries)
 
     def find_alone(self, entries: Ints) -> Ints:
         """Return the entries of those rows that are alone, sorted by time."""
@@ -400,9 +424,10 @@ def moments_of(times: Ints, step_ms: int) -> Ints:
     return moments
 
 
-def check_moments(moments: Ints, times: Ints, column: str) -> None:
+def check_moments(moments: Ints, times: Ints, column: str, number_bits: int = NUMBER_BITS) -> None:
     """Raise BadStateValue unless rows of these times can be kept until these moments."""
-    limit = MOMENTS // 2 - 1
+    # A namespace has 63 bits and a sign: half of the moments are before 1970.
+    limit = (1 << (62 - number_bits)) - 1
     far = np.flatnonzero((np.abs(moments) >= limit) | (times > TIME_MAX) | (times < -TIME_MAX))
     if len(far):
         row = int(far[0])

@@ -49,11 +49,12 @@ from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import (
     CoProcessor,
-    KeyedFunctionOperator,
     KeyedProcessor,
+    SnapshottedOperator,
 )
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
+from onceflow.core.runtime.dataflow.window_joins import connect_streams
 from onceflow.core.state import key_group_of
 
 SCHEMA = pa.schema([("account", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
@@ -198,13 +199,16 @@ class Running:
         parallelism: int = 1,
         handles: Sequence[StateHandle] = (),
         event_time: Sequence[bytes] = (),
+        *,
+        by_record: bool = False,
     ) -> None:
+        """`by_record`: windows of two streams are kept as earlier versions kept them."""
         self._job = job
         self.event_time: list[bytes] = []
         """How far event time had come in the last snapshot."""
         self._made: list[pa.RecordBatch] = []
         self.late: list[Row] = []
-        self.operators: list[tuple[range, KeyedFunctionOperator]] = []
+        self.operators: list[tuple[range, SnapshottedOperator]] = []
         for index in range(parallelism):
             # Each slot has an instance of its own.
             mine = copy.deepcopy(content)
@@ -212,11 +216,13 @@ class Running:
             states = job.without_keys(index, parallelism)
             groups = job.context(index, parallelism).key_groups
             restored = RestoredEventTime(event_time, groups, MAX_PARALLELISM)
-            operator: KeyedFunctionOperator
+            operator: SnapshottedOperator
             if content is CONTENTS["records of two streams"]:
-                both = CoWindowedFunction(windows, lateness, mine, *INPUTS)
+                of_both = cast("KeptRecords[CoGroupFunction]", mine)
+                both = CoWindowedFunction(windows, lateness, of_both, *INPUTS)
                 connected = ProcessConnected((INPUTS[0].key, INPUTS[1].key), both)
-                operator = CoProcessor("op", connected, store, states, OUT, restored)
+                connect = CoProcessor if by_record else connect_streams
+                operator = connect("op", connected, store, states, OUT, restored)
             else:
                 one = WindowedFunction(windows, lateness, mine, INPUTS[0])
                 keyed = ProcessKeyed(INPUTS[0].key, one)
@@ -305,6 +311,30 @@ def test_windows_of_records_equal_the_model_through_snapshots_and_rescaling(
             running = Running(
                 job, windows, lateness, CONTENTS[content], parallelism, handles, running.event_time
             )
+            running.late += late
+    assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
+    assert running.late == model.late
+
+
+@pytest.mark.parametrize(("windows", "lateness"), [*KINDS[:2], (KINDS[1][0], 9)], ids=str)
+def test_windows_that_an_earlier_version_kept_record_by_record_equal_the_model_after_a_restore(
+    job: Job, windows: WindowAssigner, lateness: int
+) -> None:
+    rng = random.Random(f"{windows} {lateness}")
+    model = Model(windows, lateness)
+    content = CONTENTS["records of two streams"]
+    running = Running(job, windows, lateness, content, 2, by_record=True)
+    now = 1_000
+    for step in range(120):
+        now += rng.choice([0, 1, 2])
+        row = (f"k{rng.randrange(4)}", now - rng.randrange(15), rng.choice([None, step]))
+        assert counted(running.take(row)) == counted(model.take(row))
+        if step % 4 == 3:
+            assert counted(running.advance(now - 5)) == counted(model.advance(now - 5))
+        if step % 40 == 39:
+            handles, late = running.snapshot(), running.late
+            before = running.event_time
+            running = Running(job, windows, lateness, content, rng.choice([1, 3]), handles, before)
             running.late += late
     assert counted(running.advance(MAX_WATERMARK)) == counted(model.advance(MAX_WATERMARK))
     assert running.late == model.late

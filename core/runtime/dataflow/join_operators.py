@@ -101,7 +101,7 @@ class JoinOperator(SnapshottedOperator):
             )
         self._cleaned_a_record = context.cleaned_a_record
         self.dropped = store.finish_open() + states.finish_open()
-        self._make = _of_pairs(uid, join.function, schema, store, work.keys)
+        self._make = choose_pair_maker(uid, join.function, schema, store, work.keys)
 
     @property
     def inputs(self) -> tuple[Emit, ...]:
@@ -285,13 +285,14 @@ MakesPairs: TypeAlias = Callable[[Side, Side, int], pa.RecordBatch]
 """Returns what follows from the pairs of two sides, so many."""
 
 
-def _of_pairs(
+def choose_pair_maker(
     uid: str,
     function: ProcessJoinFunction,
     schema: pa.Schema,
     store: KeyedStateStore,
     keys: tuple[Sequence[str], Sequence[str]],
 ) -> MakesPairs:
+    """Return what calls `function`, whose results have `schema`, for each pair of two sides."""
     if isinstance(function, MergedColumns):
         return function.merge
     return _FunctionOfPairs(uid, function, schema, store, keys)

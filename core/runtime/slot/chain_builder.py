@@ -54,7 +54,6 @@ from onceflow.core.runtime.dataflow.channels import (
 from onceflow.core.runtime.dataflow.compiled_operator import CompiledProcessor
 from onceflow.core.runtime.dataflow.function_operators import (
     BroadcastProcessor,
-    CoProcessor,
     FunctionOperator,
     KeyedBatchProcessor,
     KeyedBroadcastProcessor,
@@ -92,6 +91,7 @@ from onceflow.core.runtime.dataflow.subtask import (
     SourceSubtask,
     Subtask,
 )
+from onceflow.core.runtime.dataflow.window_joins import connect_streams
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
@@ -375,8 +375,8 @@ class ChainBuilder:
                 event_time = self._event_time(uid)
                 return KeyedProcessor(uid, work, self._store(uid), states, schema, event_time)
             case ProcessConnected():
-                event_time = self._event_time(uid)
-                return CoProcessor(uid, work, self._store(uid), states, schema, event_time)
+                event_time, store = self._event_time(uid), self._store(uid)
+                return connect_streams(uid, work, store, states, schema, event_time)
             case ProcessBroadcast() if work.key:
                 event_time, store = self._event_time(uid), self._store(uid)
                 return KeyedBroadcastProcessor(uid, work, store, states, schema, event_time)

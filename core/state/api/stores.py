@@ -305,6 +305,14 @@ class KeyedStateStore(ABC):
         override it keeps what nobody reads or clears.
         """
 
+    def list_restored_names(self) -> frozenset[str]:
+        """Return the names of restored states that the operator has not asked for yet.
+
+        A store that does not override it names none: an operator that reads the state of earlier
+        versions in their form then does not find it.
+        """
+        return frozenset()
+
     def finish_open(self) -> tuple[str, ...]:
         """Hear that the operator has asked for all its states; return what was dropped, for people.
 

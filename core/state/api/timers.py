@@ -67,11 +67,16 @@ class TimerQueue:
         return taken
 
 
+def describe_timers(domain: TimeDomain) -> ValueStateDescriptor[Any]:
+    """Return the state that has the timers of a key in one time domain."""
+    return ValueStateDescriptor[Any](f"onceflow.{domain}-timers", bytes)
+
+
 class DomainTimers:
     """The timers of one time domain, of all keys of a store."""
 
     def __init__(self, store: KeyedStateStore, domain: TimeDomain) -> None:
-        descriptor = ValueStateDescriptor[Any](f"onceflow.{domain}-timers", bytes)
+        descriptor = describe_timers(domain)
         self._store = store
         self._domain: TimeDomain = domain
         self._times: ValueState[bytes | None] = store.value_state(descriptor)

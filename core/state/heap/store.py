@@ -330,6 +330,10 @@ class HeapStore(KeyedStateStore):
         for table in self._tables.values():
             table.clean(count)
 
+    def list_restored_names(self) -> frozenset[str]:
+        """Return the names of restored states that nobody has asked for yet."""
+        return frozenset(meta.name for meta in self._restored.list_unclaimed())
+
     def finish_open(self) -> tuple[str, ...]:
         """Refuse or drop what nobody has asked for."""
         for meta in self._restored.drop_unclaimed():

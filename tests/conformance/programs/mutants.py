@@ -210,7 +210,7 @@ def forget_new_columns() -> AbstractContextManager[Any]:
     """Leave out of kept records the columns that are newer than they are."""
     open_records = KeptRecords.open
 
-    def open_alone(self: KeptRecords, state: Any) -> None:
+    def open_alone(self: KeptRecords[Any], state: Any) -> None:
         open_records(self, state)
         self._nulls = [{} for _ in self._nulls]
 

@@ -1,0 +1,197 @@
+"""Windows of two streams that come out, and what functions make of them or of their pairs.
+
+A window here is that of one key. Its rows are entries of the two tables of kept rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.core.api.functions import Record
+from onceflow.core.api.window_functions import CoGroupFunction, TimeWindow
+from onceflow.core.protocol.windows import PaneWindows
+from onceflow.core.runtime.dataflow.join_operators import MakesPairs
+from onceflow.core.runtime.dataflow.result_rows import ResultRows
+from onceflow.core.runtime.dataflow.user_functions import (
+    BatchRecords,
+    call_user,
+    keys_of_records,
+)
+from onceflow.core.state import KeyedStateStore
+from onceflow.core.state.kept_rows import ROWS_A_CHUNK, KeptRows
+from onceflow.core.state.keys.key_columns import Ints
+
+KeptSides: TypeAlias = tuple[KeptRows, KeptRows]
+"""The rows that are kept of the left stream, and of the right one."""
+SideKeys: TypeAlias = tuple[Sequence[str], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfWindows:
+    """The rows that some windows have of one stream, sorted by window, then as they were added."""
+
+    entries: Ints
+    windows: Ints
+    """The index of each row's window."""
+    starts: Ints
+    """Where the rows of each window begin; one number more than there are windows."""
+
+    @classmethod
+    def of(cls, entries: Ints, windows: Ints, window_count: int) -> RowsOfWindows:
+        """Return rows that are sorted already."""
+        return cls(entries, windows, np.searchsorted(windows, np.arange(window_count + 1)))
+
+    @property
+    def counts(self) -> Ints:
+        """How many rows each window has."""
+        return np.diff(self.starts)
+
+    def cut(self, first: int, stop: int) -> RowsOfWindows:
+        """Return the rows of the windows `first` (inclusive) to `stop` (exclusive)."""
+        start, end = int(self.starts[first]), int(self.starts[stop])
+        starts = self.starts[first : stop + 1] - start
+        return RowsOfWindows(self.entries[start:end], self.windows[start:end] - first, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class DueWindows:
+    """Windows that come out, in their order."""
+
+    numbers: Ints
+    """Each window's number: it begins at offset + number * slide."""
+    keys: list[pa.Array]
+    """Key columns, with a row for each window."""
+    sides: tuple[RowsOfWindows, RowsOfWindows]
+    cuts: Ints
+    """Limits, from 0 to the number of windows: between two of them no key has two windows."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class PairsOfWindows:
+    """Makes pairs of the left and the right rows of windows, and rows without a partner."""
+
+    def __init__(
+        self, make: MakesPairs, kept: KeptSides, keys: SideKeys, outer: tuple[bool, bool]
+    ) -> None:
+        self._make = make
+        self._kept = kept
+        self._keys = keys
+        self._outer = outer
+
+    def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
+        """Yield what follows from each pair, and from rows of outer sides that are in none."""
+        if not any(self._outer):
+            yield from self._pairs(*due.sides)
+            return
+        # The rows of a window are all in pairs, or all alone. What a function is given of one key
+        # keeps the order of its windows, as its states may depend on it.
+        for first, stop in pairwise(due.cuts.tolist()):
+            left, right = (side.cut(first, stop) for side in due.sides)
+            yield from self._pairs(left, right)
+            if self._outer[0]:
+                yield from self._alone(0, left.entries[right.counts[left.windows] == 0])
+            if self._outer[1]:
+                yield from self._alone(1, right.entries[left.counts[right.windows] == 0])
+
+    def _pairs(self, left: RowsOfWindows, right: RowsOfWindows) -> Iterator[pa.RecordBatch]:
+        partners = right.counts[left.windows]
+        for start, stop in _split(np.cumsum(partners)):
+            counts = partners[start:stop]
+            of_left = np.repeat(np.arange(start, stop), counts)
+            numbers = np.arange(len(of_left)) - np.repeat(np.cumsum(counts) - counts, counts)
+            of_right = right.starts[left.windows[of_left]] + numbers
+            # A row with more partners than a chunk has is a part of its own.
+            for first in range(0, len(of_left), ROWS_A_CHUNK):
+                part = slice(first, first + ROWS_A_CHUNK)
+                mine = self._kept[0].rows(left.entries[of_left[part]])
+                keys = [mine.column(name) for name in self._keys[0]]
+                theirs = self._kept[1].rows(right.entries[of_right[part]], keys)
+                yield self._make(mine, theirs, mine.num_rows)
+
+    def _alone(self, side: int, entries: Ints) -> Iterator[pa.RecordBatch]:
+        for first in range(0, len(entries), ROWS_A_CHUNK):
+            rows = self._kept[side].rows(entries[first : first + ROWS_A_CHUNK])
+            left, right = (rows, None) if side == 0 else (None, rows)
+            yield self._make(left, right, rows.num_rows)
+
+
+class GroupsOfWindows:
+    """Calls a function for each window, with the state of its key."""
+
+    def __init__(
+        self,
+        uid: str,
+        function: CoGroupFunction,
+        windows: PaneWindows,
+        results: ResultRows,
+        store: KeyedStateStore,
+        kept: KeptSides,
+        key: Sequence[str],
+    ) -> None:
+        """`key` has names for the key columns of `DueWindows`, for errors."""
+        self._uid = uid
+        self._process = function.process
+        self._windows = windows
+        self._results = results
+        self._store = store
+        self._kept = kept
+        self._key = key
+
+    def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
+        """Yield what the function makes of each window."""
+        rows_until = due.sides[0].starts[1:] + due.sides[1].starts[1:]
+        for first, stop in _split(rows_until):
+            call_user(self._uid, self._call, due, first, stop)
+            yield self._results.batch()
+
+    def _call(self, due: DueWindows, first: int, stop: int) -> None:
+        """Call the function for the windows `first` (inclusive) to `stop` (exclusive)."""
+        left, right = (side.cut(first, stop) for side in due.sides)
+        columns = [one[first:stop] for one in due.keys]
+        of_windows = BatchRecords(pa.record_batch(columns, names=list(self._key)))
+        keys = keys_of_records(self._uid, of_windows, self._key)
+        self._store.prefetch(keys)
+        lefts, rights = self._records(0, left.entries), self._records(1, right.entries)
+        left_at, right_at = left.starts.tolist(), right.starts.tolist()
+        set_current_key, take = self._store.set_current_key, self._results.take
+        for index, (key, window) in enumerate(
+            zip(keys, self._times_of(due.numbers[first:stop]), strict=True)
+        ):
+            set_current_key(key)
+            of_left = lefts[left_at[index] : left_at[index + 1]]
+            of_right = rights[right_at[index] : right_at[index + 1]]
+            take(self._process(key, window, of_left, of_right))
+
+    def _times_of(self, numbers: Ints) -> list[TimeWindow]:
+        """Return when windows begin and end; many keys have windows of one number."""
+        windows = self._windows
+        distinct, indices = np.unique(numbers, return_inverse=True)
+        starts_ms = (windows.offset_ms + distinct * windows.slide_ms).tolist()
+        times = [TimeWindow(start_ms, start_ms + windows.size_ms) for start_ms in starts_ms]
+        return [times[index] for index in indices.tolist()]
+
+    def _records(self, side: int, entries: Ints) -> list[Record]:
+        if not len(entries):
+            return []
+        rows = self._kept[side].rows(entries)
+        return list(chain.from_iterable(BatchRecords(rows).pieces()))
+
+
+def _split(until: Ints) -> Iterator[tuple[int, int]]:
+    """Yield parts (inclusive, exclusive) of items that have about `ROWS_A_CHUNK` rows each.
+
+    `until[i]` is how many rows the items up to the i-th have; a part has one item at least.
+    """
+    start, done = 0, 0
+    while start < len(until):
+        stop = max(start + 1, int(np.searchsorted(until, done + ROWS_A_CHUNK, "right")))
+        yield start, stop
+        start, done = stop, int(until[stop - 1])

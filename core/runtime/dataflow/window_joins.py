@@ -1,0 +1,379 @@
+"""Windows of one size over two keyed streams, a batch at a time: window joins and `co_group`.
+
+Each record is kept once for each of its windows, until the window is over. When a window is due,
+its rows of both streams are sorted by key, all keys at once, and the function is called for their
+pairs or for each key.
+
+Invariants, for the window with number n, a watermark w, and kept rows:
+    start = offset + n * slide;  end = start + size;  the moment of its kept rows is n
+    it is due   <=>  end - 1 <= w;  it is over, and not kept  <=>  end - 1 + lateness <= w
+    a record is late  <=>  all windows that it is in are over
+    a window that was due before comes out anew with each further record
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from onceflow.core.api.event_time import times_ms
+from onceflow.core.api.graph import ProcessConnected
+from onceflow.core.api.join_functions import WindowPairs
+from onceflow.core.api.late_records import LateRecords
+from onceflow.core.api.window_functions import CoWindowedFunction
+from onceflow.core.api.windows import EventTimeSessionWindows, pane_windows
+from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.protocol.watermarks import MAX_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.due_windows import (
+    DueWindows,
+    GroupsOfWindows,
+    PairsOfWindows,
+    RowsOfWindows,
+)
+from onceflow.core.runtime.dataflow.function_context import KeyedContext
+from onceflow.core.runtime.dataflow.function_operators import CoProcessor, SnapshottedOperator
+from onceflow.core.runtime.dataflow.join_operators import choose_pair_maker
+from onceflow.core.runtime.dataflow.keyed_operators import with_event_time
+from onceflow.core.runtime.dataflow.operators import Emit, PendingSnapshot
+from onceflow.core.runtime.dataflow.restored_event_time import (
+    NOTHING_RESTORED,
+    RestoredEventTime,
+)
+from onceflow.core.runtime.dataflow.user_functions import call_user, user_error
+from onceflow.core.runtime.dataflow.windows_by_record import move_windows
+from onceflow.core.state import KeyedStateStore, hash_keys
+from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
+from onceflow.core.state.kept_rows import (
+    NUMBER_BITS,
+    TIME_MAX,
+    KeptRows,
+    check_moments,
+)
+from onceflow.core.state.keys.key_columns import FixedKeys, Ints, KeyColumn, read_key_columns
+from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.keys.key_index import KeyIndex
+from onceflow.core.state.operator_state import OperatorStateStore
+
+ROWS_AGAIN = 256
+"""Late rows whose windows come out together: each one brings all rows of its windows."""
+_NUMBER_BITS_MIN = 14
+"""Bits of a row's number in windows that begin every millisecond: 16,384 rows of one key."""
+_LATE_WHY = "all their windows are over"
+_NOT_ALONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+_Keys: TypeAlias = tuple[KeyColumn, ...]
+
+
+class WindowJoinOperator(SnapshottedOperator):
+    """Emits what a function makes of the windows of two streams."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: ProcessConnected,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
+    ) -> None:
+        """`work` has a function of windows that `takes_batches`."""
+        of_windows = work.function
+        assert isinstance(of_windows, CoWindowedFunction)
+        assert not isinstance(of_windows.windows, EventTimeSessionWindows)
+        function = of_windows.records.function
+        super().__init__(uid, function, store, states, schema)
+        self._keys = work.keys
+        self._times = [one.time for one in of_windows.inputs]
+        self._windows = windows = pane_windows(of_windows.windows, of_windows.lateness_ms)
+        self._number_bits = number_bits_of(windows.slide_ms)
+        self._event_time = event_time
+        self._watermark = event_time.least
+        left, right = (
+            KeptRows(
+                store,
+                f"onceflow.{side}-window-rows",
+                schema_of_side,
+                key,
+                outer=False,
+                number_bits=self._number_bits,
+            )
+            for side, schema_of_side, key in zip(
+                ("left", "right"), of_windows.records.schemas, work.keys, strict=True
+            )
+        )
+        self._kept = left, right
+        self._open(of_windows)
+        if isinstance(function, WindowPairs):
+            make = choose_pair_maker(uid, function.function, schema, store, work.keys)
+            self._of_windows: PairsOfWindows | GroupsOfWindows = PairsOfWindows(
+                make, self._kept, work.keys, function.outer
+            )
+        else:
+            self._of_windows = GroupsOfWindows(
+                uid, function, windows, self._results, store, self._kept, work.keys[0]
+            )
+
+    def _open(self, of_windows: CoWindowedFunction) -> None:
+        """Take hold of the states, those of earlier versions included."""
+        context = KeyedContext(self.store, self._states, self._operator, self._side_outputs)
+        whose = type(of_windows.windows).__name__
+        self._late = [LateRecords(whose, _LATE_WHY, one.late) for one in of_windows.inputs]
+        for late in self._late:
+            late.open(context)
+        move_windows(self.store, context, of_windows.records, self._keys, self._keep_window)
+        function = of_windows.records.function
+        call_user(self.uid, function.open, context)
+        if context.registered is not None:
+            raise ConfigError(
+                f"{type(function).__name__} of {self.uid!r} asks for timers, and a function of"
+                " windows has none: put a .process(…) behind the windows, or use connect()"
+            )
+        self._cleaned_a_record = context.cleaned_a_record
+        self.dropped = self.store.finish_open() + self._states.finish_open()
+
+    @property
+    def inputs(self) -> tuple[Emit, ...]:
+        """What takes each stream's batches."""
+        return (self.receive, self._receive_right)
+
+    def process(self, batch: Batch) -> None:
+        """Add the left stream's rows to their windows."""
+        self._take(0, batch)
+
+    def _receive_right(self, batch: Batch) -> None:
+        self.records_in += batch.rows.num_rows
+        self._take(1, batch)
+
+    def on_watermark(self, watermark: int) -> None:
+        """Emit the windows that are due, and remove those that are over."""
+        # At the end of the input only as far as windows need it: a job that goes on from here is
+        # not to find all its records late.
+        now = self._last_due() if watermark == MAX_WATERMARK else watermark
+        if now <= self._watermark:
+            return
+        before, self._watermark = self._watermark, now
+        due = self._find_due(before, now)
+        if due is not None:
+            self._emit_windows(due)
+        over = self._last_ended(now - self._windows.lateness_ms)
+        for kept in self._kept:
+            if kept.next_moment is not None and kept.next_moment <= over:
+                kept.remove(kept.find_due(over), over)
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        return with_event_time(taken, self._event_time.elements(self._watermark))
+
+    def _last_due(self) -> int:
+        """Return the time at which the last open window is due, or event time where none is."""
+        last = [one.last_moment for one in self._kept if one.last_moment is not None]
+        windows = self._windows
+        ends = [windows.offset_ms + one * windows.slide_ms + windows.size_ms for one in last]
+        return max(ends) - 1 if ends else self._watermark
+
+    def _last_ended(self, watermark: int) -> int:
+        """Return the number of the last window whose end is reached."""
+        windows = self._windows
+        return (watermark + 1 - windows.size_ms - windows.offset_ms) // windows.slide_ms
+
+    def _take(self, side: int, batch: Batch) -> None:
+        """Add rows to their windows; emit anew the windows that were due before."""
+        if not batch.rows.num_rows:
+            return
+        try:
+            for part in self._event_time.parts_of(batch, self._keys[side], self._watermark):
+                self._take_part(side, *part)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, batch.rows, error.row) from error
+        self._side_outputs.flush()
+        if self._cleaned_a_record:
+            self.store.clean(self._cleaned_a_record * batch.rows.num_rows)
+
+    def _take_part(self, side: int, rows: pa.RecordBatch, hashes: Hashes | None, now: int) -> None:
+        """Do so with rows up to whose event time all has come as `now` says."""
+        column = self._times[side]
+        assert column is not None
+        try:
+            times = times_ms(rows.column(column), column)
+            of_rows, numbers = self._assign_windows(times)
+            over = self._last_ended(now - self._windows.lateness_ms)
+            if int(numbers.min()) <= over:
+                open_windows = numbers > over
+                of_rows, numbers = of_rows[open_windows], numbers[open_windows]
+                late = np.ones(len(times), np.bool_)
+                late[of_rows] = False
+                if late.any():
+                    self._late[side].take_rows(rows.filter(pa.array(late)), now)
+                if not len(of_rows):
+                    return
+            # Where windows do not overlap, no row is there twice: as many rows are all rows.
+            if self._windows.overlap or len(of_rows) < len(times):
+                rows, times = rows.take(pa.array(of_rows)), times[of_rows]
+                hashes = None if hashes is None else hashes[of_rows]
+            self._keep(side, rows, hashes, times, numbers, now)
+        except BadStateValue as error:
+            raise user_error(self.uid, error, rows, error.row) from error
+
+    def _assign_windows(self, times: Ints) -> tuple[Ints, Ints]:
+        """Return pairs of a row and the number of a window that it is in, sorted by both."""
+        windows = self._windows
+        # Times that are further away are refused when they are kept; here they must not overflow.
+        near = np.clip(times, -2 * TIME_MAX, 2 * TIME_MAX) - windows.offset_ms
+        last = near // windows.slide_ms
+        if not windows.overlap:
+            return np.arange(len(times)), last
+        count = -(-windows.size_ms // windows.slide_ms)
+        numbers = last[:, None] - np.arange(count - 1, -1, -1)
+        inside = numbers * windows.slide_ms + windows.size_ms > near[:, None]
+        return np.nonzero(inside)[0], numbers[inside]
+
+    def _keep(
+        self,
+        side: int,
+        rows: pa.RecordBatch,
+        hashes: Hashes | None,
+        times: Ints,
+        numbers: Ints,
+        now: int,
+    ) -> None:
+        """Keep each row in the window of its number; emit anew those windows that were due."""
+        names, kept = self._keys[side], self._kept[side]
+        check_moments(numbers, times, self._times[side] or "", self._number_bits)
+        arrays = [rows.column(name) for name in names]
+        known = hash_keys(arrays, names) if hashes is None else hashes
+        keys = read_key_columns(arrays, names)
+        entries = kept.add(keys, known, rows, times, numbers, _NOT_ALONE)
+        used: tuple[list[Ints], list[Ints]] = ([], [])
+        used[side].append(entries)
+        again = np.flatnonzero(numbers <= self._last_ended(now))
+        for start in range(0, len(again), ROWS_AGAIN):
+            part = again[start : start + ROWS_AGAIN]
+            of_part = tuple(column.take(part) for column in keys), known[part], numbers[part]
+            sides = self._find_windows_of(side, entries[part], *of_part, used)
+            columns = [one.take(pa.array(part)) for one in arrays]
+            self._emit_windows(DueWindows(numbers[part], columns, sides, np.arange(len(part) + 1)))
+        for one, entries_used in zip(self._kept, used, strict=True):
+            if entries_used:
+                one.finish(np.unique(np.concatenate(entries_used)))
+
+    def _keep_window(self, side: int, rows: pa.RecordBatch, starts: Ints) -> None:
+        """Keep rows of windows that begin at `starts`."""
+        names, kept, column = self._keys[side], self._kept[side], self._times[side]
+        assert column is not None
+        times = times_ms(rows.column(column), column)
+        numbers = (starts - self._windows.offset_ms) // self._windows.slide_ms
+        check_moments(numbers, times, column, self._number_bits)
+        arrays = [rows.column(name) for name in names]
+        keys, hashes = read_key_columns(arrays, names), hash_keys(arrays, names)
+        kept.finish(kept.add(keys, hashes, rows, times, numbers, _NOT_ALONE))
+
+    def _find_windows_of(
+        self,
+        side: int,
+        entries: Ints,
+        keys: _Keys,
+        hashes: Hashes,
+        numbers: Ints,
+        used: tuple[list[Ints], list[Ints]],
+    ) -> tuple[RowsOfWindows, RowsOfWindows]:
+        """Return the rows of each row's window when that row came, it being the last.
+
+        `entries` are those of the rows, which are kept already.
+        """
+        sides: list[RowsOfWindows] = []
+        for of_side, (kept, used_of_side) in enumerate(zip(self._kept, used, strict=True)):
+            parts = list(kept.find_near(keys, hashes, numbers, numbers))
+            none = [np.zeros(0, np.int64)]
+            windows = np.concatenate([one for one, _ in parts] or none)
+            found = np.concatenate([one for _, one in parts] or none)
+            used_of_side.append(found)
+            order_of_addition = kept.numbers(found)
+            if of_side == side:
+                before = order_of_addition <= kept.numbers(entries)[windows]
+                windows, found = windows[before], found[before]
+                order_of_addition = order_of_addition[before]
+            order = np.lexsort((order_of_addition, windows))
+            sides.append(RowsOfWindows.of(found[order], windows[order], len(entries)))
+        left, right = sides
+        return left, right
+
+    def _find_due(self, before: int, now: int) -> DueWindows | None:
+        """Return the windows that are due at `now` and were not `before`; None: there are none."""
+        after, until = self._last_ended(before), self._last_ended(now)
+        entries = [kept.find_due(until, after) for kept in self._kept]
+        if before < self._event_time.most:
+            entries = [
+                self._leave_out_fired(kept, one)
+                for kept, one in zip(self._kept, entries, strict=True)
+            ]
+        if not any(map(len, entries)):
+            return None
+        keys = [kept.keys(one) for kept, one in zip(self._kept, entries, strict=True)]
+        arrays = [pa.concat_arrays(one) for one in zip(*keys, strict=True)]
+        numbers = np.concatenate(
+            [kept.moments(one) for kept, one in zip(self._kept, entries, strict=True)]
+        )
+        windows, leaders = _number_windows(numbers, arrays)
+        sides: list[RowsOfWindows] = []
+        for one, of_rows in zip(entries, np.split(windows, [len(entries[0])]), strict=True):
+            # Rows of one window stay as they were added.
+            order = np.argsort(of_rows, kind="stable")
+            sides.append(RowsOfWindows.of(one[order], of_rows[order], len(leaders)))
+        numbers = numbers[leaders]
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        return DueWindows(
+            numbers,
+            [one.take(pa.array(leaders)) for one in arrays],
+            (sides[0], sides[1]),
+            np.concatenate([[0], cuts, [len(leaders)]]),
+        )
+
+    def _leave_out_fired(self, kept: KeptRows, entries: Ints) -> Ints:
+        """Return the entries whose windows have not come out before a restore."""
+        windows = self._windows
+        watermarks = self._event_time.watermarks_of(kept.key_groups(entries))
+        starts = windows.offset_ms + kept.moments(entries) * windows.slide_ms
+        return entries[watermarks < starts + windows.size_ms - 1]
+
+    def _emit_windows(self, due: DueWindows) -> None:
+        for batch in self._of_windows.results(due):
+            self.emit(batch)
+            self._side_outputs.flush()
+
+
+def connect_streams(
+    uid: str,
+    work: ProcessConnected,
+    store: KeyedStateStore,
+    states: OperatorStateStore,
+    schema: pa.Schema,
+    event_time: RestoredEventTime = NOTHING_RESTORED,
+) -> WindowJoinOperator | CoProcessor:
+    """Return what runs a function of two streams: by whole batches if it is one of windows."""
+    by_batches = isinstance(work.function, CoWindowedFunction) and work.function.takes_batches
+    operator = WindowJoinOperator if by_batches else CoProcessor
+    return operator(uid, work, store, states, schema, event_time)
+
+
+def number_bits_of(slide_ms: int) -> int:
+    """Return how many bits a row's number has among the rows of its key and window.
+
+    The more windows there are, the fewer bits: windows of the years 1 to 9999 have numbers.
+    """
+    return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
+
+
+def _number_windows(numbers: Ints, keys: list[pa.Array]) -> tuple[Ints, Ints]:
+    """Return the index of each row's window of its key, and one row of each window.
+
+    Windows are sorted by `numbers`, and those of one number as their keys come first.
+    """
+    columns = (FixedKeys((numbers.view(np.uint64),)), *read_key_columns(keys))
+    entries, leaders = KeyIndex(columns).resolve(columns, hash_key_columns(columns))
+    order = np.argsort(numbers[leaders], kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[entries - 1], leaders[order]

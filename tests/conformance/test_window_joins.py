@@ -1,0 +1,351 @@
+"""Window joins and `co_group` of whole batches, beside a model that takes one record at a time."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+from tests.conformance.state_job import MAX_PARALLELISM, Job
+
+from onceflow import (
+    CoGroupFunction,
+    OutputTag,
+    ProcessJoinFunction,
+    Record,
+    SlidingEventTimeWindows,
+    StateAccess,
+    TimeWindow,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+)
+from onceflow.core.api.graph import Feed, ProcessConnected
+from onceflow.core.api.join_functions import MergedColumns, WindowPairs
+from onceflow.core.api.window_functions import CoWindowedFunction, KeptRecords, WindowInput
+from onceflow.core.api.windows import WindowAssigner, pane_windows
+from onceflow.core.errors import ConfigError, UserFunctionError
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle
+from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.function_operators import CoProcessor
+from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
+from onceflow.core.runtime.dataflow.window_joins import (
+    WindowJoinOperator,
+    connect_streams,
+    number_bits_of,
+)
+from onceflow.core.state import hash_keys, key_groups
+
+Row: TypeAlias = tuple[str, int, int, int]
+LEFT, RIGHT = (
+    pa.schema([("account", pa.string()), ("part", pa.int32()), ("at", pa.int64()), (name, kind)])
+    for name, kind in (("ordered", pa.int64()), ("paid", pa.int64()))
+)
+KEY = ("account", "part")
+OUTER = {
+    "inner": (False, False), "left": (True, False), "right": (False, True), "full": (True, True),
+}  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        ("account", pa.string()), ("n", pa.int64()), ("start", pa.int64()),
+        ("ordered", pa.list_(pa.int64())), ("paid", pa.list_(pa.int64())),
+    ]
+)  # fmt: skip
+
+
+class Numbered(CoGroupFunction):
+    """All records of a window in their order, and how many windows of its key were before it."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, state: StateAccess) -> None:
+        self._n = state.value_state(ValueStateDescriptor("n", int, default=0))
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Iterable[Record]:
+        self._n.set(self._n.get() + 1)
+        yield {
+            "account": f"{key[0]}/{key[1]}",
+            "n": self._n.get(),
+            "start": window.start_ms,
+            "ordered": [one["ordered"] for one in left],
+            "paid": [one["paid"] for one in right],
+        }
+
+
+class NumberedPairs(ProcessJoinFunction):
+    """Pairs, and how many pairs of their key there were before."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, state: StateAccess) -> None:
+        self._n = state.value_state(ValueStateDescriptor("n", int, default=0))
+
+    def process(self, left: Record, right: Record) -> Record:
+        return self._number(left, [left["ordered"]], [right["paid"]])
+
+    def process_left(self, left: Record) -> Record:
+        return self._number(left, [left["ordered"]], [])
+
+    def process_right(self, right: Record) -> Record:
+        return self._number(right, [], [right["paid"]])
+
+    def _number(self, record: Record, ordered: list[int], paid: list[int]) -> Record:
+        self._n.set(self._n.get() + 1)
+        account = f"{record['account']}/{record['part']}"
+        return {
+            "account": account, "n": self._n.get(), "start": 0, "ordered": ordered, "paid": paid,
+        }  # fmt: skip
+
+
+def merged(outer: tuple[bool, bool]) -> MergedColumns:
+    return MergedColumns(LEFT, RIGHT, (KEY, KEY), ("_left", "_right"), outer)
+
+
+@dataclass
+class Model:
+    """Takes one record at a time, as the documents say."""
+
+    windows: Any
+    outer: tuple[bool, bool] | None
+    """None: all records of a window are one result."""
+    now: int = NO_WATERMARK
+    held: dict[tuple[str, int, int], tuple[list[int], list[int]]] = field(
+        default_factory=lambda: defaultdict(lambda: ([], []))
+    )
+    made: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
+    late: list[int] = field(default_factory=list[int])
+
+    def take(self, side: int, rows: Sequence[Row]) -> None:
+        for account, part, at, value in rows:
+            pane = (at - self.windows.offset_ms) // self.windows.pane_ms
+            ends = [
+                end
+                for end in self.windows.ends_of(pane)
+                if end - 1 + self.windows.lateness_ms > self.now
+            ]
+            if not ends:
+                self.late.append(value)
+            for end in ends:
+                self.held[account, part, end][side].append(value)
+                if end - 1 <= self.now:
+                    self._emit(account, part, end)
+
+    def advance(self, now: int) -> None:
+        before, self.now = self.now, max(self.now, now)
+        for account, part, end in sorted(self.held, key=lambda one: one[2]):
+            if before < end - 1 <= self.now:
+                self._emit(account, part, end)
+            if end - 1 + self.windows.lateness_ms <= self.now:
+                del self.held[account, part, end]
+
+    def _emit(self, account: str, part: int, end: int) -> None:
+        ordered, paid = self.held[account, part, end]
+        of_key = self.made[f"{account}/{part}"]
+        if self.outer is None:
+            of_key.append((end - self.windows.size_ms, tuple(ordered), tuple(paid)))
+        elif ordered and paid:
+            of_key += [(0, (one,), (other,)) for one in ordered for other in paid]
+        else:
+            of_key += [(0, (one,), ()) for one in ordered if self.outer[0]]
+            of_key += [(0, (), (one,)) for one in paid if self.outer[1]]
+
+
+class Running:
+    """Operators side by side, of which each has the rows of its key groups."""
+
+    def __init__(
+        self,
+        job: Job,
+        windows: WindowAssigner,
+        lateness_ms: int,
+        function: CoGroupFunction,
+        parallelism: int = 1,
+        handles: Sequence[StateHandle] = (),
+        event_time: Sequence[bytes] = (),
+    ) -> None:
+        self._job = job
+        self.made: list[Record] = []
+        self.late: list[int] = []
+        self.event_time: list[bytes] = []
+        tags = [OutputTag(f"late-{side}", schema) for side, schema in enumerate((LEFT, RIGHT))]
+        left, right = (WindowInput(KEY, "at", tag) for tag in tags)
+        self.operators: list[tuple[range, WindowJoinOperator | CoProcessor]] = []
+        for index in range(parallelism):
+            groups = job.context(index, parallelism).key_groups
+            store = job.open(handles, index=index, parallelism=parallelism)
+            # Each slot has an instance of its own.
+            content = KeptRecords(copy.deepcopy(function), LEFT, RIGHT)
+            of_windows = CoWindowedFunction(windows, lateness_ms, content, left, right)
+            work = ProcessConnected((KEY, KEY), of_windows)
+            operator = connect_streams(
+                "op",
+                work,
+                store,
+                job.without_keys(index, parallelism),
+                function.output_schema(LEFT, RIGHT),
+                RestoredEventTime(event_time, groups, MAX_PARALLELISM),
+            )
+            operator.outputs.append(lambda batch: self.made.extend(batch.rows.to_pylist()))
+            for side, tag in enumerate(tags):
+                outlet = operator.outlet(Feed("op", tag.schema, tag.name))
+                outlet.append(partial(self._take_late, side))
+            self.operators.append((groups, operator))
+
+    def _take_late(self, side: int, batch: Batch) -> None:
+        self.late += batch.rows.column(("ordered", "paid")[side]).to_pylist()
+
+    def take(self, side: int, rows: Sequence[Row]) -> None:
+        schema = (LEFT, RIGHT)[side]
+        columns = zip(*rows, strict=True)
+        batch = pa.record_batch(
+            [pa.array(one, of.type) for one, of in zip(columns, schema, strict=True)], schema=schema
+        )
+        hashes = hash_keys([batch.column(name) for name in KEY])
+        groups = key_groups(hashes, MAX_PARALLELISM)
+        for of_operator, operator in self.operators:
+            mine = (groups >= of_operator.start) & (groups < of_operator.stop)
+            if mine.any():
+                operator.inputs[side](Batch(batch.filter(pa.array(mine)), hashes[mine]))
+
+    def advance(self, now: int) -> None:
+        for _, operator in self.operators:
+            operator.on_watermark(now)
+
+    def snapshot(self) -> list[StateHandle]:
+        handles: list[StateHandle] = []
+        checkpoint = self._job.next_checkpoint()
+        for _, operator in self.operators:
+            done = operator.snapshot(checkpoint).upload(self._job.storage)
+            handles += done.keyed
+            self.event_time += done.lists[EVENT_TIME]
+            operator.on_completed(checkpoint)
+        return handles
+
+
+def by_key(made: Iterable[Record]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return results by key, in order, without their numbers, which must count them."""
+    results: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for one in made:
+        of_key = results[one["account"]]
+        of_key.append((one["start"], tuple(one["ordered"]), tuple(one["paid"])))
+        assert one["n"] == len(of_key)
+    return results
+
+
+TUMBLING, SHIFTED = TumblingEventTimeWindows(0.010), TumblingEventTimeWindows(0.010, -0.003)
+SLIDING, UNEVEN = SlidingEventTimeWindows(0.012, 0.004), SlidingEventTimeWindows(0.010, 0.004)
+
+
+@pytest.mark.parametrize(
+    ("windows", "lateness_ms", "how"),
+    [
+        (TUMBLING, 0, None),
+        (TUMBLING, 0, "inner"),
+        (SHIFTED, 12, None),
+        (SHIFTED, 12, "left"),
+        (SLIDING, 0, "right"),
+        (UNEVEN, 9, None),
+        (UNEVEN, 9, "full"),
+    ],
+    ids=str,
+)
+def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_rescaling(
+    job: Job, windows: Any, lateness_ms: int, how: str | None
+) -> None:
+    rng = random.Random(f"{windows} {lateness_ms} {how}")
+    outer = None if how is None else OUTER[how]
+    function = Numbered() if outer is None else WindowPairs(outer, NumberedPairs())
+    model = Model(pane_windows(windows, lateness_ms), outer)
+    running = Running(job, windows, lateness_ms, function)
+    values, now = count(), 1_000
+    for step in range(45):
+        now += rng.choice([0, 2, 9])
+        rows = [
+            (f"k{rng.randrange(3)}", rng.randrange(2), now - rng.randrange(25), next(values))
+            for _ in range(rng.randint(1, 8))
+        ]
+        side = rng.randrange(2)
+        running.take(side, rows)
+        model.take(side, rows)
+        if rng.random() < 0.3:
+            running.advance(now - 5)
+            model.advance(now - 5)
+        if step % 15 == 14:
+            handles, before = running.snapshot(), running
+            running = Running(
+                job, windows, lateness_ms, function, rng.choice([1, 2, 3]), handles,
+                before.event_time,
+            )  # fmt: skip
+            running.made, running.late = before.made, before.late
+    running.advance(MAX_WATERMARK)
+    model.advance(MAX_WATERMARK)
+    assert by_key(running.made) == model.made
+    assert sorted(running.late) == sorted(model.late)
+    assert model.late or lateness_ms
+
+
+@pytest.mark.parametrize("how", OUTER)
+def test_merged_columns_are_those_of_each_pair_and_of_records_alone(job: Job, how: str) -> None:
+    outer = OUTER[how]
+    running = Running(job, TumblingEventTimeWindows(1), 0, WindowPairs(outer, merged(outer)))
+    both = [("a", 1, 10, 1), ("a", 1, 20, 2), ("b", 1, 30, 3)]
+    running.take(0, [*both, ("only", 1, 40, 4), ("a", 1, 1_500, 5)])
+    running.take(1, [*both, ("other", 2, 40, 6)])
+    running.advance(999)
+    rows = {(row["account"], row["ordered"], row["paid"]) for row in running.made}
+    pairs = {("a", one, other) for one in (1, 2) for other in (1, 2)} | {("b", 3, 3)}
+    assert rows == (
+        pairs
+        | ({("only", 4, None)} if outer[0] else set())
+        | ({("other", None, 6)} if outer[1] else set())
+    )
+    assert len(running.made) == len(rows)
+    assert {row["part"] for row in running.made if row["account"] == "other"} <= {2}
+
+
+def test_windows_with_more_pairs_than_a_batch_come_out_in_several(job: Job) -> None:
+    outer = OUTER["inner"]
+    running = Running(job, TumblingEventTimeWindows(1), 0, WindowPairs(outer, merged(outer)))
+    sizes: list[int] = []
+    running.operators[0][1].outputs.append(lambda batch: sizes.append(batch.rows.num_rows))
+    for side in range(2):
+        running.take(side, [("a", 1, 10, number) for number in range(300)])
+        running.take(side, [("b", 1, 10, number) for number in range(5)])
+    running.advance(MAX_WATERMARK)
+    assert sum(sizes) == 300 * 300 + 25
+    assert max(sizes) <= 32_768
+    assert len({(row["account"], row["ordered"], row["paid"]) for row in running.made}) == sum(
+        sizes
+    )
+
+
+def test_a_function_of_windows_that_asks_for_timers_is_refused(job: Job) -> None:
+    class WithTimers(Numbered):
+        def open(self, state: StateAccess) -> None:
+            state.timers()
+
+    with pytest.raises(ConfigError, match="WithTimers of 'op' asks for timers"):
+        Running(job, TumblingEventTimeWindows(1), 0, WithTimers())
+
+
+def test_a_time_that_is_too_far_away_is_named(job: Job) -> None:
+    running = Running(job, TumblingEventTimeWindows(0.001), 0, Numbered())
+    with pytest.raises(UserFunctionError, match="too far from now"):
+        running.take(0, [("a", 1, 1 << 61, 1)])
+
+
+@pytest.mark.parametrize("slide_ms", [1, 2, 100, 1_000, 86_400_000])
+def test_every_window_of_the_years_1_to_9999_has_a_number(slide_ms: int) -> None:
+    year_9999_ms = 253_402_300_799_999
+    assert year_9999_ms // slide_ms < 1 << (62 - number_bits_of(slide_ms))
