@@ -335,16 +335,21 @@ class KeptRows:
         arrays = [by_name[field.name] for field in self._schema]
         return pa.record_batch(arrays, schema=self._schema)
 
-    def find_due(self, until: int, after: int | None = None) -> Ints:
+    def split_groups(self, part_count: int) -> list[range | None]:
+        """Return parts of the key groups, for `find_due`; one, None, if all rows are in memory."""
+        return self._table.split_groups(part_count)
+
+    def find_due(self, until: int, after: int | None = None, groups: range | None = None) -> Ints:
         """Return the entries of the rows whose moment is `until` or before, and later than `after`.
 
-        They are sorted by moment, and those of one key and moment as they were added.
+        They are sorted by moment, and those of one key and moment as they were added. `groups`:
+        those of these key groups alone, which limits what is read into memory.
         """
         due = [one for one in self._moments if one <= until and (after is None or one > after)]
         if not due:
             return _NONE
         bits = self._number_bits
-        return self._table.select(min(due) << bits, (max(due) + 1) << bits)
+        return self._table.select(min(due) << bits, (max(due) + 1) << bits, groups)
 
     def moments(self, entries: Ints) -> Ints:
         """Return the rows' moments."""
@@ -370,6 +375,14 @@ class KeptRows:
     def remove(self, entries: Ints, until: int) -> None:
         """Remove the rows whose moment is `until` or before; `entries` are from `find_due`."""
         self._table.remove(entries)
+        self.forget_moments(until)
+
+    def remove_some(self, entries: Ints) -> None:
+        """Remove rows, all those of their keys and moments; `forget_moments` must follow."""
+        self._table.remove(entries)
+
+    def forget_moments(self, until: int) -> None:
+        """Take note that no row has a moment of `until` or before any more."""
         gone = {one for one in self._moments if one <= until}
         self._moments -= gone
         # A bit is cleared only when no moment that shares it is left.

@@ -60,6 +60,8 @@ from onceflow.core.state.operator_state import OperatorStateStore
 
 ROWS_AGAIN = 256
 """Late rows whose windows come out together: each one brings all rows of its windows."""
+PARTS_ON_DISK = 16
+"""Parts in which windows that are due come out where not all rows are in memory."""
 _NUMBER_BITS_MIN = 14
 """Bits of a row's number in windows that begin every millisecond: 16,384 rows of one key."""
 _LATE_WHY = "all their windows are over"
@@ -155,13 +157,25 @@ class WindowJoinOperator(SnapshottedOperator):
         if now <= self._watermark:
             return
         before, self._watermark = self._watermark, now
-        due = self._find_due(before, now)
+        until = self._last_ended(now)
+        if all(one.next_moment is None or one.next_moment > until for one in self._kept):
+            return
+        # Not all rows need be in memory at once: those of a part may be evicted after it.
+        for groups in max((one.split_groups(PARTS_ON_DISK) for one in self._kept), key=len):
+            self._end_windows(before, now, groups)
+        for kept in self._kept:
+            kept.forget_moments(self._last_ended(now - self._windows.lateness_ms))
+
+    def _end_windows(self, before: int, now: int, groups: range | None) -> None:
+        """Emit the windows that are due at `now` and were not `before`; remove what is over."""
+        due = self._find_due(before, now, groups)
         if due is not None:
             self._emit_windows(due)
         over = self._last_ended(now - self._windows.lateness_ms)
-        for kept in self._kept:
-            if kept.next_moment is not None and kept.next_moment <= over:
-                kept.remove(kept.find_due(over), over)
+        for side, kept in enumerate(self._kept):
+            if due is not None and self._windows.lateness_ms:
+                kept.finish(due.sides[side].entries)
+            kept.remove_some(kept.find_due(over, groups=groups))
 
     def _pending(self, pending: FrozenState) -> PendingSnapshot:
         taken = super()._pending(pending)
@@ -300,10 +314,10 @@ class WindowJoinOperator(SnapshottedOperator):
         left, right = sides
         return left, right
 
-    def _find_due(self, before: int, now: int) -> DueWindows | None:
+    def _find_due(self, before: int, now: int, groups: range | None) -> DueWindows | None:
         """Return the windows that are due at `now` and were not `before`; None: there are none."""
         after, until = self._last_ended(before), self._last_ended(now)
-        entries = [kept.find_due(until, after) for kept in self._kept]
+        entries = [kept.find_due(until, after, groups) for kept in self._kept]
         if before < self._event_time.most:
             entries = [
                 self._leave_out_fired(kept, one)

@@ -233,12 +233,22 @@ class AccumulatorTable:
         """Return the sorted distinct namespaces, shifted right by `bits`."""
         return np.unique(self._namespaces()[1:][~self._removed[1 : self._index.end]] >> bits)
 
-    def select(self, first: int, stop: int) -> Ints:
-        """Return the entries of namespaces `first` (inclusive) to `stop` (exclusive), sorted."""
+    def split_groups(self, part_count: int) -> list[range | None]:
+        """Return parts of the key groups, for `select`; one, None, if every key is in memory."""
+        return [None]
+
+    def select(self, first: int, stop: int, groups: range | None = None) -> Ints:
+        """Return the entries of namespaces `first` (inclusive) to `stop` (exclusive), sorted.
+
+        `groups`: those of these key groups alone, which limits what is read into memory.
+        """
         namespaces = self._namespaces()
         inside = (namespaces >= first) & (namespaces < stop) & ~self._removed[: self._index.end]
         inside[0] = False
         entries = np.flatnonzero(inside)
+        if groups is not None:
+            of_entries = self.groups_of(entries)
+            entries = entries[(of_entries >= groups.start) & (of_entries < groups.stop)]
         return entries[np.argsort(namespaces[entries], kind="stable")]
 
     def namespaces_of(self, entries: Ints) -> Ints:

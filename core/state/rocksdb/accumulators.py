@@ -113,19 +113,27 @@ class RocksAccumulators(AccumulatorTable):
                 return
             start = prefix + (following % (1 << 64)).to_bytes(8, "big")
 
-    def select(self, first: int, stop: int) -> Ints:
+    def split_groups(self, part_count: int) -> list[range | None]:
+        """Return parts of the key groups, for `select`; one, None, if every key is in memory."""
+        if self._complete:
+            return [None]
+        groups = self._groups
+        step = max(1, -(-len(groups) // part_count))
+        return [groups[start : start + step] for start in range(0, len(groups), step)]
+
+    def select(self, first: int, stop: int, groups: range | None = None) -> Ints:
         """Return the entries of namespaces `first` to `stop` - 1, read into memory before."""
         if not self._complete:
             # Rows are sorted by unsigned bytes: those of each sign are one range of the database.
             for part in (range(max(first, 0), stop), range(first, min(stop, 0))):
                 if len(part):
-                    self._fetch_namespaces(part)
-        return super().select(first, stop)
+                    self._fetch_namespaces(part, self._groups if groups is None else groups)
+        return super().select(first, stop, groups)
 
-    def _fetch_namespaces(self, namespaces: range) -> None:
-        """Read the rows of these namespaces, all of one sign, into memory."""
+    def _fetch_namespaces(self, namespaces: range, groups: range) -> None:
+        """Read the rows of these namespaces, all of one sign, and key groups into memory."""
         bounds = [n.to_bytes(8, "big", signed=True) for n in (namespaces.start, namespaces[-1])]
-        prefixes = [group_prefix(group) + state_prefix(self.shape.name) for group in self._groups]
+        prefixes = [group_prefix(group) + state_prefix(self.shape.name) for group in groups]
         rows = chain.from_iterable(
             self._database.scan(prefix + bounds[0], next_prefix(prefix + bounds[1]))
             for prefix in prefixes
