@@ -302,15 +302,15 @@ class WindowJoinOperator(SnapshottedOperator):
             parts = list(kept.find_near(keys, hashes, numbers, numbers))
             none = [np.zeros(0, np.int64)]
             windows = np.concatenate([one for one, _ in parts] or none)
-            found = np.concatenate([one for _, one in parts] or none)
-            used_of_side.append(found)
-            order_of_addition = kept.numbers(found)
+            partners = np.concatenate([one for _, one in parts] or none)
+            used_of_side.append(partners)
+            order_of_addition = kept.numbers(partners)
             if of_side == side:
                 before = order_of_addition <= kept.numbers(entries)[windows]
-                windows, found = windows[before], found[before]
+                windows, partners = windows[before], partners[before]
                 order_of_addition = order_of_addition[before]
             order = np.lexsort((order_of_addition, windows))
-            sides.append(RowsOfWindows.of(found[order], windows[order], len(entries)))
+            sides.append(RowsOfWindows.of(partners[order], windows[order], len(entries)))
         left, right = sides
         return left, right
 
