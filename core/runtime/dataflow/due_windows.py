@@ -163,15 +163,15 @@ class GroupsOfWindows:
         left_at, right_at = left.starts.tolist(), right.starts.tolist()
         set_current_key, take = self._store.set_current_key, self._results.take
         for index, (key, window) in enumerate(
-            zip(keys, self._times_of(due.numbers[first:stop]), strict=True)
+            zip(keys, self._bounds_of(due.numbers[first:stop]), strict=True)
         ):
             set_current_key(key)
             of_left = lefts[left_at[index] : left_at[index + 1]]
             of_right = rights[right_at[index] : right_at[index + 1]]
             take(self._process(key, window, of_left, of_right))
 
-    def _times_of(self, numbers: Ints) -> list[TimeWindow]:
-        """Return when windows begin and end; many keys have windows of one number."""
+    def _bounds_of(self, numbers: Ints) -> list[TimeWindow]:
+        """Return the begin and end of each window; many keys have windows of one number."""
         windows = self._windows
         distinct, indices = np.unique(numbers, return_inverse=True)
         starts_ms = (windows.offset_ms + distinct * windows.slide_ms).tolist()
