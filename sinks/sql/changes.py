@@ -6,9 +6,8 @@ key, and come out sorted, which makes every writer lock rows in one order and th
 through from left to right.
 
     for batch in …:                                            # write
-        for table, part in rows_by_table(batch, rules.table_column):
-            found = rules.classify(decoded_rows(part), bad_rows)
-            buffer.add(found, table or default)
+        for part in validator.take(batch):                     # the rows of each table
+            buffer.add(Classified(part.rows, part.deletes), part.target.name)
     for change in buffer.changes():                            # pre-commit, table by table
         for rows in change.deletes(): …                        # first all deletes,
         for rows in change.puts(): …                           # then all puts
@@ -44,7 +43,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from onceflow.core.arrow.kinds import to_plain_column
 from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
@@ -239,26 +237,6 @@ class _FileRun(_Run):
     @override
     def close(self) -> None:
         self._file.close()
-
-
-def rows_by_table(
-    batch: pa.RecordBatch, table_column: str | None
-) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """Yield the rows of each table that `table_column` names, in their order, with all columns.
-
-    None stands for the default table: of rows where the column is null, and of all without one.
-    """
-    if table_column is None:
-        yield None, batch
-        return
-    encoded = to_plain_column(batch.column(table_column)).dictionary_encode()
-    names = encoded.dictionary.to_pylist()
-    # Null gets a code of its own, one beyond the dictionary.
-    codes = pc.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
-    present = [int(code) for code in np.unique(codes)]
-    for code in present:
-        table = names[code] if code < len(names) else None
-        yield table, batch if len(present) == 1 else batch.filter(pa.array(codes == code))
 
 
 def _as_before(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

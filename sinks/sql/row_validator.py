@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from onceflow.core.arrow.kinds import to_plain_rows
+from onceflow.core.arrow.kinds import to_plain_column, to_plain_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.sql.changes import rows_by_table
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, TableName, Target
 from onceflow.sinks.sql.write_mode import Classified, StagedOperation
@@ -61,15 +63,30 @@ class RowValidator:
             ConfigError: A table does not take rows of this schema.
             SinkError: The batch has other columns or types than announced.
         """
-        for name, rows in rows_by_table(_to_nullable(batch), self._rules.table_column):
-            target = self._target(name, rows)
-            if target is None:
-                continue
+        for target, rows in self._split_by_table(_to_nullable(batch)):
             valid = self._convert(target, self._rules.classify(rows, self._bad_rows))
             if valid.rows.num_rows:
                 yield valid
 
-    def _target(self, name: str | None, rows: pa.RecordBatch) -> Target | None:
+    def _split_by_table(self, rows: pa.RecordBatch) -> Iterator[tuple[Target, pa.RecordBatch]]:
+        """Yield the rows of each table in their order, whatever they call it.
+
+        A table has several names: without its schema, with it, and none where it is the default.
+        Changes of one key under two of them must keep their order.
+        """
+        names, codes = _encode_tables(rows, self._rules.table_column)
+        codes_by_table: dict[TableName, list[int]] = {}
+        targets: dict[TableName, Target] = {}
+        for code, name in enumerate(names):
+            target = self._target(name, partial(_select, rows, codes, [code]))
+            if target is not None:
+                targets[target.name] = target
+                codes_by_table.setdefault(target.name, []).append(code)
+        for table, its_codes in codes_by_table.items():
+            every = len(its_codes) == len(names)
+            yield targets[table], rows if every else _select(rows, codes, its_codes)
+
+    def _target(self, name: str | None, select: Callable[[], pa.RecordBatch]) -> Target | None:
         """Return the table called `name`; None when there is none and its rows are rejected."""
         try:
             known = self._names.get(name)
@@ -81,6 +98,7 @@ class RowValidator:
                 raise ConfigError(
                     f"rows for table {name or self._settings.table}: {error}"
                 ) from None
+            rows = select()
             self._bad_rows.reject(rows, [str(error)] * rows.num_rows)
             return None
 
@@ -213,6 +231,26 @@ def _to_nullable(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows with plain columns that may all be null, as some become."""
     rows = to_plain_rows(batch)
     return pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
+
+
+def _encode_tables(
+    batch: pa.RecordBatch, table_column: str | None
+) -> tuple[Sequence[str | None], NDArray[np.int64]]:
+    """Return the names of tables that `table_column` holds, and for each row the index of its name.
+
+    None stands for the default table: of rows where the column is null, and of all without one.
+    """
+    if table_column is None:
+        return [None], np.zeros(batch.num_rows, np.int64)
+    encoded = to_plain_column(batch.column(table_column)).dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _select(
+    rows: pa.RecordBatch, codes: NDArray[np.int64], chosen: Sequence[int]
+) -> pa.RecordBatch:
+    """Return the rows whose code is one of `chosen`, in their order."""
+    return rows.filter(pa.array(np.isin(codes, chosen)))
 
 
 def _set_null(column: pa.Array, where: pa.BooleanArray) -> pa.Array:

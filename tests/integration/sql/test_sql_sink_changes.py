@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -170,6 +171,28 @@ def test_tombstones_delete(make: Make, database: Database) -> None:
     )
     _commit(job, writer, 1)
     assert _table(database) == [(2, "old"), (3, "x")]
+
+
+@pytest.mark.parametrize("kind_of_names", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
+def test_changes_keep_their_order_whichever_of_its_names_a_table_is_called(
+    make: Make, database: Database, kind_of_names: pa.DataType
+) -> None:
+    """The default, the name, and the name with its schema: one table, whose last change stays."""
+    names = (None, "t", f"{database.schema}.t")
+    pairs = list(itertools.product(names, repeat=2))
+    job = make(SCHEMA.append(pa.field("goes_to", kind_of_names)), table_column="goes_to")
+    changes = [
+        (number, "old" if step == 0 else "new", "u", pair[step])
+        for number, pair in enumerate(pairs)
+        for step in (0, 1)
+    ]
+    ids, values, operations, tables = zip(*changes, strict=True)
+    columns = [pa.array(ids), pa.array(values), pa.array(operations)]
+    columns.append(pa.array(tables, pa.string()).cast(kind_of_names))
+    writer = job.writer()
+    writer.write(pa.record_batch(columns, names=[*SCHEMA.names, "goes_to"]))
+    _commit(job, writer, 1)
+    assert _table(database) == [(number, "new") for number in range(len(pairs))]
 
 
 @pytest.mark.parametrize("write_mode", ["upsert", "ignore", "update"])

@@ -18,7 +18,7 @@ from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
-from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges, rows_by_table
+from onceflow.sinks.sql.changes import ChangeBuffer, TableChanges
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
 SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.int64())])
@@ -270,17 +270,6 @@ def test_columns_that_cannot_serve_are_refused(settings: dict[str, Any], expecte
     schema = pa.schema([("id", pa.int64()), ("f", pa.float64()), ("op", pa.string())])
     with pytest.raises(ConfigError, match=expected):
         ChangeRules(WriteMode.UPSERT, **settings).select_table_columns(schema)
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
-def test_rows_are_split_by_table_and_keep_their_order(kind: pa.DataType) -> None:
-    tables = pa.array(["b", None, "a", "b", "a"], pa.string()).cast(kind)
-    batch = pa.record_batch([pa.array(range(5)), tables], names=["id", "t"])
-    found = {table: part.column("id").to_pylist() for table, part in rows_by_table(batch, "t")}
-    assert found == {"b": [0, 3], None: [1], "a": [2, 4]}
-    assert list(rows_by_table(batch, None)) == [(None, batch)]
-    nulls = pa.record_batch([pa.array([1]), pa.nulls(1, pa.string())], names=["id", "t"])
-    assert [table for table, _ in rows_by_table(nulls, "t")] == [None]
 
 
 @pytest.mark.parametrize(
