@@ -205,8 +205,9 @@ class MySQLFit(ColumnFit):
         self.refuse(values, foreign, "it is none of its members, letter by letter")
 
     def check_uuid(self, values: pa.Array) -> None:
-        """Refuse text that is no UUID."""
+        """Refuse text that is no UUID, and in a key UUIDs that are spelled in another form."""
         self.refuse(values, pc.invert(pc.match_substring_regex(values, _UUID)), "it is no UUID")
+        self.require_one_form(values)
 
     def check_bytes(self, values: pa.Array) -> None:
         """Refuse what is too long, or would be padded."""

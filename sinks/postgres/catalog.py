@@ -176,11 +176,6 @@ def _column(row: Sequence[Any]) -> TableColumn:
     length: int | None = None
     if kind in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
         length = modifier - _TYPMOD_OFFSET
-    fault = (
-        f"key column {name!r} compares text otherwise than by its bytes, so two keys of the stream "
-        "may be one in the table; give it a deterministic collation or type text, and bring the "
-        "keys to one form in the rows"
-    )
     return TableColumn(
         name=name,
         type=PostgresType(kind, shown, precision, scale, element, base, length),
@@ -190,5 +185,18 @@ def _column(row: Sequence[Any]) -> TableColumn:
         insertable=insertable,
         updatable=updatable,
         readable=readable,
-        key_fault="" if deterministic else fault,
+        key_fault="" if deterministic and kind != "jsonb" else _describe_key_fault(name, kind),
+    )
+
+
+def _describe_key_fault(name: str, kind: str) -> str:
+    """Say that keys which are different text may be equal in the table."""
+    if kind == "jsonb":
+        compares, mend = "JSON by its meaning", "give it type text"
+    else:
+        compares = "text otherwise than by its bytes"
+        mend = "give it a deterministic collation or type text"
+    return (
+        f"key column {name!r} compares {compares}, so two keys of the stream may be one in the "
+        f"table; {mend}, and bring the keys to one form in the rows"
     )

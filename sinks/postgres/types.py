@@ -148,6 +148,9 @@ class PostgresFit(ColumnFit):
             self._check_values(values)
             if is_text(values.type):
                 self._check_length(values)
+                if self.is_key and self.type.name == "bpchar":
+                    last = pc.ends_with(values, " ")
+                    self.refuse(values, last, "spaces at its end are not told apart in a key")
 
     def _check_length(self, values: pa.Array) -> None:
         limit = self.type.length
@@ -178,6 +181,7 @@ class PostgresFit(ColumnFit):
     def _parse_uuids(self, given: pa.Array) -> pa.Array:
         digits = pc.replace_substring(given, "-", "")
         self.refuse(given, pc.invert(pc.match_substring_regex(digits, f"^{_UUID_DIGITS}$")), "")
+        self.require_one_form(given)
         filled = pc.fill_null(digits, "0" * 32)
         octets = pa.py_buffer(binascii.unhexlify("".join(filled.to_pylist())))
         every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])

@@ -18,6 +18,7 @@ from onceflow.sinks.sql.values import bad_row_at, fit_column
 
 # uint64 has 20 digits; Arrow casts integers only to decimals that hold all of their type.
 _ANY_INTEGER = pa.decimal128(20, 0)
+_UUID_IN_ONE_FORM = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,17 @@ class ColumnFit(ABC):
         row = pc.index(bad, True).as_py()
         if row >= 0:
             raise bad_row_at(values, row, name=self.name, target=self.shown, why=why)
+
+    def require_one_form(self, uuids: pa.Array) -> None:
+        """Raise BadRow for text in a key that spells a UUID otherwise than servers show it.
+
+        Two spellings of a UUID are one row of the table, and two keys of the stream, which brings
+        them to different subtasks: the older change could be the last one.
+        """
+        if self.is_key:
+            odd = pc.invert(pc.match_substring_regex(uuids, _UUID_IN_ONE_FORM))
+            why = "a key has one form, small letters with hyphens: use str(uuid.UUID(…)) before"
+            self.refuse(uuids, odd, why)
 
 
 @dataclass(frozen=True, slots=True)
