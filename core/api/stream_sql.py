@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from onceflow.core.api.integer_overflow import check_integers, computes_integers
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras
 
@@ -63,11 +64,22 @@ class StreamSql:
         return pa.schema([field.with_type(_plain(field.type)) for field in made])
 
     def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield what the query makes of `rows`, in their order."""
+        """Yield what the query makes of `rows`, in their order.
+
+        Raises:
+            OverflowError: An integer leaves its type; names the expression and both values.
+        """
         context = self._context
         context.deregister_table(_TABLE)
         context.register_record_batches(_TABLE, [[rows]])
-        yield from self._plan(context).collect()
+        frame = self._plan(context)
+        if self._computes_integers:
+            check_integers(context, frame.logical_plan())
+        yield from frame.collect()
+
+    @cached_property
+    def _computes_integers(self) -> bool:
+        return computes_integers(self._context, self._plan(self._context).logical_plan())
 
     @cached_property
     def _context(self) -> Any:

@@ -46,3 +46,21 @@ def test_a_value_that_an_expression_cannot_take_names_the_operator(
     numbers.write(sink, uid="out")
     with pytest.raises(UserFunctionError, match=r"operator 'cast' failed: .*Cannot cast"):
         pipeline.run(60)
+
+
+def test_an_integer_that_leaves_64_bits_ends_the_job_and_is_never_written(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """The control has the same query over the records for which it fits."""
+    for name, condition in (("fits", "id < 2"), ("leaves", "id < 3")):
+        source = CountingSource(100)
+        pipeline, records, sink = begin(cluster, tmp_path / name, source, restart=NoRestart())
+        query = f"SELECT id, id * 5000000000000000000 AS n FROM stream WHERE {condition}"
+        records.sql(query, uid="large").write(sink, uid="out")
+        if name == "fits":
+            pipeline.run(60)
+            assert sorted(row["n"] for row in sink.rows()) == [0, 5 * 10**18]
+            continue
+        with pytest.raises(UserFunctionError, match=r"'large' .*leaves int64: 2 \* 5000000000"):
+            pipeline.run(60)
+        assert sink.rows() == []

@@ -109,3 +109,55 @@ def test_what_is_no_query_over_the_stream_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamSql(query, SCHEMA).resolve_schema()
+
+
+_LARGE = 2**62
+"""Four times it leaves 64 bits, and DataFusion alone makes 0 of that."""
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT amount * 4 AS x FROM stream", f"amount . Int64.4. leaves int64: {_LARGE} . 4"),
+        ("SELECT amount + amount AS x FROM stream", "leaves int64"),
+        ("SELECT -amount - amount AS x FROM stream", None),
+        ("SELECT -1 - amount - amount AS x FROM stream", "leaves int64"),
+        ("SELECT -(-amount - amount) AS x FROM stream", "leaves int64: 0 - -92233"),
+        ("SELECT small + small AS x FROM stream", f"leaves int32: {2**30} . {2**30}"),
+        ("SELECT small + amount AS x FROM stream", None),
+        ("WITH k AS (SELECT amount * 4 AS y FROM stream) SELECT y / 2 AS x FROM k", "leaves int64"),
+        ("SELECT unnest(list) * 4 AS x FROM stream", "leaves int64"),
+        ("SELECT id AS x FROM stream WHERE amount * 4 > 1", "leaves int64"),
+        ("SELECT upper(text || cast(amount * 4 AS STRING)) AS x FROM stream", "leaves int64"),
+        ("SELECT cast(amount AS DECIMAL(38, 0)) * 4 AS x FROM stream", None),
+        ("SELECT amount * 4.0 AS x FROM stream", None),
+        ("SELECT amount * 4 AS x FROM stream WHERE id > 1", None),
+        ("SELECT id AS x FROM stream WHERE amount < 9 AND amount * 4 > 1", None),
+        ("SELECT amount > 9 OR amount * 4 > 1 AS x FROM stream", None),
+        ("SELECT CASE WHEN amount < 9 THEN amount * 4 ELSE 0 END AS x FROM stream", None),
+        ("SELECT CASE WHEN amount > 9 THEN 0 ELSE amount * 4 END AS x FROM stream", None),
+        ("SELECT CASE id WHEN 1 THEN 0 ELSE amount * 4 END AS x FROM stream", None),
+        ("SELECT CASE WHEN id = 1 THEN amount * 4 ELSE 0 END AS x FROM stream", "leaves int64"),
+        ("SELECT CASE WHEN zero <> 0 THEN (id / zero) * 4 END AS x FROM stream", None),
+    ],
+)
+def test_an_integer_that_leaves_its_type_is_an_error_for_the_rows_for_which_it_counts(
+    query: str, expected: str | None
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("small", pa.int32())])
+    for field in (("list", pa.list_(pa.int64())), ("text", pa.string()), ("zero", pa.int64())):
+        schema = schema.append(pa.field(*field))
+    large = {"id": 1, "amount": _LARGE, "small": 2**30, "list": [_LARGE], "text": "a", "zero": 0}
+    rows: list[dict[str, Any]] = [
+        large,
+        {"id": 2, "amount": 5, "small": 1, "list": [1]},
+        {"id": 3},
+    ]
+    sql = StreamSql(query, schema)
+    sql.resolve_schema()
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    if expected is None:
+        assert sum(one.num_rows for one in sql.apply(batch)) > 0
+        return
+    with pytest.raises(OverflowError, match=expected):
+        list(sql.apply(batch))

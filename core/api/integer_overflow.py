@@ -1,0 +1,164 @@
+"""Finds integers of a query that leave their type, which DataFusion lets wrap around in silence.
+
+Of all that it computes only sums, differences, products and negations of integers wrap; quotients,
+casts, decimals and times are checked by the engine itself. So these expressions are looked for in
+the plan, and what they compute from is computed once more and checked by Arrow. A part of a CASE,
+or the right side of AND and OR, is checked for the rows for which it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_CHECKED: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
+    "+": pc.add_checked,
+    "-": pc.subtract_checked,
+    "*": pc.multiply_checked,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """One expression that may wrap around, and the rows for which it counts."""
+
+    text: str
+    operator: str
+    result: Any
+    left: Any
+    right: Any
+    conditions: tuple[Any, ...]
+
+
+def computes_integers(context: Any, plan: Any) -> bool:
+    """Return whether a logical plan computes anything that might wrap around."""
+    return any(True for _ in _select_integers(context, plan))
+
+
+def check_integers(context: Any, plan: Any) -> None:
+    """Raise if an integer leaves its type for a row that `plan` reads.
+
+    Raises:
+        OverflowError: One does; names the expression and both values.
+    """
+    for group, frame in _select_integers(context, plan):
+        for rows in frame.collect():
+            for number, arithmetic in enumerate(group):
+                _check_rows(arithmetic, *rows.columns[3 * number : 3 * number + 3])
+
+
+def _select_integers(context: Any, plan: Any) -> Iterator[tuple[list[_Arithmetic], Any]]:
+    """Yield expressions that make integers of the same rows, and what selects these rows.
+
+    It has three columns of each expression: the result, and both sides.
+    """
+    by_rows = groupby(
+        _find_in_plan(plan), key=lambda one: (id(one[0]), *map(id, one[1].conditions))
+    )
+    for _, members in by_rows:
+        found = list(members)
+        frame = context.create_dataframe_from_logical_plan(found[0][0])
+        for condition in found[0][1].conditions:
+            frame = frame.filter(condition)
+        kinds = frame.select(*(one.result.alias(f"c{at}") for at, (_, one) in enumerate(found)))
+        group = [
+            one
+            for (_, one), column in zip(found, kinds.schema(), strict=True)
+            if pa.types.is_integer(column.type)
+        ]
+        columns = [column for one in group for column in (one.result, one.left, one.right)]
+        if columns:
+            yield group, frame.select(*(one.alias(f"c{at}") for at, one in enumerate(columns)))
+
+
+def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right: pa.Array) -> None:
+    kind = result.type
+    compute = _CHECKED[arithmetic.operator]
+    try:
+        compute(left.cast(kind), right.cast(kind))
+    except pa.ArrowInvalid:
+        for row in range(len(result)):
+            one, other = left.slice(row, 1), right.slice(row, 1)
+            try:
+                compute(one.cast(kind), other.cast(kind))
+            except pa.ArrowInvalid:
+                raise OverflowError(
+                    f"{arithmetic.text} leaves {kind}: {one[0]} {arithmetic.operator} {other[0]}."
+                    " Cast one side to a wider type, to DECIMAL(38, 0) for instance"
+                ) from None
+
+
+def _find_in_plan(plan: Any) -> Iterator[tuple[Any, _Arithmetic]]:
+    """Yield each such expression of `plan`, with the plan whose rows it is computed from."""
+    node = plan.to_variant()
+    expressions: list[Any] = []
+    match type(node).__name__:
+        case "Projection":
+            expressions = node.projections()
+        case "Filter":
+            expressions = [node.predicate()]
+        case _:
+            pass
+    wrap: Any = import_module("datafusion").Expr
+    for below in plan.inputs():
+        for expression in expressions:
+            for arithmetic in _find_in_expression(wrap(expression), ()):
+                yield below, arithmetic
+        yield from _find_in_plan(below)
+
+
+def _find_in_expression(expression: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmetic]:
+    variant = expression.variant_name()
+    if variant == "Case":
+        yield from _find_in_case(expression.to_variant(), conditions)
+        return
+    operands = _operands(expression)
+    operator = expression.rex_call_operator() if variant == "BinaryExpr" else ""
+    if operator in ("AND", "OR"):
+        left, right = operands
+        yield from _find_in_expression(left, conditions)
+        decides_not = _is_true(left) if operator == "AND" else ~_is_true(left)
+        yield from _find_in_expression(right, (*conditions, decides_not))
+        return
+    if operator in _CHECKED or variant == "Negative":
+        literal: Any = import_module("datafusion").lit
+        left, right = operands if operator else (literal(0), operands[0])
+        text = expression.canonical_name()
+        yield _Arithmetic(text, operator or "-", expression, left, right, conditions)
+    for operand in operands:
+        yield from _find_in_expression(operand, conditions)
+
+
+def _find_in_case(case: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmetic]:
+    wrap: Any = import_module("datafusion").Expr
+    subject, otherwise = case.expr(), case.else_expr()
+    if subject is not None:
+        yield from _find_in_expression(wrap(subject), conditions)
+    for when, then in case.when_then_expr():
+        yield from _find_in_expression(wrap(when), conditions)
+        holds = wrap(when) if subject is None else wrap(subject) == wrap(when)
+        yield from _find_in_expression(wrap(then), (*conditions, _is_true(holds)))
+        conditions = (*conditions, ~_is_true(holds))
+    if otherwise is not None:
+        yield from _find_in_expression(wrap(otherwise), conditions)
+
+
+def _is_true(condition: Any) -> Any:
+    """Return `condition` with false where it is null."""
+    datafusion: Any = import_module("datafusion")
+    return datafusion.functions.coalesce(condition, datafusion.lit(False))
+
+
+def _operands(expression: Any) -> list[Any]:
+    if expression.variant_name() in ("Column", "Literal"):
+        return []
+    try:
+        return list(expression.rex_call_operands())
+    except Exception:  # a kind of expression that has none
+        return []
