@@ -59,7 +59,13 @@ _TABLE = """
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name,
            c.relkind::text AS kind, c.relpersistence::text AS persistence,
            pg_catalog.has_table_privilege(c.oid, 'DELETE') AS deletable,
-           pg_catalog.quote_ident(current_user) AS grantee
+           pg_catalog.quote_ident(current_user) AS grantee,
+           (SELECT array[l.relid::text, p.relkind::text, p.relpersistence::text]
+            FROM pg_catalog.pg_partition_tree(c.oid) AS l
+            JOIN pg_catalog.pg_class AS p ON p.oid = l.relid
+            WHERE c.relkind = 'p' AND l.isleaf AND l.level > 0
+                AND (p.relkind <> 'r' OR p.relpersistence <> 'p')
+            LIMIT 1) AS odd_partition
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass({name})
 """
@@ -130,13 +136,13 @@ def find_table(session: Session, name: TableName) -> Table | None:
     known = session.query(_TABLE.format(name=literal(identifier(name))))
     if not known:
         return None
-    oid, schema, table, kind, persistence, deletable, grantee = known[0]
+    oid, schema, table, kind, persistence, deletable, grantee, odd_partition = known[0]
     shown = TableName(schema, table)
     keys = session.query(_UNIQUE_KEYS.format(table=int(oid)))
     return Table(
         name=shown,
         columns=tuple(map(_column, session.query(_COLUMNS.format(table=int(oid))))),
-        unfit=_unfit(shown, kind, persistence),
+        unfit=_unfit(shown, kind, persistence) or _unfit_partition(shown, odd_partition),
         unique_keys=tuple((index, frozenset(columns)) for index, columns in keys),
         deletable=deletable,
         grantee=grantee,
@@ -161,6 +167,21 @@ def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
         needed = "a permanent table: prepared transactions cannot use this one"
         return area.problem("it is temporary", needed, "name a permanent table")
     return None
+
+
+def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Finding | None:
+    """Say why a table does not keep rows of one partition: its name, its kind and persistence."""
+    if partition is None:
+        return None
+    shown, kind, persistence = partition
+    area = Area(f"table {name}")
+    if kind == "f":
+        needed = "partitions of its own: a foreign one commits apart from the others"
+        return area.problem(f"its partition {shown} is a foreign table", needed, "detach it")
+    needed = "logged partitions: a crash of the server empties this one, committed rows too"
+    alter = f"ALTER TABLE {shown} SET LOGGED"
+    kind_text = "unlogged" if persistence == "u" else "temporary"
+    return area.problem(f"its partition {shown} is {kind_text}", needed, alter)
 
 
 def _column(row: Sequence[Any]) -> TableColumn:

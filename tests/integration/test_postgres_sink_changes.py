@@ -105,6 +105,32 @@ def test_one_key_in_two_forms_never_leaves_the_older_change(
         assert query(postgres_database, "SELECT v FROM t") == [(999,)]
 
 
+@pytest.mark.parametrize(
+    ("partition", "mend"),
+    [
+        ("CREATE UNLOGGED TABLE p0", "ALTER TABLE p0 SET LOGGED"),
+        ("CREATE TABLE p0", None),
+    ],
+)
+def test_partition_that_a_crash_of_the_server_empties_is_refused_with_what_mends_it(
+    postgres_database: str, partition: str, mend: str | None
+) -> None:
+    """The parent says of itself that it is permanent; rows are in partitions, at any depth."""
+    query(postgres_database, "CREATE TABLE t (id bigint, note text) PARTITION BY RANGE (id)")
+    nested = "PARTITION OF t FOR VALUES FROM (0) TO (99) PARTITION BY RANGE (id)"
+    query(postgres_database, f"CREATE TABLE between_them {nested}")
+    below = "PARTITION OF between_them FOR VALUES FROM (0) TO (50)"
+    query(postgres_database, f"{partition} {below}")
+    schema = pa.schema([("id", pa.int64()), ("note", pa.string())])
+    with Job(PostgresSink(postgres_database, table="t"), schema=schema) as job:
+        if mend is not None:
+            with pytest.raises(ConfigError, match="its partition p0 is unlogged") as failure:
+                job.check()
+            assert str(failure.value).endswith(f"Mend: {mend}")
+            query(postgres_database, mend)
+        job.check(2)
+
+
 def test_names_keep_their_case_and_odd_characters(postgres_database: str) -> None:
     query(postgres_database, """CREATE TYPE "Mood %s {}" AS ENUM ('good', 'bad')""")
     query(
