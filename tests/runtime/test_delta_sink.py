@@ -94,6 +94,8 @@ def test_job_that_is_killed_makes_one_version_a_checkpoint(
     (sink,) = ended.sinks
     assert sink.prepared == 0, sink
     assert sink.committed > 0, sink
+    # Told by the driver's committer alone, long after the slots have heard of the decision.
+    assert all(one.committed_ms is not None for one in ended.history)
 
 
 def assert_one_version_a_checkpoint(table: DeltaTable, source: CountingSource) -> None:

@@ -219,7 +219,7 @@ class Attempt:
             case DeploySlots():
                 self._deploy()
             case EnterRunning():
-                self._publish(AttemptRunning())
+                self._publish(AttemptRunning(self._global_commits.uids))
                 self._lag.start(self._context.restored)
                 self._context.running()
                 self._global_commits.start()

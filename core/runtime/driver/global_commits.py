@@ -17,7 +17,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.slot.commits import CommitThread
-from onceflow.core.spi import GlobalCommitter
+from onceflow.core.spi import CommittedBy, GlobalCommitter
 
 
 class GlobalCommits:
@@ -27,6 +27,15 @@ class GlobalCommits:
         self._context = context
         self._tell = tell
         self._workers: list[_GlobalWorker] = []
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The uids of the sinks whose checkpoints are committed here."""
+        return frozenset(
+            operator.uid
+            for operator, work in self._context.graph.sinks()
+            if work.sink.committed_by is CommittedBy.DRIVER
+        )
 
     def start(self) -> None:
         """Begin, once recovery has committed all that the restored checkpoint decides."""

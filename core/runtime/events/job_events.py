@@ -130,6 +130,9 @@ class SlotsDeployed(_Timed):
 class AttemptRunning(_Timed):
     """Every slot runs."""
 
+    committers: frozenset[str] = frozenset()
+    """The uids of the sinks whose checkpoints the driver commits."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotReported(_Timed):

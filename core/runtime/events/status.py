@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import assert_never
 
-from onceflow.core.protocol.ids import SubtaskRef
+from onceflow.core.protocol.ids import SubtaskRef, committer_ref
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.events.commit_tally import CommitTally
 from onceflow.core.runtime.events.job_events import (
@@ -142,7 +142,8 @@ class CheckpointStats:
     uploaded_bytes: int = 0
     """Of `size_bytes`, what went to storage: neither inline nor there already."""
     committed_ms: float | None = None
-    """From the decision to the last subtask's report that all is committed."""
+    """From the decision to the last report that all is committed: of a subtask, or of the driver
+    for a sink whose whole checkpoints it commits."""
     kind: str = ""
     """As of `PendingCheckpoint`."""
     in_flight_bytes: int = 0
@@ -231,6 +232,8 @@ class _Tally:
     committed: CommitTally = field(default_factory=CommitTally)
     subtasks: int = 0
     """How many there are; 0 before the first checkpoint has completed."""
+    committers: int = 0
+    """How many sinks there are whose whole checkpoints the driver commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +365,7 @@ def apply(status: JobStatus, event: JobEvent) -> JobStatus:
             return replace(status, slots=_slots_after(status.slots, event))
         case StateDropped() | LeftoversAborted() | LagMeasured() | SinkBlocked():
             return _apply_to_rest(status, event)
-        case SlotLeft() | SplitsDiscovered() | CheckpointCommitted() | EventsDropped():
+        case SlotLeft() | SplitsDiscovered() | EventsDropped():
             # A slot that has left stays, with its last counters, until the next attempt begins.
             return status
         case _:
@@ -426,9 +429,10 @@ def _apply_to_start(
             status = replace(status, tally=replace(status.tally, recovered=sinks))
         case SlotsDeployed():
             stats = replace(stats, deployed_s=since_s)
-        case AttemptRunning():
+        case AttemptRunning(committers):
             stats = replace(stats, running_s=since_s)
-            status = replace(status, state=JobState.RUNNING)
+            tally = replace(status.tally, committers=len(committers))
+            status = replace(status, state=JobState.RUNNING, tally=tally)
     return replace(status, attempts=(*older, stats))
 
 
@@ -506,7 +510,8 @@ def _apply_to_checkpoints(
     | CheckpointFailed
     | SavepointCompleted
     | SavepointRestored
-    | SubtaskCommitted,
+    | SubtaskCommitted
+    | CheckpointCommitted,
 ) -> JobStatus:
     match event:
         case SavepointCompleted() | SavepointRestored():
@@ -520,8 +525,8 @@ def _apply_to_checkpoints(
             return _complete_checkpoint(status, event)
         case CheckpointFailed():
             return _fail_checkpoint(status, event)
-        case SubtaskCommitted(subtask, checkpoint):
-            return _record_commit(status, subtask, checkpoint, event.at.monotonic_s)
+        case SubtaskCommitted() | CheckpointCommitted():
+            return _record_commit(status, event)
         case _:
             assert_never(event)
 
@@ -594,11 +599,12 @@ def _fail_checkpoint(status: JobStatus, event: CheckpointFailed) -> JobStatus:
     )
 
 
-def _record_commit(
-    status: JobStatus, subtask: SubtaskRef, checkpoint: int, now_s: float
-) -> JobStatus:
-    tally = replace(status.tally, committed=status.tally.committed.with_commit(subtask, checkpoint))
-    lowest = tally.committed.lowest_of(tally.subtasks)
+def _record_commit(status: JobStatus, event: SubtaskCommitted | CheckpointCommitted) -> JobStatus:
+    """Record what a subtask, or a committer of the driver, has committed."""
+    who = event.subtask if isinstance(event, SubtaskCommitted) else committer_ref(event.uid)
+    checkpoint, now_s = event.checkpoint, event.at.monotonic_s
+    tally = replace(status.tally, committed=status.tally.committed.with_commit(who, checkpoint))
+    lowest = tally.committed.lowest_of(tally.subtasks + tally.committers)
     done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
     if not done:
         return replace(status, tally=tally)

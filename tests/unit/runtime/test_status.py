@@ -19,6 +19,7 @@ from onceflow.core.runtime.events.job_events import (
     AttemptEnded,
     AttemptRunning,
     CheckpointAcked,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
@@ -147,6 +148,16 @@ def test_a_checkpoint_is_committed_when_its_last_subtask_has_committed() -> None
     assert [one.committed_ms for one in status.history] == [3000, 2000]
 
 
+def test_a_checkpoint_is_committed_when_the_driver_has_committed_it_whole() -> None:
+    """Slots confirm such a sink's decision as soon as they hear of it: nothing is visible yet."""
+    running = AttemptRunning(frozenset({"lake"}), at=at(5))
+    done = (triggered(1, 10), acked(1, FIRST, 10), acked(1, SECOND, 10), completed(1, 11))
+    status = after(*BEGUN, running, *done, committed(FIRST, 1, 11.1), committed(SECOND, 1, 11.2))
+    assert [one.committed_ms for one in status.history] == [None]
+    status = after(CheckpointCommitted("lake", chk(1), at=at(16)), status=status)
+    assert [one.committed_ms for one in status.history] == [5000]
+
+
 def test_a_checkpoint_that_was_given_up_is_remembered_with_who_had_acked() -> None:
     failed = CheckpointFailed(chk(1), "no ack of in[1]", at=at(20))
     status = after(*BEGUN, triggered(1, 10), acked(1, FIRST, 10.1), failed)
@@ -226,7 +237,7 @@ def _events() -> st.SearchStrategy[JobEvent]:
         st.builds(SlotsJoined, at=_MOMENTS),
         st.builds(SinksRecovered, _SINKS, at=_MOMENTS),
         st.builds(SlotsDeployed, at=_MOMENTS),
-        st.builds(AttemptRunning, at=_MOMENTS),
+        st.builds(AttemptRunning, st.just(frozenset({"out"})), at=_MOMENTS),
         st.builds(SlotReported, st.integers(0, 2), at=_MOMENTS),
         st.builds(SlotLeft, st.integers(0, 2), _TEXTS, at=_MOMENTS),
         st.builds(SplitsDiscovered, st.just("in"), st.just(("0",)), at=_MOMENTS),
@@ -237,6 +248,7 @@ def _events() -> st.SearchStrategy[JobEvent]:
         st.builds(CheckpointCompleted, _NUMBERS, st.just(1.0), at=_MOMENTS),
         st.builds(CheckpointFailed, _NUMBERS, _TEXTS, at=_MOMENTS),
         st.builds(SubtaskCommitted, _SUBTASKS, _NUMBERS, at=_MOMENTS),
+        st.builds(CheckpointCommitted, st.just("out"), _NUMBERS, at=_MOMENTS),
         st.builds(LeftoversAborted, _ATTEMPTS, _SINKS, at=_MOMENTS),
         st.builds(AttemptEnded, _ATTEMPTS, _TEXTS, at=_MOMENTS),
         st.builds(JobRestarting, st.just(1.0), _TEXTS, at=_MOMENTS),
