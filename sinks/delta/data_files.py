@@ -31,6 +31,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles, group_rows
 from onceflow.sinks.lake.table import DataFiles
@@ -159,7 +160,12 @@ class _OpenFile(EncodedFile[DeltaFile]):
     @override
     def write(self, rows: pa.Table) -> None:
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._stream, rows.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                rows.schema,
+                compression="zstd",
+                use_dictionary=choose_dictionaries(rows),
+            )
         self._writer.write_table(rows)
 
     @override

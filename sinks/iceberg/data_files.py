@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlparse
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files
+from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles
 from onceflow.sinks.lake.table import DataFiles
@@ -120,6 +122,10 @@ class _OpenFile(EncodedFile[DataFile]):
 
     @override
     def write(self, rows: pa.Table) -> None:
+        if not self._output.is_created:
+            # The library has no setting for it, and makes its file with the first row group.
+            settings: dict[str, Any] = cast("Any", self._writer)._parquet_writer_kwargs
+            settings["use_dictionary"] = choose_dictionaries(rows)
         self._writer.write(rows)
 
     @override
@@ -151,6 +157,10 @@ class _CountedOutput(OutputFile):
         super().__init__(output.location)
         self._output = output
         self._stream: OutputStream | None = None
+
+    @property
+    def is_created(self) -> bool:
+        return self._stream is not None
 
     @property
     def size_bytes(self) -> int:

@@ -27,8 +27,9 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.update import AssertTableUUID, TableUpdate
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
@@ -244,6 +245,24 @@ class _Commit(Transaction):
     It would also delete the manifests of a commit that the catalog calls failed; where a proxy
     repeats requests, that answer comes for a commit that was made.
     """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._updated: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    @override
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with the updates so far.
+
+        The library copies all snapshots at each look, some fifteen times a commit: a table of
+        thousands takes a second then.
+        """
+        metadata, updates = self._table.metadata, self._updates
+        known = self._updated
+        if known is None or known[0] is not metadata or known[1] is not updates:
+            known = self._updated = metadata, updates, super().table_metadata
+        return known[2]
 
     def append_files(
         self, staged: Sequence[StagedFiles], summary: Mapping[str, str], branch: str
