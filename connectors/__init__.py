@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Aborted,
         AbortOutcome,
         AlreadyCommitted,
+        CommitInterval,
         CommitOutcome,
         Committable,
         Committed,
@@ -117,8 +118,8 @@ else:
                 " SinkResourceManager"
             ),
             "onceflow.core.protocol.committables": (
-                "Aborted AbortOutcome AlreadyCommitted CommitOutcome Committable Committed"
-                " Lost RetryLater Unknown"
+                "Aborted AbortOutcome AlreadyCommitted CommitInterval CommitOutcome Committable"
+                " Committed Lost RetryLater Unknown"
             ),
             "onceflow.core.protocol.ids": "AttemptId CheckpointId TransactionId",
             "onceflow.core.commit.logged_decisions": (
@@ -150,6 +151,7 @@ __all__ = [
     "BadRow",
     "CheckpointFiles",
     "CheckpointId",
+    "CommitInterval",
     "CommitOutcome",
     "Committable",
     "Committed",

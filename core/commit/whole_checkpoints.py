@@ -11,6 +11,13 @@ rows into two versions. So it belongs to the first decision at or after its own 
 decision names those before it that were not known to be committed (`undelivered`), and the last one
 that was: from the last record alone every driver finds the same commits.
 
+A sink may have a `CommitInterval`: then a commit is of several decisions, and which ones depends on
+when a driver looks. Two drivers may gather differently, so such a target leaves out, in the same
+step, each transaction that is not above its highest checkpoint. Nothing else changes: what waits is
+decided and not known to be committed, so every decision lists it, and whoever comes next commits
+it. Without an interval each decision is a commit of its own, for targets that look at the number
+alone.
+
 Invariants:
     transaction.checkpoint <= GlobalCommit.checkpoint, which is decided
     a transaction up to the target's highest checkpoint is committed, or was never decided
@@ -21,11 +28,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 from onceflow.core.commit.planner import plan_commits
-from onceflow.core.commit.queue import CommitRetryPolicy, OrderedCommits, require_named
+from onceflow.core.commit.queue import (
+    CommitRetryPolicy,
+    Done,
+    OrderedCommits,
+    WaitUntil,
+    require_named,
+)
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log.memory import NOTHING_REMEMBERED, LogMemory
@@ -34,10 +48,10 @@ from onceflow.core.protocol.recovery import committables_of
 
 @dataclass(frozen=True, slots=True)
 class GlobalCommit:
-    """All that becomes visible with one decision under one sink id."""
+    """All that becomes visible under one sink id with one decision, or with several together."""
 
     checkpoint: CheckpointId
-    """The decision: what the target records as its highest."""
+    """The decision, the last of several: what the target records as its highest."""
     committables: tuple[Committable, ...]
     """Of all subtasks, in commit order; never empty."""
 
@@ -89,11 +103,23 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
     `restored` is where the attempt began: all that it decides is committed.
     """
 
-    def __init__(self, sink_id: str, retry: CommitRetryPolicy, restored: CheckpointId) -> None:
+    def __init__(
+        self,
+        sink_id: str,
+        retry: CommitRetryPolicy,
+        restored: CheckpointId,
+        interval: CommitInterval | None = None,
+    ) -> None:
         super().__init__(retry, restored)
         self._sink_id = sink_id
+        self._interval = interval
+        self._gathered = 0
+        """How many of those that wait are committed together now."""
+        self._decided_at_s: list[float] = []
+        """When each that waits was decided."""
+        self._is_last = False
 
-    def add_decision(self, completed: CompletedCheckpoint) -> None:
+    def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
         """Record a decision, in order: what it lists after the one before is one commit.
 
         Raises:
@@ -104,7 +130,35 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         listed = _list_committables(completed, self._sink_id, after=before)
         if listed:
             self._waiting.append(GlobalCommit(checkpoint, listed))
+            self._decided_at_s.append(now_s)
+        # Nothing is decided after the last one, so it waits for no other.
+        self._is_last = completed.final
         self.note_decision(checkpoint)
+
+    def next_commit(self, now_s: float) -> GlobalCommit | WaitUntil | None:
+        """Return what to commit now, as `StepQueue` does; None while more is to be gathered."""
+        if not self._gathered and self._waiting:
+            due_at_s = self._find_due_time()
+            if now_s < due_at_s:
+                return WaitUntil(due_at_s) if isfinite(due_at_s) else None
+            self._gathered = len(self._waiting) if self._interval else 1
+        return super().next_commit(now_s)
+
+    def _find_due_time(self) -> float:
+        interval = self._interval
+        # What is decided and not committed begins with the first that waits: those without rows,
+        # which wait for nothing, count, too.
+        if interval is None or self._is_last or len(self._decided) >= interval.decisions_max:
+            return -inf
+        return inf if interval.seconds is None else self._decided_at_s[0] + interval.seconds
+
+    def _head(self) -> GlobalCommit | None:
+        return _merge(self._waiting[: self._gathered]) if self._gathered else None
+
+    def _finish(self, *, already: bool) -> Done:
+        del self._waiting[: self._gathered - 1], self._decided_at_s[: self._gathered]
+        self._gathered = 0
+        return super()._finish(already=already)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +183,13 @@ def plan_global_recovery(
     attempt: AttemptId,
     committed_through: CheckpointId,
     memory: LogMemory = NOTHING_REMEMBERED,
+    gathers: bool = False,
 ) -> GlobalRecoveryPlan:
     """Return what attempt `attempt` does, from the last decision and the target's own proof.
 
     `read_committed_through` was called before `in_doubt`, after the attempt had claimed the log:
-    nobody decides anything else meanwhile. Idempotent.
+    nobody decides anything else meanwhile. Idempotent. `gathers`: whether the sink has a commit
+    interval; then all is one commit.
     """
     last = decided.checkpoint
     if committed_through > last:
@@ -150,8 +206,9 @@ def plan_global_recovery(
             f" {committed_through} as its highest: it has gone back to an older copy"
         )
     left = (c for c in listed if c.checkpoint > committed_through)
+    commits = _by_decision(left, (*decided.undelivered, last))
     return GlobalRecoveryPlan(
-        commit=_by_decision(left, (*decided.undelivered, last)),
+        commit=(_merge(commits),) if gathers and commits else commits,
         abort=find_undecided(decided, in_doubt, sink_id=sink_id, attempt=attempt, memory=memory),
     )
 
@@ -184,6 +241,13 @@ def _by_decision(
         decision = decisions[bisect_left(decisions, committable.checkpoint)]
         by_decision[decision] = (*by_decision.get(decision, ()), committable)
     return tuple(GlobalCommit(n, by_decision[n]) for n in sorted(by_decision))
+
+
+def _merge(commits: Sequence[GlobalCommit]) -> GlobalCommit:
+    """Return one commit of all that `commits`, which rise, are made of."""
+    return GlobalCommit(
+        commits[-1].checkpoint, tuple(c for one in commits for c in one.committables)
+    )
 
 
 def _list_committables(

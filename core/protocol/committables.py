@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+
+GATHERED_MAX = 1000
+"""Decisions that one commit may have. Each decision lists the transactions of all that wait: with
+100 subtasks of the sink, that is some 10 MB at this bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,34 @@ class Unknown:
     """The reply never came and the target cannot be asked now. Never taken for success."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInterval:
+    """When decided checkpoints that wait become visible together: at the bound that comes first.
+
+    The end of the job, and the start of the next attempt, wait for neither. Each decision lists
+    what waits, so at most `GATHERED_MAX` decisions do.
+    """
+
+    checkpoints: int | None = None
+    """How many decisions one commit has; None: as many as `seconds` allow."""
+    seconds: float | None = None
+    """How long the oldest of them waits; None: until there are `checkpoints`."""
+
+    def __post_init__(self) -> None:
+        count, seconds = self.checkpoints, self.seconds
+        if count is None and seconds is None:
+            raise ConfigError("a commit interval needs a number of checkpoints, or seconds")
+        if count is not None and not 1 <= count <= GATHERED_MAX:
+            raise ConfigError(f"{count} checkpoints a commit: give 1 to {GATHERED_MAX}")
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"{seconds} seconds between commits: give more than 0")
+
+    @property
+    def decisions_max(self) -> int:
+        """How many decisions wait at most."""
+        return self.checkpoints or GATHERED_MAX
 
 
 CommitOutcome: TypeAlias = Committed | AlreadyCommitted | RetryLater | Lost | Unknown

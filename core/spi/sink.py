@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from onceflow.core.protocol.committables import (
     AbortOutcome,
+    CommitInterval,
     CommitOutcome,
     Committable,
     RetryLater,
@@ -212,6 +213,10 @@ class GlobalCommitter(Committer):
         or higher already, nothing changes, and the answer is `AlreadyCommitted`: looking for it is
         part of the same step. `Lost` when rows that are to become visible are gone. Never raises
         for an outcome that the union can say.
+
+        With `Sink.gathering` a commit is of several decisions, and another driver may gather others
+        for it. Then this step leaves out the committables whose own checkpoint is not above the
+        target's highest.
         """
 
     @abstractmethod
@@ -254,6 +259,16 @@ class Sink(ABC):
         `read_committed_through` is called, and only once the sink has been opened.
         """
         return CommittedBy.SLOTS
+
+    @property
+    def gathering(self) -> CommitInterval | None:
+        """When the driver commits several decided checkpoints at once; None: each by itself.
+
+        For sinks whose `committed_by` is the driver, and whose `commit_checkpoint` leaves out what
+        is committed already. What waits is decided: it outlives crashes, is part of savepoints, and
+        the end of the job or the next attempt commits it at once.
+        """
+        return None
 
     def routing_key(self) -> tuple[str, ...]:
         """Return the columns by which rows must meet in one subtask; empty when any may write any.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 from typing_extensions import override
@@ -13,10 +12,8 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import (
-    CommittedBy,
     CommitterContext,
     GlobalCommitter,
-    Sink,
     SinkWriter,
     WriterContext,
 )
@@ -27,6 +24,7 @@ from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.lake.claim import claim_table, read_target_record
 from onceflow.sinks.lake.committer import LakeCommitter
+from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
 _UNSAFE_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
@@ -34,7 +32,7 @@ _UNSAFE_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"
 
 @document_options
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DeltaSink(Sink):
+class DeltaSink(LakeSink):
     """Appends rows to a Delta Lake table, each exactly once: one version a checkpoint.
 
     Subtasks write Parquet files into the table's directory; the driver makes one version of those
@@ -43,8 +41,6 @@ class DeltaSink(Sink):
     Raises:
         ConfigError: A setting is wrong by itself; what needs the storage is found by `validate`.
     """
-
-    instead_of_replacing: ClassVar[str] = "Append to a new table, and let readers go there"
 
     url: str = field(
         kw_only=False,
@@ -79,6 +75,7 @@ class DeltaSink(Sink):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.partition_by, str):
             raise ConfigError(f"partition_by={self.partition_by!r}: give a tuple of column names")
         for setting in ("partition_by", "properties"):
@@ -98,12 +95,6 @@ class DeltaSink(Sink):
     @override
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r})"
-
-    @property
-    @override
-    def committed_by(self) -> CommittedBy:
-        """Have the driver make one version for each checkpoint."""
-        return CommittedBy.DRIVER
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:

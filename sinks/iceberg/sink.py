@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from typing_extensions import override
@@ -13,10 +13,8 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import (
-    CommittedBy,
     CommitterContext,
     GlobalCommitter,
-    Sink,
     SinkWriter,
     WriterContext,
 )
@@ -27,6 +25,7 @@ from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.lake.claim import claim_table, read_target_record
 from onceflow.sinks.lake.committer import LakeCommitter
+from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
 if TYPE_CHECKING:  # a program without the extra gets an error that says so
@@ -35,7 +34,7 @@ if TYPE_CHECKING:  # a program without the extra gets an error that says so
 
 @document_options
 @dataclass(frozen=True, kw_only=True, repr=False)
-class IcebergSink(Sink):
+class IcebergSink(LakeSink):
     """Appends rows to an Iceberg table, each exactly once: one snapshot a checkpoint.
 
     Subtasks write Parquet files in the table's layout; the driver commits those of a checkpoint as
@@ -44,8 +43,6 @@ class IcebergSink(Sink):
     Raises:
         ConfigError: A setting is wrong by itself; what needs the catalog is found by `validate`.
     """
-
-    instead_of_replacing: ClassVar[str] = "Append to a new table, and let readers go there"
 
     table: str | tuple[str, ...] = field(
         kw_only=False,
@@ -92,6 +89,7 @@ class IcebergSink(Sink):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = tuple(self.table.split(".")) if isinstance(self.table, str) else tuple(self.table)
         if len(names) < 2 or not all(names):
             raise ConfigError(
@@ -109,12 +107,6 @@ class IcebergSink(Sink):
     @override
     def __repr__(self) -> str:
         return f"IcebergSink({'.'.join(self.table)!r}, catalog_name={self.catalog_name!r})"
-
-    @property
-    @override
-    def committed_by(self) -> CommittedBy:
-        """Have the driver commit one snapshot for each checkpoint."""
-        return CommittedBy.DRIVER
 
     @override
     def validate(self, context: CommitterContext, schema: pa.Schema) -> None:

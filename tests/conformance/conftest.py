@@ -82,13 +82,15 @@ GLOBAL = {
     "TestPartitionedIcebergSink",
 }
 """Sinks that commit whole checkpoints, in their order."""
+GATHERING = {"TestPartitionedDeltaSink", "TestPartitionedIcebergSink"}
+"""Those of them that commit several together."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
 def is_slow(test: str, clause: Clause) -> bool:
     """Return whether `clause` is a slow test for the sink of class `test`, not among `WHOLE`."""
-    if test in {"TestPartitionedDeltaSink", "TestPartitionedIcebergSink"}:
-        return True
+    if test in GATHERING:
+        return clause is not gathering.gathered_commit_leaves_out_what_is_committed
     if test == "TestMariaDBTwoPhase":
         return clause not in OF_DEATHS
     if test == "TestMySQLTwoPhase":
@@ -98,6 +100,8 @@ def is_slow(test: str, clause: Clause) -> bool:
 
 def says_nothing(test: str, clause: Clause) -> bool:
     """Return whether `clause` has no meaning for the sink of class `test`."""
+    if clause is gathering.gathered_commit_leaves_out_what_is_committed:
+        return test not in GATHERING
     if clause in gathering.CLAUSES:
         return test not in GLOBAL
     if clause is deciding.commit_in_any_order:

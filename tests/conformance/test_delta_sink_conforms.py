@@ -49,8 +49,10 @@ class TestDeltaSink(SinkConformance):
 
 
 class TestPartitionedDeltaSink(SinkConformance):
+    """And versions of two checkpoints each."""
+
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
-        target = DeltaTarget(tmp_path, partition_by=("account",))
+        target = DeltaTarget(tmp_path, partition_by=("account",), commit_checkpoints=2)
         yield target
         target.close()

@@ -65,8 +65,12 @@ class TestIcebergSink(SinkConformance):
 
 
 class TestPartitionedIcebergSink(SinkConformance):
+    """And snapshots of two checkpoints each."""
+
     @pytest.fixture
     def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
-        target = IcebergTarget(tmp_path, partition_by=("bucket(3, id)", "account"))
+        target = IcebergTarget(
+            tmp_path, partition_by=("bucket(3, id)", "account"), commit_checkpoints=2
+        )
         yield target
         target.close()

@@ -1,9 +1,9 @@
 """A whole job into a lake table: the driver's process, with slots on local processes.
 
-    python lake_driver.py FORMAT DIRECTORY RECORDS
+    python lake_driver.py FORMAT DIRECTORY RECORDS GATHERED
 
-Ends when the file DIRECTORY/end is there and all records are committed. Its commits obey the orders
-in DIRECTORY/orders.
+Makes a version of every GATHERED checkpoints; 0: of each. Ends when the file DIRECTORY/end is there
+and all records are committed. Its commits obey the orders in DIRECTORY/orders.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ def catalog_properties(directory: Path) -> dict[str, str]:
     }
 
 
-def make_sink(table_format: str, directory: Path) -> Sink:
+def make_sink(table_format: str, directory: Path, gathered: int) -> Sink:
     if table_format == "iceberg":
         return IcebergSink(
             "shop.orders",
             catalog=catalog_properties(directory),
             create=True,
+            commit_checkpoints=gathered or None,
             partition_by=("bucket(2, account)",),
         )
     SteppingDeltaTable.orders = str(directory / "orders")
     deltalake.DeltaTable = SteppingDeltaTable  # type: ignore[misc]
-    return DeltaSink(str(directory / "table"), create=True)
+    return DeltaSink(str(directory / "table"), create=True, commit_checkpoints=gathered or None)
 
 
-def main(table_format: str, directory: Path, records: int) -> None:
+def main(table_format: str, directory: Path, records: int, gathered: int) -> None:
     pipeline = Pipeline(
         LocalProcesses(),
         name="lake",
@@ -52,10 +53,11 @@ def main(table_format: str, directory: Path, records: int) -> None:
         restart=FixedDelay(attempts=20, delay_s=0.01),
     )
     source = CountingSource(records, pause_s=0.05, ends_with=str(directory / "end"))
-    pipeline.read(source, uid="records").write(make_sink(table_format, directory), uid="lake")
+    sink = make_sink(table_format, directory, gathered)
+    pipeline.read(source, uid="records").write(sink, uid="lake")
     ended = pipeline.start().wait()
     assert ended.state is JobState.FINISHED, ended.last_error
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

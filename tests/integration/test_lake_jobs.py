@@ -43,19 +43,24 @@ class LakeJob(ABC):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.gathered = 0
+        """How many checkpoints a version is made of; 0: each has its own."""
         self._drivers: list[subprocess.Popen[bytes]] = []
         (directory / "orders").mkdir()
 
     def start(self) -> subprocess.Popen[bytes]:
         with (self.directory / f"driver-{len(self._drivers)}.log").open("wb") as log:
             driver = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), self.format, str(self.directory), str(_RECORDS)],
+                [sys.executable, str(_PROGRAM), *map(str, self._arguments())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])},
                 stdout=log,
                 stderr=log,
             )
         self._drivers.append(driver)
         return driver
+
+    def _arguments(self) -> tuple[object, ...]:
+        return self.format, self.directory, _RECORDS, self.gathered
 
     def close(self) -> None:
         for driver in self._drivers:
@@ -280,3 +285,26 @@ def test_job_killed_again_and_again_at_random_moments_writes_each_row_once(job: 
     job.finish(job.start())
     job.assert_each_row_once()
     job.assert_nothing_is_staged()
+
+
+@pytest.mark.parametrize("moment", ["kill-before", "kill-after", "stop-before", "stop-after"])
+def test_gathered_commits_survive_killed_and_overtaken_drivers(job: LakeJob, moment: str) -> None:
+    """The next driver gathers others, of which the overtaken one's commit has some."""
+    job.gathered = 5
+    first = job.start()
+    job.wait_for_commits(2, first)
+    job.order(moment)
+    if moment.startswith("kill"):
+        assert first.wait(_TIMEOUT_S) == -signal.SIGKILL
+    else:
+        job.wait_for_stop(first)
+    job.gathered = 3
+    second = job.start()
+    job.wait_for_commits(2, second)
+    if moment.startswith("stop"):
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(_TIMEOUT_S) != 0, "it finds that a newer attempt owns the job"
+    job.finish(second)
+    job.assert_each_row_once()
+    if moment.startswith("kill"):
+        job.assert_nothing_is_staged()

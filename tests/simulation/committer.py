@@ -121,7 +121,7 @@ class GlobalCommitter:
         self._closing = self._busy = False
 
     def decided(self, completed: CompletedCheckpoint) -> None:
-        self.queue.add_decision(completed)
+        self.queue.add_decision(completed, self.world.clock.now_s)
         if not self._busy:
             self._busy = True
             self.driver.begin(self._work())
@@ -134,7 +134,8 @@ class GlobalCommitter:
         while not self._closing:
             step = self.queue.next_commit(self.world.clock.now_s)
             if isinstance(step, WaitUntil):
-                yield max(0.001, step.at_s - self.world.clock.now_s)
+                # A decision that comes meanwhile may make it due earlier.
+                yield max(0.001, min(step.at_s - self.world.clock.now_s, 0.05))
             elif step is None:
                 self._committed(self.queue.committed_through)
                 break

@@ -39,26 +39,44 @@ class _ListsOwnOnly(PreCommits):
 class _MergesDecisions(GlobalCommitQueue):
     """Makes one version of all decisions that wait."""
 
-    def add_decision(self, completed: CompletedCheckpoint) -> None:
-        super().add_decision(completed)
+    def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
+        super().add_decision(completed, now_s)
         if self._waiting and self._tries is None:
             all_waiting = tuple(c for commit in self._waiting for c in commit.committables)
             self._waiting[:] = [GlobalCommit(self._waiting[-1].checkpoint, all_waiting)]
 
 
+class _NeverEnds(GlobalCommitQueue):
+    """Gathers more after the last decision."""
+
+    def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
+        super().add_decision(replace(completed, final=False), now_s)
+
+
+class _ReportsGathered(GlobalCommitQueue):
+    """Takes what gathers for committed."""
+
+    def _advance(self) -> None:
+        waiting = self._waiting
+        if self._interval:
+            self._waiting = waiting[-1:]
+        super()._advance()
+        self._waiting = waiting
+
+
 class _CommitsListed(GlobalCommitQueue):
     """Commits all that a decision lists, also what an earlier one did."""
 
-    def add_decision(self, completed: CompletedCheckpoint) -> None:
+    def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
         self._decided_last = CheckpointId(0)
-        super().add_decision(completed)
+        super().add_decision(completed, now_s)
 
 
 class _CommitsWholeNewestFirst(GlobalCommitQueue):
     """Commits the newest decision first."""
 
-    def add_decision(self, completed: CompletedCheckpoint) -> None:
-        super().add_decision(completed)
+    def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
+        super().add_decision(completed, now_s)
         if self._tries is None:
             self._waiting.sort(key=lambda commit: -commit.checkpoint)
 
@@ -91,7 +109,7 @@ class _FurthestCommitter(CheckpointCoordinator):
     """Takes for delivered what one committer has committed, and another may not."""
 
     def _find_delivered_through(self) -> CheckpointId:
-        return max((self._confirmed[one] for one in self._committers), default=GENESIS)
+        return max((self._delivered[one] for one in self._committers), default=GENESIS)
 
 
 class _NamesNoneUndelivered(CheckpointCoordinator):
@@ -105,6 +123,12 @@ def _regrown_from_last(*arguments: Any, **named: Any) -> CompletedCheckpoint:
     """A decision that takes in what is new names the one before it, and none before that."""
     grown = with_lists(*arguments, **named)
     return replace(grown, undelivered=grown.undelivered[-1:])
+
+
+def _leaves_nothing_out(world: World) -> None:
+    for target in world.targets.values():
+        if isinstance(target, Versioned):
+            target.leaves_out = False
 
 
 def _keeps_no_order(world: World) -> None:
@@ -129,4 +153,7 @@ GLOBAL_MUTANTS: tuple[Variant, ...] = (
     Variant("a decision names none undelivered", coordinator=_NamesNoneUndelivered),
     Variant("a source that is added hides what is undelivered", with_lists=_regrown_from_last),
     Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
+    Variant("gathers after the last decision", global_queue=_NeverEnds),
+    Variant("takes what gathers for committed", global_queue=_ReportsGathered),
+    Variant("commits once more what another has gathered", prepare=_leaves_nothing_out),
 )

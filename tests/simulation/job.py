@@ -406,7 +406,7 @@ class Attempt:
             self.tell(GlobalCommitEnded(self.number, sink_id, sink_id, restored, error))
 
         queue = world.variant.global_queue(
-            sink_id, CommitRetryPolicy(deadline_s=DEADLINE_S), restored
+            sink_id, CommitRetryPolicy(deadline_s=DEADLINE_S), restored, target.interval
         )
         return GlobalCommitter(world, self.driver, queue, target, committed, failed)
 

@@ -235,12 +235,18 @@ class Oracle:
         self._last_commit[place] = transaction.checkpoint
 
     def version(self, commit: GlobalCommit) -> None:
-        """I1: a version is one decision's, of all that came since the one before, and rises."""
+        """I1: a version is one decision's, of all that came since the one before, and rises.
+
+        Of a target that gathers, the one before is its own highest version.
+        """
         sink_id, number = commit.transaction.sink_id, commit.checkpoint
+        target = self._world.targets[sink_id]
         decisions = [record.completed for record in self.decided]
         own = {d.checkpoint for d in decisions} - self._left_behind
         own -= self._lacking.get(sink_id, set())
         before = max((one for one in own if one < number), default=GENESIS)
+        if isinstance(target, Versioned) and target.interval:
+            before = target.highest
         found = [d for d in decisions if d.checkpoint == number]
         expected = [
             c.transaction

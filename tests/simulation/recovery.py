@@ -132,6 +132,7 @@ class SinkRecovery:
             attempt=self._attempt,
             committed_through=through,
             memory=self.log.view.memory,
+            gathers=target.interval is not None,
         )
         if plan.ahead:
             if self._attempt >= self.world.claimed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation.clock import Clock, Gone, Request, Server, Steps, Violation
@@ -19,6 +20,7 @@ from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
     AlreadyCommitted,
+    CommitInterval,
     CommitOutcome,
     Committable,
     Committed,
@@ -334,6 +336,9 @@ class Versioned(Target):
         """By attempt, rising: the highest version when it claimed the sink id."""
         self.on_version: Callable[[GlobalCommit], None] = lambda _: None
         self.keeps_order = True
+        self.interval: CommitInterval | None = None
+        self.leaves_out = True
+        """Whether commits of several decisions leave out what is committed already."""
 
     def claim(self, attempt: AttemptId) -> None:
         """Remember what is committed, unless a newer attempt has claimed."""
@@ -403,6 +408,9 @@ class Versioned(Target):
     def _apply(self, commit: GlobalCommit) -> CommitOutcome:
         if self.keeps_order and commit.checkpoint <= self.highest:
             return AlreadyCommitted()
+        if self.interval and self.leaves_out:
+            left = tuple(c for c in commit.committables if c.checkpoint > self.highest)
+            commit = replace(commit, committables=left)
         transactions = [committable.transaction for committable in commit.committables]
         if not self.files.keys() >= set(transactions):
             return Lost("a file is not there")

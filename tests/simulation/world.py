@@ -21,7 +21,7 @@ from tests.simulation.variant import Variant
 from onceflow.core.protocol.checkpoints.alignment import AlignmentMode
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
-from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX
 from onceflow.core.protocol.log.rules import AttemptClaimed, LogRecord
@@ -315,6 +315,14 @@ def _drawn_retirement(seed: int, sinks: Sequence[str]) -> Retirement | None:
     return Retirement(sink_id, f"{sink_id}-new" if renamed else None, at_s, rng.random() < 0.5)
 
 
+def _drawn_interval(seed: int, sink_id: str) -> CommitInterval | None:
+    """When versions are made of several decisions; drawn apart, as savepoints are."""
+    if random.Random(f"gathering {seed}").random() >= 0.25:
+        return None
+    rng = random.Random(f"gathering {seed} {sink_id}")
+    return CommitInterval(*rng.choice([(2, None), (4, None), (None, 0.3), (3, 0.4)]))
+
+
 class World:
     """Everything that one schedule runs in."""
 
@@ -354,7 +362,7 @@ class World:
         self.retirement = _drawn_retirement(seed, self.pipeline.sinks)
         if self.retirement and self.retirement.successor:
             kinds[self.retirement.successor] = kinds[self.retirement.sink_id]
-        self.targets = {sink_id: self._target(sink_id, kind) for sink_id, kind in kinds.items()}
+        self.targets = {name: self._target(seed, name, kind) for name, kind in kinds.items()}
         """By sink id, of every sink that the job ever writes to."""
         variant.prepare(self)
         if not self.waits:
@@ -414,11 +422,12 @@ class World:
             return None
         return Rewinds.draw(seed)
 
-    def _target(self, sink_id: str, kind: type[Target]) -> Target:
+    def _target(self, seed: int, sink_id: str, kind: type[Target]) -> Target:
         target = kind(self.clock, sink_id, self.oracle.committed)
         target.overtaken_rate = self.shape.rates.overtaken_commits
         if isinstance(target, Versioned):
             target.on_version = self.oracle.version
+            target.interval = _drawn_interval(seed, sink_id)
         return target
 
     def retire(self) -> None:

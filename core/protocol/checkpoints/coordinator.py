@@ -125,8 +125,9 @@ class CheckpointCoordinator:
         self._appended: CompletedCheckpoint | None = None
         """What is being appended to the log."""
         self._files = StateFiles(self._retained)
-        self._confirmed = Confirmed(subtasks | committers, self._decided_last)
+        self._confirmed = Confirmed(subtasks, self._decided_last)
         self._committers = committers
+        self._delivered = Confirmed(committers, self._decided_last)
         self._undelivered: list[CheckpointId] = []
         """Decided, and not known to be committed by all of `committers`."""
         self._consecutive = 0
@@ -355,23 +356,25 @@ class CheckpointCoordinator:
         """Take in that `subtask` heard of `checkpoint` and has nothing left to commit up to it.
 
         Every subtask reports this for every completed checkpoint, also one that has no sink: shared
-        files wait for it, and the job finishes by it.
+        files wait for it, and the job finishes by it. A committer may report much later, and only
+        the end of the job waits for it: files are the subtasks' own.
 
         Raises:
             InvariantViolation: `checkpoint` is not decided; something was committed too early.
         """
-        if self._over or subtask not in self._confirmed:
+        confirmed = self._delivered if subtask in self._committers else self._confirmed
+        if self._over or subtask not in confirmed:
             return ()
         require(
             checkpoint <= self._decided_last,
             f"{subtask} committed checkpoint {checkpoint}; {self._decided_last} is decided",
         )
-        before = self._confirmed.lowest
-        self._confirmed.raise_to(checkpoint, subtask)
+        before = confirmed.lowest
+        confirmed.raise_to(checkpoint, subtask)
         if subtask in self._committers:
             self._undelivered = [n for n in self._undelivered if n > self._find_delivered_through()]
         # Only the slowest subtask holds files and the end of the job back.
-        if self._confirmed.lowest == before:
+        if confirmed.lowest == before:
             return ()
         return (*self._drop(()), *self._proceed(now_s))
 
@@ -381,7 +384,8 @@ class CheckpointCoordinator:
         if self._over:
             return []
         if self._last is not None:
-            if self._confirmed.lowest < self._last or self._pending:
+            everyone = (self._confirmed.lowest, *(self._delivered[one] for one in self._committers))
+            if min(everyone) < self._last or self._pending:
                 return []
             self._over = True
             return [FinishJob(self._last)]
@@ -485,8 +489,7 @@ class CheckpointCoordinator:
         return replace(completed, final=ends, input_ended=input_ended)
 
     def _find_delivered_through(self) -> CheckpointId:
-        confirmed = (self._confirmed[committer] for committer in self._committers)
-        return min(confirmed, default=GENESIS)
+        return min((self._delivered[one] for one in self._committers), default=GENESIS)
 
     def _drop(self, snapshots: Iterable[SubtaskSnapshot]) -> list[Decision]:
         """Take in that a checkpoint is gone, and delete every file whose wait is over."""

@@ -6,6 +6,7 @@ commits, too, and the target's ordered proof lets one of them: see `commit.whole
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -41,11 +42,11 @@ class GlobalCommits:
         """Begin, once recovery has committed all that the restored checkpoint decides."""
         plan, restored = self._context.plan, self._context.restored.checkpoint
         retry = CommitRetryPolicy(deadline_s=plan.settings.commit_deadline_s)
-        for uid, sink_id, committer in self._context.recovery.global_committers():
+        for uid, sink_id, sink, committer in self._context.recovery.global_committers():
             self._workers.append(
                 _GlobalWorker(
                     uid,
-                    GlobalCommitQueue(sink_id, retry, restored),
+                    GlobalCommitQueue(sink_id, retry, restored, sink.gathering),
                     committer,
                     committed=partial(self._report_commit, uid, sink_id),
                     failed=partial(self._report_failure, uid, sink_id),
@@ -90,7 +91,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
 
     def commit_decided(self, completed: CompletedCheckpoint) -> None:
         with self._condition:
-            self._queue.add_decision(completed)
+            self._queue.add_decision(completed, time.monotonic())
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:

@@ -261,12 +261,12 @@ class SinkRecovery:
             if target.schema is not None:
                 yield target.sink, target.context
 
-    def global_committers(self) -> Iterator[tuple[str, str, GlobalCommitter]]:
+    def global_committers(self) -> Iterator[tuple[str, str, Sink, GlobalCommitter]]:
         """Yield uid, sink id and a new committer of every sink that commits whole checkpoints."""
         for target in self._targets:
             if target.commits_whole and target.schema is not None:
                 committer = open_global_committer(target.sink, target.context)
-                yield target.context.uid, target.context.sink_id, committer
+                yield target.context.uid, target.context.sink_id, target.sink, committer
 
     def close(self) -> None:
         """Close every committer."""
@@ -288,6 +288,7 @@ class SinkRecovery:
             attempt=self._log.attempt,
             committed_through=through,
             memory=self._log.view.memory,
+            gathers=target.sink.gathering is not None,
         )
         if plan.ahead:
             raise StorageBehind(

@@ -11,7 +11,7 @@ from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.clauses.deciding import abort_leaves_nothing, commit_again
 from onceflow.integration.conformance.clauses.listing import in_doubt_is_exact
 from onceflow.integration.conformance.harness import Harness, Prepared, ask_until_known
-from onceflow.integration.conformance.target import expect
+from onceflow.integration.conformance.target import NotTestable, expect
 
 
 @clause(rests_on=[commit_again, in_doubt_is_exact])
@@ -63,6 +63,23 @@ def checkpoint_is_whole_or_lost(harness: Harness) -> None:
         harness.expect_in_doubt(first, last, when="after the commit of which a part was gone")
 
 
+@clause(rests_on=[committed_checkpoint_only_rises])
+def gathered_commit_leaves_out_what_is_committed(harness: Harness) -> None:
+    """A commit of several decisions shows those of them that an earlier one has not shown."""
+    if harness.described.gathering is None:
+        raise NotTestable("the sink does not gather decisions")
+    first, second, third = (harness.prepare(checkpoint) for checkpoint in (1, 2, 3))
+    with harness.global_committer() as committer, harness.global_committer() as other:
+        outcome = _commit(harness, committer, 2, [first, second])
+        expect(outcome == Committed(), f"the commit of checkpoints 1 and 2: {outcome}")
+        harness.expect_seen(first.ids, second.ids, when="after the commit of 1 and 2")
+        outcome = _commit(harness, other, 3, [second, third])
+        expect(outcome == Committed(), f"the commit of 2 and 3 by another driver: {outcome}")
+        outcome = _commit(harness, committer, 3, [first, second, third])
+        expect(outcome == AlreadyCommitted(), f"the commit of 1, 2 and 3 after that: {outcome}")
+    harness.expect_seen(first.ids, second.ids, third.ids, when="after the commits of 1, 2 and 3")
+
+
 def _commit(
     harness: Harness, committer: GlobalCommitter, checkpoint: int, prepared: Sequence[Prepared]
 ) -> CommitOutcome:
@@ -77,4 +94,5 @@ CLAUSES = (
     checkpoint_is_committed_whole,
     committed_checkpoint_only_rises,
     checkpoint_is_whole_or_lost,
+    gathered_commit_leaves_out_what_is_committed,
 )

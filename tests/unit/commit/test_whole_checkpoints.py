@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.protocol.checkpoints.coordination import SINKS, Coordination, completed, of_type
 
-from onceflow.core.commit.queue import CommitRetryPolicy
+from onceflow.core.commit.queue import CommitRetryPolicy, RetryAt, WaitUntil
 from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,
@@ -15,6 +15,7 @@ from onceflow.core.commit.whole_checkpoints import (
     find_undecided,
     plan_global_recovery,
 )
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, CheckpointKind, FinishJob
 from onceflow.core.protocol.checkpoints.snapshots import (
@@ -22,7 +23,15 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     OperatorSnapshot,
     SubtaskSnapshot,
 )
-from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed, Lost
+from onceflow.core.protocol.committables import (
+    GATHERED_MAX,
+    AlreadyCommitted,
+    CommitInterval,
+    Committable,
+    Committed,
+    Lost,
+    RetryLater,
+)
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.log.memory import Decided, LogMemory
@@ -53,9 +62,9 @@ def commit(number: int, *committables: Committable) -> GlobalCommit:
 def test_each_decision_is_one_commit_of_all_subtasks() -> None:
     """What aborted checkpoints had prepared is the next decision's; what is listed again is not."""
     queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(3))
-    queue.add_decision(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")))
-    queue.add_decision(decision(6, tx(4), tx(5), tx(5, 1), tx(6)))
-    queue.add_decision(decision(7))
+    queue.add_decision(decision(5, tx(4), tx(5, 1), tx(5), tx(5, sink_id="job.other")), 0.0)
+    queue.add_decision(decision(6, tx(4), tx(5), tx(5, 1), tx(6)), 0.0)
+    queue.add_decision(decision(7), 0.0)
     first, second = commit(5, tx(4), tx(5), tx(5, 1)), commit(6, tx(6))
     assert queue.next_commit(0.0) == first
     queue.outcome(first, Committed(), 0.0)
@@ -66,13 +75,120 @@ def test_each_decision_is_one_commit_of_all_subtasks() -> None:
     assert queue.next_commit(0.0) is None
 
 
+def gathering(checkpoints: int | None = None, seconds: float | None = None) -> GlobalCommitQueue:
+    interval = CommitInterval(checkpoints, seconds)
+    return GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(3), interval)
+
+
+def test_decisions_wait_for_others_and_are_committed_together() -> None:
+    """Also one without rows counts; nothing of them is confirmed before all of them is."""
+    queue = gathering(checkpoints=3)
+    queue.add_decision(decision(4), 0.0)
+    assert queue.committed_through == 4, "it waits for nothing"
+    queue.add_decision(decision(5, tx(5)), 1.0)
+    queue.add_decision(decision(6), 2.0)
+    assert queue.next_commit(1e9) is None, "there is no bound of time"
+    assert queue.committed_through == 4
+    queue.add_decision(decision(8, tx(5), tx(7), tx(8)), 3.0)
+    whole = commit(8, tx(5), tx(7), tx(8))
+    assert queue.next_commit(3.0) == whole
+    queue.add_decision(decision(9, tx(5), tx(7), tx(8), tx(9)), 4.0)
+    assert queue.next_commit(4.0) == whole, "what is under way takes in no more"
+    assert queue.committed_through == 4
+    queue.outcome(whole, Committed(), 4.0)
+    assert queue.committed_through == 8
+    assert queue.next_commit(4.0) is None
+    queue.add_decision(decision(10), 5.0)
+    queue.add_decision(decision(11, tx(11)), 6.0)
+    last = commit(11, tx(9), tx(11))
+    assert queue.next_commit(6.0) == last
+    queue.outcome(last, AlreadyCommitted(), 6.0)
+    assert queue.committed_through == 11
+
+
+def test_decisions_wait_until_the_first_has_waited_long_enough() -> None:
+    queue = gathering(checkpoints=3, seconds=10.0)
+    queue.add_decision(decision(4), 0.0)
+    queue.add_decision(decision(5, tx(5)), 2.0)
+    queue.add_decision(decision(6, tx(6)), 5.0)
+    assert queue.next_commit(5.0) == WaitUntil(12.0)
+    whole = commit(6, tx(5), tx(6))
+    assert queue.next_commit(12.0) == whole
+    queue.add_decision(decision(7, tx(7)), 13.0)
+    retry = queue.outcome(whole, RetryLater("away"), 14.0)
+    assert isinstance(retry, RetryAt)
+    assert queue.next_commit(14.0) == WaitUntil(retry.at_s)
+    assert queue.next_commit(retry.at_s) == whole
+    queue.outcome(whole, Committed(), 15.0)
+    assert queue.next_commit(15.0) == WaitUntil(23.0), "its own time, from its own decision"
+
+
+def test_last_decision_of_a_job_waits_for_none() -> None:
+    queue = gathering(seconds=3600.0)
+    queue.add_decision(decision(4, tx(4)), 0.0)
+    queue.add_decision(replace(decision(5), final=True), 1.0)
+    assert queue.next_commit(1.0) == commit(4, tx(4))
+    queue.outcome(commit(4, tx(4)), Committed(), 1.0)
+    assert queue.committed_through == 5
+
+
+def test_what_no_bound_of_checkpoints_ends_is_committed_before_decisions_get_too_long() -> None:
+    queue = gathering(seconds=3600.0)
+    for number in range(4, 4 + GATHERED_MAX):
+        assert queue.next_commit(0.0) in (None, WaitUntil(3600.0))
+        queue.add_decision(decision(number, tx(number)), 0.0)
+    whole = queue.next_commit(0.0)
+    assert isinstance(whole, GlobalCommit)
+    assert len(whole.committables) == GATHERED_MAX
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "seconds", "why"),
+    [
+        (None, None, "needs a number of checkpoints, or seconds"),
+        (0, None, "0 checkpoints a commit: give 1 to 1000"),
+        (1001, None, "1001 checkpoints a commit"),
+        (None, 0.0, "0.0 seconds between commits"),
+    ],
+)
+def test_interval_that_is_none_is_refused(
+    checkpoints: int | None, seconds: float | None, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        CommitInterval(checkpoints, seconds)
+
+
+def test_recovery_commits_all_that_was_gathering_at_once() -> None:
+    last = decision(8, tx(4), tx(5), tx(6), tx(8), undelivered=(5, 6))
+    plan = plan_global_recovery(
+        last,
+        [],
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(5),
+        gathers=True,
+    )
+    assert plan.commit == (commit(8, tx(6), tx(8)),)
+    nothing = plan_global_recovery(
+        last,
+        [],
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(8),
+        gathers=True,
+    )
+    assert nothing.commit == ()
+
+
 def test_lost_files_name_the_checkpoint() -> None:
     queue = GlobalCommitQueue(SINK, CommitRetryPolicy(), CheckpointId(0))
-    queue.add_decision(decision(1, tx(1), tx(1, 1)))
-    step = queue.outcome(commit(1, tx(1), tx(1, 1)), Lost("no such file"), 0.0)
+    queue.add_decision(decision(1, tx(1), tx(1, 1)), 0.0)
+    whole = commit(1, tx(1), tx(1, 1))
+    assert queue.next_commit(0.0) == whole
+    step = queue.outcome(whole, Lost("no such file"), 0.0)
     assert "checkpoint 1 of sink job.lake (10 rows) was decided and is gone" in str(step)
     with pytest.raises(InvariantViolation, match="decision 1 of job.lake after 1"):
-        queue.add_decision(decision(1))
+        queue.add_decision(decision(1), 0.0)
 
 
 def test_subtask_lists_what_it_does_not_know_to_be_committed() -> None:
