@@ -16,6 +16,11 @@ if TYPE_CHECKING:  # a program without the extra gets an error that says so
     from deltalake import DeltaTable
     from pyarrow.fs import FileSystem
 
+_DEADLINES = {"connect_timeout": "5s", "timeout": "30s", "retry_timeout": "30s"}
+"""How long a request to object storage takes at most, and how long it is repeated. A call waits for
+a minute then, where nothing answers: half of `commit_deadline_s`. With the library's own, which
+repeats for three minutes, nobody would hear why a job does not start."""
+
 
 @dataclass(frozen=True)
 class TableLocation:
@@ -34,15 +39,19 @@ class TableLocation:
         return None if "://" in self.url else Path(self.url)
 
     def resolve_options(self) -> dict[str, str]:
-        """Return the options, with the secrets that they refer to.
+        """Return the options, with the secrets that they refer to, and with deadlines.
 
         Raises:
             ConfigError: One cannot be followed here.
         """
-        return {
+        options = {
             name: follow_references(value, setting=f"storage option {name!r} of {self}")
             for name, value in self.storage_options.items()
         }
+        given = {name.lower() for name in options}
+        if self.directory is None:
+            options |= {name: it for name, it in _DEADLINES.items() if name not in given}
+        return options
 
     def require_library(self) -> None:
         """Raise MissingExtra unless deltalake is installed here."""

@@ -15,6 +15,8 @@ from onceflow.sinks.lake.errors import describe_error
 if TYPE_CHECKING:  # a program without the extra gets an error that says so
     from pyiceberg.catalog import Catalog
 
+_REST_CATALOG = "onceflow.sinks.iceberg.rest_catalog.RestCatalogWithDeadlines"
+
 
 @dataclass(frozen=True)
 class TableAddress:
@@ -45,12 +47,17 @@ class TableAddress:
         """
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NotInstalledError
+        from pyiceberg.utils.config import Config
 
         setting = f"the catalog of {self}"
         properties = {
             name: follow_references(value, setting=f"{setting}, property {name!r}")
             for name, value in self.properties.items()
         }
+        # What a file of pyiceberg's own says of the catalog would contradict the class.
+        if _is_rest(properties) and Config().get_catalog_config(self.catalog_name) is None:
+            properties = {name: it for name, it in properties.items() if name != "type"}
+            properties["py-catalog-impl"] = _REST_CATALOG
         try:
             return load_catalog(self.catalog_name, **properties)
         except (NotInstalledError, ValueError) as error:
@@ -59,3 +66,13 @@ class TableAddress:
             raise SinkError(
                 f"{setting} ({self.catalog_name!r}) cannot be reached: {describe_error(error)}"
             ) from error
+
+
+def _is_rest(properties: Mapping[str, str]) -> bool:
+    """Return whether pyiceberg would reach the catalog by its own REST client."""
+    if "py-catalog-impl" in properties:
+        return False
+    kind = properties.get("type") or (
+        "rest" if properties.get("uri", "").startswith("http") else ""
+    )
+    return kind.lower() == "rest"
