@@ -125,12 +125,6 @@ def _regrown_from_last(*arguments: Any, **named: Any) -> CompletedCheckpoint:
     return replace(grown, undelivered=grown.undelivered[-1:])
 
 
-def _leaves_nothing_out(world: World) -> None:
-    for target in world.targets.values():
-        if isinstance(target, Versioned):
-            target.leaves_out = False
-
-
 def _keeps_no_order(world: World) -> None:
     for target in world.targets.values():
         if isinstance(target, Versioned):
@@ -155,5 +149,4 @@ GLOBAL_MUTANTS: tuple[Variant, ...] = (
     Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
     Variant("gathers after the last decision", global_queue=_NeverEnds),
     Variant("takes what gathers for committed", global_queue=_ReportsGathered),
-    Variant("commits once more what another has gathered", prepare=_leaves_nothing_out),
 )

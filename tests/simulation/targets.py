@@ -337,8 +337,6 @@ class Versioned(Target):
         self.on_version: Callable[[GlobalCommit], None] = lambda _: None
         self.keeps_order = True
         self.interval: CommitInterval | None = None
-        self.leaves_out = True
-        """Whether commits of several decisions leave out what is committed already."""
 
     def claim(self, attempt: AttemptId) -> None:
         """Remember what is committed, unless a newer attempt has claimed."""
@@ -408,7 +406,8 @@ class Versioned(Target):
     def _apply(self, commit: GlobalCommit) -> CommitOutcome:
         if self.keeps_order and commit.checkpoint <= self.highest:
             return AlreadyCommitted()
-        if self.interval and self.leaves_out:
+        if self.interval:
+            # Another driver may have gathered others.
             left = tuple(c for c in commit.committables if c.checkpoint > self.highest)
             commit = replace(commit, committables=left)
         transactions = [committable.transaction for committable in commit.committables]
