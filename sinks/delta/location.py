@@ -50,7 +50,7 @@ class TableLocation:
         }
         given = {name.lower() for name in options}
         if self.directory is None:
-            options |= {name: it for name, it in _DEADLINES.items() if name not in given}
+            options |= {name: value for name, value in _DEADLINES.items() if name not in given}
         return options
 
     def require_library(self) -> None:

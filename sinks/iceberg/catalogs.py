@@ -56,7 +56,7 @@ class TableAddress:
         }
         # What a file of pyiceberg's own says of the catalog would contradict the class.
         if _is_rest(properties) and Config().get_catalog_config(self.catalog_name) is None:
-            properties = {name: it for name, it in properties.items() if name != "type"}
+            properties = {name: value for name, value in properties.items() if name != "type"}
             properties["py-catalog-impl"] = _REST_CATALOG
         try:
             return load_catalog(self.catalog_name, **properties)
