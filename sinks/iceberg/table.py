@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import pyarrow as pa
@@ -104,6 +104,10 @@ class IcebergVersion(TableVersion):
     address: TableAddress
     sink_id: str
     table: Table
+    _decoded: dict[int, tuple[pa.RecordBatch, StagedFiles]] = field(
+        default_factory=dict[int, tuple[pa.RecordBatch, StagedFiles]], repr=False
+    )
+    """By the identity of staged rows, which it keeps."""
 
     @property
     def record_name(self) -> str:
@@ -139,7 +143,7 @@ class IcebergVersion(TableVersion):
 
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        decoded = [decode_files(one) for one in staged]
+        decoded = [self._decode(one) for one in staged]
         mine = str(self.table.metadata.table_uuid)
         other = next((one.table_uuid for one in decoded if one.table_uuid != mine), "")
         if other:
@@ -169,7 +173,7 @@ class IcebergVersion(TableVersion):
         commit = _Commit(self.table)
         with library_errors(f"{self.address}: no snapshot was made"):
             last = commit.append_files(
-                [decode_files(one) for one in staged], summary, self.address.branch
+                [self._decode(one) for one in staged], summary, self.address.branch
             )
             commit.set_properties(
                 {
@@ -206,6 +210,12 @@ class IcebergVersion(TableVersion):
     @property
     def _snapshot_name(self) -> str:
         return f"{self.record_name}.snapshot"
+
+    def _decode(self, staged: pa.RecordBatch) -> StagedFiles:
+        """Decode once: files are first looked for, and then committed."""
+        if id(staged) not in self._decoded:
+            self._decoded[id(staged)] = staged, decode_files(staged)
+        return self._decoded[id(staged)][1]
 
     def _has_expired(
         self, snapshot_id: int, sequence_number: int, ancestors: Sequence[Snapshot]
