@@ -66,38 +66,53 @@ def _histogram(name: str, meaning: str, *labels: str) -> Metric:
 
 # --- the job -------------------------------------------------------------------------------------
 
-JOB_STATE = _gauge("job_state", "0 or 1", "1 for the state that the job is in.", "state")
-ATTEMPTS = _counter("attempts_total", "attempts", "Attempts that have begun, the first included.")
+JOB_STATE = _gauge(
+    "job_state",
+    "0 or 1",
+    "The job's state: 1 for the state that it is in, and 0 for all others.",
+    "state",
+)
+ATTEMPTS = _counter(
+    "attempts_total", "attempts", "How many attempts have begun, the first one included."
+)
 RESTARTS = _counter(
     "restarts_total",
     "restarts",
-    "Restarts after a failed attempt, by the class of its error.",
+    "How often the job was restarted after a failed attempt, by the class of the error.",
     "reason",
 )
-SLOTS = _gauge("slots", "slots", "Slots that take part in the running attempt.")
-SLOT_MEMORY = _gauge("slot_memory_bytes", "bytes", "Resident memory of a slot's process.", "slot")
+SLOTS = _gauge("slots", "slots", "How many slots take part in the running attempt.")
+SLOT_MEMORY = _gauge(
+    "slot_memory_bytes",
+    "bytes",
+    "How many bytes of memory the process of a slot has resident.",
+    "slot",
+)
 
 # --- checkpoints ---------------------------------------------------------------------------------
 
 CHECKPOINTS = _counter(
     "checkpoints_total",
     "checkpoints",
-    "Checkpoints by outcome: completed, or failed, which means given up.",
+    "How many checkpoints have ended, by outcome: completed, or failed (given up).",
     "outcome",
 )
-CHECKPOINTS_PENDING = _gauge("checkpoints_pending", "checkpoints", "Checkpoints under way.")
+CHECKPOINTS_PENDING = _gauge(
+    "checkpoints_pending", "checkpoints", "How many checkpoints are under way."
+)
 CHECKPOINT_DURATION = _histogram(
     "checkpoint_duration_seconds",
-    "Time of a completed checkpoint by kind and part: whole (from the trigger to the decision), of"
-    " it start_delay, alignment, synchronous and upload of the slowest subtask, and append; and"
-    " commit (from the decision until every sink has committed).",
+    "How many seconds a completed checkpoint took, by kind and part. Part whole is the time from"
+    " the trigger to the decision. It contains start_delay, alignment, synchronous and upload of"
+    " the slowest subtask, and append. Part commit is the time from the decision until every sink"
+    " has committed.",
     "kind",
     "part",
 )
 CHECKPOINT_LAST = _gauge(
     "checkpoint_last_completed_timestamp_seconds",
     "seconds",
-    "When the last completed checkpoint was decided, since 1970.",
+    "When the last completed checkpoint was decided, in seconds since 1970.",
 )
 CHECKPOINT_LAST_NUMBER = _gauge(
     "checkpoint_last_completed_number", "number", "The number of the last completed checkpoint."
@@ -105,32 +120,36 @@ CHECKPOINT_LAST_NUMBER = _gauge(
 CHECKPOINT_INTERVAL = _gauge(
     "checkpoint_interval_seconds",
     "seconds",
-    "The interval of checkpoints that is set; absent where none is.",
+    "The interval of checkpoints as it is set, in seconds. Absent if none is set.",
 )
 CHECKPOINT_UPLOADED = _counter(
-    "checkpoint_uploaded_bytes_total", "bytes", "State that completed checkpoints have uploaded."
+    "checkpoint_uploaded_bytes_total",
+    "bytes",
+    "How many bytes of state completed checkpoints have uploaded.",
 )
-STATE_BYTES = _gauge("state_bytes", "bytes", "State that the last completed checkpoint holds.")
+STATE_BYTES = _gauge(
+    "state_bytes", "bytes", "How many bytes of state the last completed checkpoint holds."
+)
 STORAGE = _gauge(
     "storage_bytes",
     "bytes",
-    "State files in checkpoint storage that retained checkpoints name; without savepoints.",
+    "How many bytes the state files of retained checkpoints have in storage, without savepoints.",
 )
-SAVEPOINTS = _counter("savepoints_total", "savepoints", "Savepoints that were completed.")
+SAVEPOINTS = _counter("savepoints_total", "savepoints", "How many savepoints were completed.")
 
 # --- sources -------------------------------------------------------------------------------------
 
 SOURCE_RECORDS = _counter(
     "source_records_total",
     "records",
-    "Records that a source has read; those read again after a restart count again.",
+    "How many records a source has read. Records that are read again after a restart count again.",
     "source",
 )
 SOURCE_LAG = _gauge(
     "source_lag_records",
     "records",
-    "Records of a split that the last completed checkpoint does not hold. Without the label split:"
-    " of all splits of the source.",
+    "How many records of a split the last completed checkpoint does not hold yet. Without the label"
+    " split it is the sum over all splits of the source.",
     "source",
     "split",
 )
@@ -140,75 +159,107 @@ SOURCE_LAG = _gauge(
 SINK_TRANSACTIONS = _gauge(
     "sink_transactions",
     "transactions",
-    "Transactions by state: open, prepared by a slot of the running attempt, or in_doubt: left"
-    " prepared by a failed attempt and not yet resolved by recovery.",
+    "How many transactions of a sink are in a state: open; prepared by a slot of the running"
+    " attempt; or in_doubt, which a failed attempt has prepared and recovery has not yet resolved.",
     "sink",
     "state",
 )
 SINK_OLDEST_PREPARED = _gauge(
     "sink_oldest_prepared_seconds",
     "seconds",
-    "Age of the transaction that has been prepared or in doubt for longest; 0: there is none.",
+    "Age in seconds of the transaction that has been prepared or in doubt longest. 0 if none is.",
     "sink",
 )
-SINK_ROWS = _counter("sink_rows_total", "rows", "Rows committed, by slots and recovery.", "sink")
+SINK_ROWS = _counter(
+    "sink_rows_total", "rows", "How many rows slots and recovery have committed.", "sink"
+)
 SINK_COMMITS = _counter(
-    "sink_commits_total", "transactions", "Transactions committed, by slots and recovery.", "sink"
+    "sink_commits_total",
+    "transactions",
+    "How many transactions slots and recovery have committed.",
+    "sink",
 )
 SINK_ABORTS = _counter(
-    "sink_aborts_total", "transactions", "Transactions of older attempts, rolled back.", "sink"
+    "sink_aborts_total",
+    "transactions",
+    "How many transactions of older attempts were rolled back.",
+    "sink",
 )
 SINK_RETRIES = _counter(
-    "sink_commit_retries_total", "tries", "Tries of commits that failed and were repeated.", "sink"
+    "sink_commit_retries_total",
+    "tries",
+    "How many tries of commits failed and were repeated.",
+    "sink",
 )
 SINK_REJECTED = _counter(
-    "sink_rejected_rows_total", "rows", "Bad rows that the writers of a sink left out.", "sink"
+    "sink_rejected_rows_total",
+    "rows",
+    "How many bad rows the writers of a sink have left out.",
+    "sink",
 )
 SINK_BLOCKERS = _gauge(
     "sink_blockers",
     "others",
-    "Whom writers of a sink wait for in the target while their ack is overdue.",
+    "How many sessions and programs writers of a sink wait for in the target, while a writer's"
+    " answer to a checkpoint is overdue.",
     "sink",
 )
 
 COMMIT_LATENCY = _histogram(
     "commit_latency_seconds",
-    "From a record's own time until its rows are visible in the target; a sample a record.",
+    "How many seconds pass from a record's own time until its rows are visible in the target. One"
+    " sample a record.",
     "sink",
 )
 
 # --- subtasks ------------------------------------------------------------------------------------
 
-_OF_CHAIN = " Without the label subtask: of the whole chain."
+_OF_CHAIN = " Without the label subtask it is the sum over the chain."
 REJECTED = _counter(
     "rejected_records_total",
     "records",
-    "Bad records left out: dropped, or sent to the dead letters.",
+    "How many bad records were left out: dropped, or sent to the dead letters.",
     "chain",
 )
 SUBTASK_RECORDS_IN = _counter(
-    "subtask_records_in_total", "records", f"Records taken.{_OF_CHAIN}", "chain", "subtask"
+    "subtask_records_in_total",
+    "records",
+    f"How many records a subtask has taken in.{_OF_CHAIN}",
+    "chain",
+    "subtask",
 )
 SUBTASK_RECORDS_OUT = _counter(
-    "subtask_records_out_total", "records", f"Records emitted.{_OF_CHAIN}", "chain", "subtask"
+    "subtask_records_out_total",
+    "records",
+    f"How many records a subtask has emitted.{_OF_CHAIN}",
+    "chain",
+    "subtask",
 )
 SUBTASK_BUSY = _counter(
-    "subtask_busy_seconds_total", "seconds", f"Time at work.{_OF_CHAIN}", "chain", "subtask"
+    "subtask_busy_seconds_total",
+    "seconds",
+    f"How many seconds a subtask was at work.{_OF_CHAIN}",
+    "chain",
+    "subtask",
 )
 SUBTASK_BACKPRESSURED = _counter(
     "subtask_backpressured_seconds_total",
     "seconds",
-    f"Time spent waiting for room below.{_OF_CHAIN}",
+    f"How many seconds a subtask waited for room in the channels below it.{_OF_CHAIN}",
     "chain",
     "subtask",
 )
 SUBTASK_CPU = _counter(
-    "subtask_cpu_seconds_total", "seconds", f"Processor time.{_OF_CHAIN}", "chain", "subtask"
+    "subtask_cpu_seconds_total",
+    "seconds",
+    f"How many seconds of processor time a subtask has used.{_OF_CHAIN}",
+    "chain",
+    "subtask",
 )
 SUBTASK_INPUT = _gauge(
     "subtask_input_batches",
     "batches",
-    f"Batches that wait in the input channels.{_OF_CHAIN}",
+    f"How many batches wait in the input channels of a subtask.{_OF_CHAIN}",
     "chain",
     "subtask",
 )
