@@ -122,14 +122,15 @@ class ConnectorCatalog(Generic[T]):
         return cast("T", value)
 
     def _unfit(self, value: object) -> str:
-        return f"is of type {type(value).__name__}, by which no {self.kind} is described"
+        return f"is of type {type(value).__name__}, which does not describe a {self.kind}"
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self.names(), n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         return (
-            f"there is no {self.kind} {name!r}: {meant}there are {self._list_names('') or 'none'};"
-            f" packages bring theirs by entry points of group {self.group}"
+            f"{self.kind} {name!r} is not installed: {meant}installed are"
+            f" {self._list_names('') or 'none'}; a package adds its own by entry points of group"
+            f" {self.group}"
         )
 
     def _list_names(self, suffix: str) -> str:

@@ -49,7 +49,7 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
             near = get_close_matches(match[2].lower(), _SECONDS_PER_UNIT, n=1) if match else []
             meant = f"did you mean '{match[1]} {near[0]}'? " if match and near else ""
             raise ConfigError(
-                f"{setting}={duration!r} is no duration; {meant}write seconds as a number, or a"
+                f"{setting}={duration!r} is not a duration; {meant}write seconds as a number, or a"
                 " number with a unit: 500 ms, 5 s, 10 min, 1 h, 1 d"
             )
         seconds = float(match[1]) * unit

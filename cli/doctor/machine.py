@@ -37,7 +37,9 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
     elif on_path:
         used = on_path
     else:
-        return [area.problem("there is no java on PATH, and no JAVA_HOME", needed, _java_advice())]
+        return [
+            area.problem("java is not on PATH, and JAVA_HOME is not set", needed, _java_advice())
+        ]
     version = java_version(used, timeout_s)
     if version is None:
         return [area.problem(f"{used} does not tell its version", needed, _java_advice())]

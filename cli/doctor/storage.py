@@ -119,7 +119,7 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
     if not linked:
         findings.append(
             area.warning(
-                "there are no hard links",
+                f"{fs.location(scratch)}: a hard link could not be made",
                 "hard links, or every RocksDB checkpoint is copied",
                 "use ext4, xfs or NFSv4, and scratch_dir on the same file system",
             )

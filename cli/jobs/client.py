@@ -64,7 +64,10 @@ class DriverLocation:
         described = checkpoint_storage(self.storage)
         root = getattr(described, "root", None)
         if root is not None and not Path(root).is_dir():
-            raise ConfigError(f"--storage {root}: there is no such directory on this machine")
+            raise ConfigError(
+                f"--storage {root}: this machine has no such directory; give the storage of the"
+                " job's Checkpointing(storage=…), and run this where that directory is mounted"
+            )
         return described
 
     def open(self) -> JobStorage:
@@ -197,7 +200,7 @@ class Driver:
         # The port may belong to another job's driver by now, or to another program.
         answers = response.getheader(INSTANCE_HEADER, "")
         if response.status == http.client.MISDIRECTED_REQUEST or answers != self.address.instance:
-            who = f"driver {answers}" if answers else "a program that is no driver of onceflow"
+            who = f"driver {answers}" if answers else "a program that is not a driver of onceflow"
             raise self._explain_gone(f"at {self.address.url} {who} answers now")
         return RelayedAnswer(response.status, content)
 

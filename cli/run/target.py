@@ -121,7 +121,10 @@ def load_target(text: str) -> PipelineTarget:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"there is no file {path} in {Path.cwd()}")
+        raise ConfigError(
+            f"file {path} does not exist in {Path.cwd()}; run this in its directory, or write its"
+            " whole path"
+        )
     _put_on_path(path.resolve().parent)
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
@@ -149,7 +152,8 @@ def _load_module(name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             file = Path(*name.split(".")).with_suffix(".py")
             near = f"; did you mean {file}:NAME?" if file.is_file() else ""
-            raise ConfigError(f"there is no module {error.name!r}{near}") from None
+            advice = near or f"; run this in the directory of its package, now {Path.cwd()}"
+            raise ConfigError(f"module {error.name!r} cannot be found{advice}") from None
         raise TargetFailed(f"module {name} raised when it was imported") from error
     except OnceflowError:
         raise

@@ -182,7 +182,8 @@ def parse_transaction(text: str) -> TransactionId:
     transaction = TransactionId.parse(text)
     if transaction is None:
         raise UsageError(
-            f"{text!r} is no transaction id: <sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>"
+            f"{text!r} is not a transaction id; write it as `onceflow txn list` shows it:"
+            " <sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>"
         )
     return transaction
 
@@ -192,7 +193,10 @@ def _confirm(question: str, yes: bool) -> None:
         return
     # A script that nobody watches would wait for an answer for ever.
     if not sys.stdin.isatty():
-        raise UsageError("this is no terminal to ask on: add --yes")
+        raise UsageError(
+            "this command asks before it changes anything, and the input is not a terminal: add"
+            " --yes"
+        )
     if not typer.confirm(question, err=True):
         say("nothing more was changed")
         raise typer.Exit(EXIT_REFUSED)

@@ -183,7 +183,10 @@ class Where:
         described = checkpoint_storage(self.storage)
         root = str(described.root if isinstance(described, FileSystemStorage) else self.storage)
         if isinstance(described, FileSystemStorage) and not Path(root).is_dir():
-            raise ConfigError(f"--storage {root}: there is no such directory on this machine")
+            raise ConfigError(
+                f"--storage {root}: this machine has no such directory; give the storage of the"
+                " job's Checkpointing(storage=…), and run this where that directory is mounted"
+            )
         jobs = described.open("any").jobs()
         job = self.job or (jobs[0] if len(jobs) == 1 else "")
         if job not in jobs:

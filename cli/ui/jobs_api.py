@@ -81,7 +81,7 @@ class JobsApi:
             return self._answer_for_job(request, name, what)
         if path not in {"/v1/about", _JOBS}:
             known = f"/v1/about, {_JOBS} and {_JOBS}/NAME/…"
-            return self.explain(HTTPStatus.NOT_FOUND, f"there is no {path[:200]}; see {known}")
+            return self.explain(HTTPStatus.NOT_FOUND, f"unknown path {path[:200]}; see {known}")
         if request.method != "GET":
             not_taken = f"{path} does not take {request.method}"
             return self.explain(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
@@ -120,7 +120,10 @@ class JobsApi:
             case "stored":
                 return make_json_response(HTTPStatus.OK, self._jobs.read_stored(name))
             case _:
-                reason = f"job {name!r} does not run, so there is no {what[:40]!r}: {now['state']}"
+                reason = (
+                    f"job {name!r} does not run (state: {now['state']}), and {what[:40]!r} is"
+                    " answered by its driver: start the job"
+                )
                 return self.explain(HTTPStatus.CONFLICT, reason)
 
 

@@ -152,8 +152,8 @@ class RegistrySettings:
             parts = urlsplit(url.strip())
             if parts.scheme not in {"http", "https"} or not parts.hostname:
                 raise ConfigError(
-                    f"schema_registry: {parts.hostname or url!r} is no address; give"
-                    " http://host:port or https://host:port"
+                    f"schema_registry: {parts.hostname or url!r} is not the URL of a registry;"
+                    " write http://host:port or https://host:port"
                 )
             if parts.username or parts.password:
                 raise ConfigError(

@@ -92,8 +92,9 @@ class _Position(msgspec.Struct, frozen=True, kw_only=True):
             return json_decoder(cls).decode(split.position)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateIncompatible(
-                f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a"
-                " DataFrame: the checkpoint belongs to another source"
+                f"split {split.id!r} of the checkpoint holds {split.position[:80]!r}, which does"
+                " not read as a position in a DataFrame: it was written by another source. Give"
+                " this source another uid, or start the job as it was"
             ) from error
 
     @property
@@ -132,8 +133,8 @@ class DataFrameSource(Source):
         if not isinstance(storage, FileSystemStorage):
             raise ConfigError(
                 f"read(dataframe, uid={uid!r}) keeps the rows in the checkpoint storage until they"
-                f" are committed, and {storage} is no directory that Spark's executors and slots"
-                " share: use Checkpointing(storage=<such a directory>)"
+                " are committed, which needs a directory that Spark's executors and slots share;"
+                f" the storage is {storage}. Use Checkpointing(storage=<such a directory>)"
             )
         schema = schema_of_dataframe(dataframe, f"read(dataframe, uid={uid!r})")
         return cls(dataframe, storage, job, uid, schema)

@@ -182,12 +182,15 @@ def _each(check: Callable[[Any], None]) -> Check:
 
 def _check_integer(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, (bool, np.bool_, np.datetime64, np.timedelta64)):
-        raise InexactValue(f"{value!r} is no number; say int(…) if it counts as one")
+        raise InexactValue(
+            f"{value!r} is a {type(value).__name__}, not a number; convert it with int(…) if it"
+            " counts"
+        )
     # What Python itself takes for an integer: its own, numpy's, and classes that say so.
     if hasattr(value, "__index__"):
         return
     if not isinstance(value, (Real, Decimal)):
-        raise InexactValue(f"{value!r} is a {type(value).__name__} and no {kind}")
+        raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
     # Not a number, and infinity, are refused by int() itself.
     if int(cast("Any", value)) != value:
         raise InexactValue(f"{value!r} has a fraction, which {kind} does not hold; round it first")
@@ -208,7 +211,7 @@ def _check_date(value: Any, kind: pa.DataType) -> None:
         if value.astype("datetime64[D]") != value:
             raise InexactValue(f"{value!r} has a time of day, which {kind} does not hold")
     elif isinstance(value, bool) or not isinstance(value, (date, np.integer)):
-        raise InexactValue(f"{value!r} is a {type(value).__name__} and no {kind}")
+        raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
 
 
 def _require_midnight(value: datetime, kind: pa.DataType) -> None:
@@ -241,7 +244,7 @@ def _check_timestamp(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, datetime):
         # Only NaT, which pandas has for a missing instant, does not equal itself.
         if ne(value, value):
-            raise InexactValue(f"{value!r} is no instant; say None")
+            raise InexactValue(f"{value!r} is not a point in time; use None for a missing one")
         if value.tzinfo is not None and kind.tz is None:
             raise InexactValue(
                 f"{value!r} has a time zone, which {kind} does not hold; convert it to the zone"
@@ -257,9 +260,12 @@ def _check_timestamp(value: Any, kind: pa.DataType) -> None:
         if value.astype(f"datetime64[{kind.unit}]") != value:
             raise InexactValue(f"{value!r} is finer than {kind}")
     elif _is_boolean(value) or not isinstance(value, (int, np.integer, date)):
-        raise InexactValue(f"{value!r} is a {type(value).__name__} and no {kind}")
+        raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
     elif isinstance(value, date) and kind.tz is not None:
-        raise InexactValue(f"{value!r} is no instant: it begins at another one in each time zone")
+        raise InexactValue(
+            f"{value!r} is a date, which begins at another time in each zone, and {kind} holds"
+            " points in time: make it a datetime with tzinfo"
+        )
 
 
 def _check_time(value: Any, kind: pa.DataType) -> None:
@@ -268,19 +274,19 @@ def _check_time(value: Any, kind: pa.DataType) -> None:
             raise InexactValue(f"{value!r} has a time zone, which {kind} does not hold")
         _require_steps(value.microsecond, 0, value, kind)
     elif _is_boolean(value) or not isinstance(value, (int, np.integer)):
-        raise InexactValue(f"{value!r} is a {type(value).__name__} and no {kind}")
+        raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
 
 
 def _check_duration(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, timedelta):
         if ne(value, value):
-            raise InexactValue(f"{value!r} is no duration; say None")
+            raise InexactValue(f"{value!r} is not a duration; use None for a missing one")
         _require_steps(value.microseconds, getattr(value, "nanoseconds", 0), value, kind)
     elif isinstance(value, np.timedelta64):
         if value.astype(f"timedelta64[{kind.unit}]") != value:
             raise InexactValue(f"{value!r} is finer than {kind}")
     elif _is_boolean(value) or not isinstance(value, (int, np.integer)):
-        raise InexactValue(f"{value!r} is a {type(value).__name__} and no {kind}")
+        raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
 
 
 def _is_boolean(value: Any) -> bool:
@@ -332,7 +338,7 @@ def _struct_check(kind: pa.DataType) -> Check:
         for value in dicts:
             if not names.issuperset(value):
                 unknown = next(name for name in value if name not in names)
-                raise InexactValue(f"{unknown!r} is no field of {kind}")
+                raise InexactValue(f"a dict has the key {unknown!r}, and {kind} has no such field")
         tuples: list[tuple[Any, ...]] = [value for value in values if isinstance(value, tuple)]
         if len(dicts) + len(tuples) + countOf(values, None) < len(values):
             raise InexactValue(f"a struct is a dict or a tuple of its fields, as {kind}")
@@ -390,11 +396,14 @@ def _check_range(array: pa.Array) -> None:
         words = array.view(pa.int32() if pa.types.is_time32(kind) else pa.int64())
         ends = pc.min_max(words).as_py()
         if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _DAY[kind.unit]:
-            raise InexactValue(f"{ends} is no time of day in {kind}")
+            raise InexactValue(
+                f"stored times lie between {ends['min']} and {ends['max']}, and a time of day in"
+                f" {kind} is between 0 and {_DAY[kind.unit] - 1}"
+            )
     elif pa.types.is_date64(kind) and len(array) > array.null_count:
         milliseconds = array.view(pa.int64()).drop_null().to_numpy()
         if (milliseconds % _DAY["ms"]).any():
-            raise InexactValue(f"milliseconds that are no whole days, as {kind} holds them")
+            raise InexactValue(f"a stored date has a time of day, and {kind} holds whole days only")
 
 
 def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -444,7 +444,10 @@ class InDoubtTransactions(TransactionSettler):
             CheckpointError: The claim failed or nobody knows; repeat it.
         """
         if self.storage is None or not self.storage.log.sequences():
-            raise ConfigError("there is no decision log to claim: name its storage and its job")
+            raise ConfigError(
+                "the job cannot be fenced, because no decision log was named or it is empty: give"
+                " the checkpoint storage and the name of the job"
+            )
         fence(self.storage)
 
     def close(self) -> None:

@@ -298,8 +298,8 @@ def require_named(
     for one in committables:
         require(
             before < one.checkpoint <= checkpoint,
-            f"{one.transaction} is not of checkpoint {checkpoint}, nor of one that was given up"
-            f" since {before}",
+            f"{one.transaction} is pre-committed in checkpoint {checkpoint}, and its own checkpoint"
+            f" {one.checkpoint} is not after {before} and at most {checkpoint}",
         )
     for one, later in pairwise(committables):
         require(

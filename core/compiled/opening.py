@@ -51,7 +51,7 @@ class OpeningStates:
         elif descriptor.default is None:
             reason = "has no default, and a kernel has no None; give default=…"
         elif kind in (INTEGER, FLOAT, BOOLEAN) and kind_of_value(descriptor.default) != kind:
-            reason = f"has default {descriptor.default!r}, which is no {kind} of 64 bits"
+            reason = f"has default {descriptor.default!r}, which is not {kind} of 64 bits; give one"
         if kind is None or reason:
             raise ConfigError(
                 f"{self._name} cannot be compiled: state {descriptor.name!r} {reason}, or leave"

@@ -479,12 +479,14 @@ class _Translator:
         if attribute is None:
             value = self._find_global(node)
             if value is _UNKNOWN:
-                raise self._refusal(node, "it is no variable, and no number of the module")
+                raise self._refusal(
+                    node, "it is neither a variable of the function nor a number of its module"
+                )
             return self._number(node, value)
         value = inspect.getattr_static(self._function, attribute, _UNKNOWN)
         kind = kind_of_value(value)
         if kind is None:
-            text = "a state: call get()" if isinstance(value, RecordedState) else "no number"
+            text = "a state: call get()" if isinstance(value, RecordedState) else "not a number"
             raise self._refusal(node, f"attribute {attribute} is {text}")
         self._constants.setdefault(attribute, kind)
         return f"constant_{list(self._constants).index(attribute)}", kind

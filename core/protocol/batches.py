@@ -249,7 +249,7 @@ def decision_of(
         for one in committables:
             require(
                 one.transaction.attempt == attempt,
-                f"{batch}: {one} is not of attempt {attempt}",
+                f"{batch}: attempt {attempt} cannot decide {one}, which is of another attempt",
             )
         by_partition[partition] = tuple(committables)
     listed = _in_order(one for committables in by_partition.values() for one in committables)

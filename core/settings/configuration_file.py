@@ -120,11 +120,13 @@ def _read_yaml(path: Path, text: str) -> Iterator[WrittenSetting]:
 def _walk(path: Path, node: Any, above: str, depth: int) -> Iterator[WrittenSetting]:
     location = f"file {path}:{node.start_mark.line + 1}"
     if node.id != "mapping" or depth > _DEPTH_MAX:
-        raise ConfigError(f"{location}: this is no table of settings, `name: value`")
+        raise ConfigError(f"{location}: expected a table of settings, one `name: value` a line")
     for key, value in node.value:
         location = f"file {path}:{key.start_mark.line + 1}"
         if key.id != "scalar":
-            raise ConfigError(f"{location}: this is no name of a setting")
+            raise ConfigError(
+                f"{location}: expected the name of a setting, a plain word, before the colon"
+            )
         name = f"{above}{key.value}"
         if value.id == "mapping":
             yield from _walk(path, value, f"{name}.", depth + 1)

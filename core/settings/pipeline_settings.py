@@ -274,8 +274,8 @@ class OpenTelemetry:
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
             raise ConfigError(
-                f"otel.endpoint={self.endpoint!r} is no URL: write http://collector:4318; OTLP is"
-                " sent over HTTP, not gRPC"
+                f"otel.endpoint={self.endpoint!r} is not a URL: write http://collector:4318; OTLP"
+                " is sent over HTTP, not gRPC"
             )
         if self.parse_interval_s() <= 0:
             raise ConfigError(f"otel.metrics_interval={self.metrics_interval!r} must be over 0")

@@ -505,7 +505,9 @@ def read_saved(data: bytes, label: str) -> list[Saved]:
     try:
         file = _FILES.decode(data)
     except msgspec.DecodeError as error:
-        raise StateCorrupt(f"{label} is no operator state: {error}") from error
+        raise StateCorrupt(
+            f"{label} does not read as operator state: {error}; restore an older checkpoint"
+        ) from error
     if file.format != _FORMAT:
         raise StateIncompatible(
             f"{label} has format {file.format}, and this version of onceflow reads {_FORMAT}: run"

@@ -245,7 +245,7 @@ class Publication(ABC):
                 f"no longer {missing.size_bytes} bytes long"
             )
         return Lost(
-            f"{what}, and there is no proof that it was committed "
+            f"{what}, and nothing proves that it was committed "
             f"({self._fs.location(self._at(self._paths.committed, transaction))}): somebody "
             "deleted it, or went back to an older copy of the directory"
         )

@@ -48,7 +48,7 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
         )
     if address.branch != "main" and table.snapshot_by_name(address.branch) is None:
         raise ConfigError(
-            f"{address}: there is no such branch; create it: ALTER TABLE … CREATE BRANCH"
+            f"{address}: the table has no such branch; create it: ALTER TABLE … CREATE BRANCH"
             f" `{address.branch}`"
         )
     schema = _union(address, table, rows) if evolve else table.schema()

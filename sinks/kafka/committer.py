@@ -344,7 +344,10 @@ class IdleCommitter(Committer):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Say that nothing of the name is there."""
-        return Lost(f"nothing is staged for {committable.transaction}: there is no storage for it")
+        return Lost(
+            f"nothing is staged for {committable.transaction}: the sink writes at least once and"
+            " has no checkpoint storage"
+        )
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """There is nothing to abort."""

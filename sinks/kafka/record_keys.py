@@ -59,7 +59,10 @@ def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> Encode
             )
         return lambda rows: rows.column(name).cast(pa.binary())
     if is_bytes(plain) or arrow.is_nested(plain):
-        raise ConfigError(f"key_format='string': column {name!r} is {kind}, which is no text")
+        raise ConfigError(
+            f"key_format='string': column {name!r} is {kind}, which cannot be written as text; give"
+            " key_format='raw' for bytes, or 'json'"
+        )
     return lambda rows: rows.column(name).cast(pa.string()).cast(pa.binary())
 
 

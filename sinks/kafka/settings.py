@@ -56,7 +56,7 @@ _OWNED: Mapping[str, str] = {
     "enable.auto.commit": "nothing is consumed",
     "key.serializer": "format= and key= say how rows are encoded",
     "value.serializer": "format= says how rows are encoded",
-    "interceptor.classes": "there are no interceptors here",
+    "interceptor.classes": "interceptors are classes of Java clients, and this one is not Java",
 }
 _JAVA_PRODUCERS: Mapping[str, str] = {
     "max.request.size": "give message.max.bytes instead",
@@ -218,7 +218,9 @@ class KafkaSinkSettings(WriteOptions, TopicSettings):
             )
         limit = self.options.get(MESSAGE_BYTES_MAX, "1")
         if not limit.isdecimal():
-            raise ConfigError(f"Kafka option {MESSAGE_BYTES_MAX}={limit!r} is no number of bytes")
+            raise ConfigError(
+                f"Kafka option {MESSAGE_BYTES_MAX}={limit!r} must be a whole number of bytes"
+            )
 
     def _check_schema(self) -> None:
         setting = f"format={self.format.value!r}"

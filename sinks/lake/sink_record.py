@@ -53,7 +53,11 @@ def parse_record(text: str | None, location: str) -> SinkRecord | None:
     try:
         return json_decoder(SinkRecord).decode(text)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{location} is no record of onceflow: {error}") from error
+        raise ConfigError(
+            f"{location} is {text[:200]!r}, which does not read as onceflow's record of what it has"
+            f" committed there: {error}. Another program wrote it: set it to the value that the"
+            " newest commit of onceflow gave it, or write to another table"
+        ) from error
 
 
 def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRecord:

@@ -206,7 +206,11 @@ class MySQLFit(ColumnFit):
 
     def check_uuid(self, values: pa.Array) -> None:
         """Refuse text that is no UUID, and in a key UUIDs that are spelled in another form."""
-        self.refuse(values, pc.invert(pc.match_substring_regex(values, _UUID)), "it is no UUID")
+        self.refuse(
+            values,
+            pc.invert(pc.match_substring_regex(values, _UUID)),
+            "it is not a UUID, such as 123e4567-e89b-12d3-a456-426614174000",
+        )
         self.require_one_form(values)
 
     def check_bytes(self, values: pa.Array) -> None:

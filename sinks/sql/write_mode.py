@@ -171,7 +171,9 @@ def _all_false(count: int, *, inverted: bool = False) -> pa.BooleanArray:
 
 def _require_text(schema: pa.Schema, setting: str, name: str) -> None:
     if name not in schema.names:
-        raise ConfigError(f"{setting}={name!r} is no column of the rows: {', '.join(schema.names)}")
+        raise ConfigError(
+            f"{setting}={name!r} is not among the columns of the rows: {', '.join(schema.names)}"
+        )
     kind = to_plain_type(schema.field(name).type)
     if not is_text(kind):
         raise ConfigError(f"{setting}={name!r} has Arrow type {kind}, and must be text")

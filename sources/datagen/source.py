@@ -103,8 +103,9 @@ class _Position:
             return cls(fields["split"], fields["next"], fields["stop"])
         except (ValueError, KeyError, TypeError) as error:
             raise StateIncompatible(
-                f"split {split.id!r} holds {split.position[:80]!r}, which is no position in"
-                " generated data: the checkpoint belongs to another source"
+                f"split {split.id!r} of the checkpoint holds {split.position[:80]!r}, which does"
+                " not read as a position in generated data: it was written by another source. Give"
+                " this source another uid, or start the job as it was"
             ) from error
 
 

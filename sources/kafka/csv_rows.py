@@ -80,7 +80,9 @@ class CsvDecoder(PlainDecoder):
             try:
                 parts.append(self._decode_text(line, [at]))
             except pa.ArrowInvalid as error:
-                faults[at] = f"it is no line of {len(self._columns)} such fields: {error}"
+                faults[at] = (
+                    f"it is not a line of {len(self._columns)} fields of the schema: {error}"
+                )
             except _OtherLines as error:
                 faults[at] = f"it holds {error} lines instead of one"
         columns = zip(*(one.columns for one in parts), strict=True)

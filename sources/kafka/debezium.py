@@ -46,9 +46,9 @@ _UNAVAILABLE_UUID = str(
     UUID(bytes=hashlib.md5(_WORD_BYTES, usedforsecurity=False).digest(), version=3)
 )
 _OTHER_OPERATIONS: Mapping[object, str] = {
-    "t": "the table was truncated, which is no change of one row",
-    "m": "it is a message, and no change of a row",
-    None: "it is no Debezium envelope: it has no 'op'",
+    "t": "the table was truncated, and only changes of single rows can be read",
+    "m": "it is a logical decoding message, and only changes of rows can be read",
+    None: "it is not a Debezium envelope: its field 'op' is missing",
 }
 
 

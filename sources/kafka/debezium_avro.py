@@ -36,7 +36,9 @@ def columns_of_change(envelope: Record) -> pa.Schema:
     after = next((member for member in envelope.members if member.name == "after"), None)
     kind = None if after is None else arrow_type(after.type)
     if kind is None or not pa.types.is_struct(kind):
-        raise ConfigError("it is no Debezium envelope: it has no 'after' that is a record")
+        raise ConfigError(
+            "it is not a Debezium envelope: its field 'after' is missing, or is not a record"
+        )
     return pa.schema(list(kind))
 
 

@@ -75,8 +75,9 @@ class PartitionPosition:
 
 def _not_ours(split: Split) -> str:
     return (
-        f"split {split.id!r} holds {split.position[:80]!r}, which is no position in a Kafka topic:"
-        " the checkpoint belongs to another source, give this one another uid"
+        f"split {split.id!r} of the checkpoint holds {split.position[:80]!r}, which does not read"
+        " as a position in a Kafka topic: it was written by another source. Give this source"
+        " another uid, or start the job as it was"
     )
 
 

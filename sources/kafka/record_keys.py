@@ -174,7 +174,7 @@ class _Texts(PlainDecoder):
             try:
                 kept[index] = (value or b"").decode()
             except UnicodeDecodeError as error:
-                faults[index] = f"it is no text in UTF-8: {error}"
+                faults[index] = f"it is not text in UTF-8: {error}"
         return Decoded([pa.array(kept.values(), pa.string())], list(kept), faults)
 
 

@@ -61,7 +61,7 @@ _OWNED: Mapping[str, str] = {
     "key.deserializer": "format= says how records are decoded",
     "value.deserializer": "format= says how records are decoded",
     "max.poll.records": "give it as batch_rows=",
-    "interceptor.classes": "there are no interceptors here",
+    "interceptor.classes": "interceptors are classes of Java clients, and this one is not Java",
 }
 RULES = replace(LIBRDKAFKA, owner="the engine", owned=_OWNED)
 
@@ -132,7 +132,7 @@ def _parse_json(text: str, setting: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{setting}={text!r} is no JSON: {error}") from error
+        raise ConfigError(f"{setting}={text!r} is not JSON: {error}") from error
 
 
 def _parse_offsets(given: object, setting: str) -> dict[str, dict[int, int]]:
@@ -398,7 +398,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
             re.compile(self.topic_pattern or "")
         except re.error as error:
             raise ConfigError(
-                f"topic_pattern={self.topic_pattern!r} is no regular expression: {error}"
+                f"topic_pattern={self.topic_pattern!r} is not a regular expression: {error}"
             ) from error
 
     def _check_schema(self) -> None:

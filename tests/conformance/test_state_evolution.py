@@ -381,7 +381,9 @@ def test_an_integer_that_no_float_equals_is_refused_by_name_and_never_rounded(
     job: Job, keep: Keep, number: int
 ) -> None:
     kept = keep(of_types(job, [(int, float, number)]))
-    with pytest.raises(StateIncompatible, match=rf"'0' does not read as .*{number} is no float"):
+    with pytest.raises(
+        StateIncompatible, match=rf"'0' does not read as .*{number} cannot be a float"
+    ):
         kept.open().value_state(ValueStateDescriptor[Any]("0", float))
 
 
@@ -402,7 +404,7 @@ def test_an_integer_inside_of_a_value_is_never_rounded_whichever_key_has_it(
     kept = held(2**53 + 1)
     for name in ("value", "list", "map"):
         with pytest.raises(
-            StateIncompatible, match=f"'{name}' does not read.*{2**53 + 1} is no fl"
+            StateIncompatible, match=f"'{name}' does not read.*{2**53 + 1} cannot be a fl"
         ):
             states_of(kept.open(), new, only=name)
     store = held(2**60).open()
@@ -438,7 +440,7 @@ def test_an_integer_in_a_field_is_never_rounded_and_others_stay_integers(
         fields = {"number": 1, "n": 1, "sizes": [1], **changed}
         store = job.open()
         Accounts(store, old).put("old", old(**fields))
-        with pytest.raises(StateIncompatible, match=f"{2**53 + 1} is no float"):
+        with pytest.raises(StateIncompatible, match=f"{2**53 + 1} cannot be a float"):
             Accounts(keep(store).open(), new)
 
 
@@ -454,7 +456,7 @@ def test_an_integer_in_a_value_that_expires_is_never_rounded(job: Job) -> None:
         value = opened(store, list[int], before)
         store.set_current_key("old")
         value.set([2**53 + 1])
-        with pytest.raises(StateIncompatible, match=f"{2**53 + 1} is no float"):
+        with pytest.raises(StateIncompatible, match=f"{2**53 + 1} cannot be a float"):
             opened(job.open(job.snapshot(store)), list[float], hour)
 
 

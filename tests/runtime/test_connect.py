@@ -190,7 +190,7 @@ class UsesAKeyThatIsNot(Sizes):
     [
         (WritesOnTheWrongSide(), True, r"'sized'.*'limits' is changed where it may only be read"),
         (AsksForAnother(), True, r"asks for broadcast state .* use one descriptor for both"),
-        (UsesAKeyThatIsNot(), True, r"'sized'.*in process_broadcast\(\), where there is no key"),
+        (UsesAKeyThatIsNot(), True, r"'sized'.*in process_broadcast\(\), where no key is set"),
         (UsesAKeyThatIsNot(), False, r"asks for value_state\(\) and its stream has no keys"),
     ],
     ids=["wrong side", "other descriptor", "no key", "not keyed"],

@@ -342,7 +342,7 @@ def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: P
             (job / "driver.json").write_text(json.dumps(address | {"url": url}))
             exit_status, _, error = run(tmp_path, "stop")
         assert exit_status == 3
-        assert "a program that is no driver of onceflow answers now" in error
+        assert "a program that is not a driver of onceflow answers now" in error
         (job / "driver.json").write_text("{")
         assert run(tmp_path, "status")[0] == 1
         (job / "driver.json").write_text(json.dumps(address))

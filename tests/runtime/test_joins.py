@@ -296,7 +296,7 @@ def test_joins_that_cannot_be_are_refused_by_name(cluster: AnyCluster, tmp_path:
     ]:
         with pytest.raises(ConfigError, match="no time is between"):
             join.between(lower, upper, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"lower='5 parsecs' is no duration"):
+    with pytest.raises(ConfigError, match=r"lower='5 parsecs' is not a duration"):
         join.between("-5 parsecs", 0)
     with pytest.raises(ConfigError, match="two columns would be named 'id'"):
         join.between(0, 0).merge(uid="pairs", suffixes=("", ""))

@@ -207,7 +207,7 @@ def fail(*arguments: str) -> str:
 
 def test_a_storage_that_is_not_there_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "typo"
-    assert f"{missing}: there is no such directory" in fail("--storage", str(missing))
+    assert f"{missing}: this machine has no such directory" in fail("--storage", str(missing))
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

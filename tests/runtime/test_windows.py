@@ -120,7 +120,7 @@ def test_days_of_china_begin_at_flinks_offset_of_eight_hours_less() -> None:
     start_ms = round(midnight_in_shanghai.timestamp() * 1000)
     assert (start_ms - panes.offset_ms) % panes.slide_ms == 0
     assert panes == pane_windows(TumblingEventTimeWindows("1 d", -8 * 3600), 0)
-    with pytest.raises(ConfigError, match="offset='8 ours' is no duration"):
+    with pytest.raises(ConfigError, match="offset='8 ours' is not a duration"):
         TumblingEventTimeWindows("1 d", "-8 ours")
 
 

@@ -219,7 +219,7 @@ def test_what_a_savepoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Pa
         put(place, {"key": ["a", "b"], "value": [1, None]}, uid="u", state="s")
     with pytest.raises(BadStateValue, match=r"key column 'key' is null"):
         put(place, {"key": ["a", None], "value": [1, 2]}, uid="u", state="s")
-    with pytest.raises(BadStateValue, match=r"'value' holds a value that is no msgpack/1:int"):
+    with pytest.raises(BadStateValue, match=r"'value' holds.* does not fit msgpack/1:int"):
         put(place, {"key": ["a"], "value": ["x"]}, uid="u", state="s", valueType="int")
     unkeyed = {"uid": "u", "state": "s"}
     with pytest.raises(BadStateValue, match=r"map key 'b' comes more than once.*'s' has one entry"):

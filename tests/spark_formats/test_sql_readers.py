@@ -293,7 +293,7 @@ def test_strides_cover_every_row_once(database: Database) -> None:
     assert Read(source, tasks=2).ids() == numbers
     with pytest.raises(ConfigError, match="partitionColumn='nothing' is not among id, day"):
         Read(source, bounds=Bounds("nothing", "0", "1"), tasks=2).planned()
-    with pytest.raises(ConfigError, match="'x' is no bound for partitionColumn='id'"):
+    with pytest.raises(ConfigError, match="bound 'x' does not fit partitionColumn='id'"):
         Read(source, bounds=Bounds("id", "x", "1"), tasks=2).planned()
 
 

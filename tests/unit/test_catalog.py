@@ -89,8 +89,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError) as error:
         catalog.find("postgre")
     assert str(error.value) == (
-        "there is no sink connector 'postgre': did you mean 'postgres'? there are mysql, postgres;"
-        " packages bring theirs by entry points of group onceflow.sinks"
+        "sink connector 'postgre' is not installed: did you mean 'postgres'? installed are mysql,"
+        " postgres; a package adds its own by entry points of group onceflow.sinks"
     )
     with pytest.raises(ConfigError, match=r"'oracle': there are mysql, postgres"):
         catalog.find_by_url("oracle://u:hunter2@host/db")

@@ -149,7 +149,10 @@ def read_connector_file(path: Path) -> ConnectorFile:
     sources, steps, sinks = (_take_tables(tables, section, where) for section in SECTIONS)
     if not sources or not sinks:
         missing = "sources" if not sources else "sinks"
-        raise ConfigError(f"{where}: there is no table [{missing}.NAME]")
+        raise ConfigError(
+            f"{where}: the table [{missing}.NAME] is missing; a file has at least one source and"
+            " one sink"
+        )
     spark = dict(flatten_table(_take_table(tables, SPARK, where), "spark."))
     settings = tuple(
         WrittenSetting(one, f"file {path}", _follow(value, f"{where}: {one}"))
@@ -339,8 +342,8 @@ def _follow(value: object, where: str) -> object:
 def _follow_text(text: str, where: str) -> str:
     if unknown := _UNKNOWN_REFERENCE.search(text):
         raise ConfigError(
-            f"{where}: {unknown[0]} is no reference; write ${{env:{unknown[1]}}} for an environment"
-            " variable, ${file:/path} for a file"
+            f"{where}: {unknown[0]} cannot be looked up; write ${{env:{unknown[1]}}} for an"
+            " environment variable, ${file:/path} for a file"
         )
     if has_reference(text) and _PASSWORD.search(text):
         raise ConfigError(

@@ -139,7 +139,9 @@ def parse_aggregates(written: Mapping[str, object], where: str) -> dict[str, Agg
 def _parse_aggregate(text: object, where: str) -> Aggregate:
     match = _AGGREGATE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ConfigError(f"{where}={text!r} is no aggregate: write sum(column) or count()")
+        raise ConfigError(
+            f"{where}={text!r} is not an aggregate; write, for example, sum(column) or count()"
+        )
     function, column = match[1], match[2].strip("\"'`")
     if function == "count":
         if column:

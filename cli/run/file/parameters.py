@@ -192,8 +192,8 @@ def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{where}: there is no {name!r} here; {meant}")
+            meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"{where}: {name!r} is unknown here; {meant}")
 
 
 def parse_arguments(

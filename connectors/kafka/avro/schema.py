@@ -169,7 +169,9 @@ def _json(text: str) -> Any:
         # A bare name of a primitive type is a schema, too.
         if text.strip() in _PRIMITIVES:
             return text.strip()
-        raise ConfigError(f"this is no Avro schema: {text[:100]}") from None
+        raise ConfigError(
+            f"its schema is neither JSON nor the name of an Avro type: {text[:100]!r}"
+        ) from None
 
 
 class _Parser:
@@ -187,7 +189,10 @@ class _Parser:
             case dict():
                 return self._parse_object(cast("dict[str, Any]", node), space)
             case _:
-                raise ConfigError(f"this is no Avro type: {node!r}")
+                raise ConfigError(
+                    f"its schema has {node!r:.100} where an Avro type must be: a name, a list or an"
+                    " object"
+                )
 
     def _by_name(self, name: str, space: str) -> AvroType:
         if name in _PRIMITIVES:
@@ -326,7 +331,9 @@ def record_of(node: AvroType, *, what: str) -> Record:
         ConfigError: It is no record.
     """
     if not isinstance(node, Record):
-        raise ConfigError(f"{what} is no record, so that it has no columns")
+        raise ConfigError(
+            f"{what} is not an Avro record, and columns can only be made of a record's fields"
+        )
     return node
 
 

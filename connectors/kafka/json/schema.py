@@ -51,7 +51,10 @@ def columns_of_json_schema(text: str) -> pa.Schema:
     """
     kind = type_of_json_schema(text)
     if not pa.types.is_struct(kind):
-        raise ConfigError("this is no JSON Schema of objects")
+        raise ConfigError(
+            f"its JSON Schema describes values of type {kind}, and columns can only be made of"
+            " objects"
+        )
     return pa.schema(list(kind))
 
 
@@ -66,7 +69,7 @@ def type_of_json_schema(text: str) -> pa.DataType:
     except ValueError:
         root = None
     if not isinstance(root, dict):
-        raise ConfigError("this is no JSON Schema of objects")
+        raise ConfigError(f"its schema must be a JSON object, and is {text[:100]!r}")
     schema = cast("dict[str, Any]", root)
     kind, _ = _Types(schema).of(schema, "", 0)
     return kind

@@ -260,6 +260,9 @@ def _struct(message: Descriptor) -> _Value:
 
 def _microseconds(value: Any) -> int:
     if value.seconds not in _SECONDS or value.nanos not in _NANOS:
-        raise ValueError(f"a Timestamp of {value.seconds} s and {value.nanos} ns, which is no time")
+        raise ValueError(
+            f"a Timestamp has {value.seconds} s and {value.nanos} ns; Protobuf allows the years 1"
+            " to 9999, and 0 to 999999999 ns"
+        )
     microseconds: int = value.seconds * 1_000_000 + value.nanos // 1000
     return microseconds

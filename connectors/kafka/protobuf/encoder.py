@@ -133,7 +133,10 @@ def _plain(value: Any) -> Any:
 
 def _timestamp(value: Any) -> dict[str, int]:
     if not isinstance(value, dt.datetime) or value.tzinfo is None:
-        raise ValueError(f"{value!r} is no time with a zone")
+        raise ValueError(
+            f"{value!r} is a {type(value).__name__}, and a Timestamp needs a datetime with a time"
+            " zone"
+        )
     since = value - _EPOCH
     nanos = since.microseconds * 1000 + getattr(value, "nanosecond", 0)
     return {"seconds": since // _SECOND, "nanos": nanos}

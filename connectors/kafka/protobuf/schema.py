@@ -108,7 +108,7 @@ def compile_schema(schema: KeptSchema) -> bytes:
         ConfigError: It is no Protobuf schema, or the compiler is not installed or refuses it.
     """
     if schema.kind is not SchemaKind.PROTOBUF:
-        raise ConfigError(f"it is {schema.kind.value}, and no Protobuf schema")
+        raise ConfigError(f"its schema must be Protobuf, and is {schema.kind.value}")
     with tempfile.TemporaryDirectory(prefix="onceflow-proto-") as name:
         directory = Path(name)
         sources = [*schema.references, NamedSchema(_MAIN, schema.text)]
@@ -129,7 +129,10 @@ def _laid_out(sources: Iterable[NamedSchema], directory: Path) -> Iterator[bytes
             continue
         path = directory / one.name
         if not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(f"it imports {one.name!r}, which is no path of its own")
+            raise ConfigError(
+                f"it imports {one.name!r}, a path outside the directory of its schemas; register"
+                " the reference by a relative path without `..`"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(one.text, encoding="utf-8")
 

@@ -161,7 +161,8 @@ class StateRead(CheckpointsRead):
         savepoint = savepoint_at(storage, self.path)
         if self.location.job not in (None, savepoint.job):
             raise ConfigError(
-                f"{savepoint} is no savepoint of job {self.location.job!r}: leave job= out"
+                f"{savepoint} is of job {savepoint.job!r}, and job={self.location.job!r} was given:"
+                " leave job= out"
             )
         return savepoint
 

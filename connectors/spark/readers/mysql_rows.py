@@ -138,8 +138,8 @@ class MySQLRows(RowSource):
         if table is None:
             ((user,),) = session.query("SELECT CURRENT_USER()")
             raise ConfigError(
-                f"there is no table {name} in {self.endpoint}, or no right to read it. If it is"
-                f" there, run as its owner: GRANT SELECT ON {identifier(name)} TO"
+                f"table {name} does not exist in {self.endpoint}, or user {user} may not read it."
+                f" If it exists, run as its owner: GRANT SELECT ON {identifier(name)} TO"
                 f" {grantee(str(user))}"
             )
         return table

@@ -146,8 +146,9 @@ class PostgresRows(RowSource):
             ((pages, kind),) = session.query(_PAGES.format(name=name))
         if kind not in ("r", "p", "m"):
             raise ConfigError(
-                f"numPartitions={tasks} of {self.table}, which is no table, needs partitionColumn,"
-                " lowerBound and upperBound"
+                f"numPartitions={tasks}: {self.table} is a view or a foreign table, whose pages"
+                " cannot be divided; give partitionColumn, lowerBound and upperBound, or"
+                " numPartitions=1"
             )
         count = max(1, min(tasks, int(pages)))
         cuts = [int(pages) * index // count for index in range(1, count)]

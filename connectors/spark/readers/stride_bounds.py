@@ -59,7 +59,7 @@ def _position(text: str, column: ReadColumn, bounds: Bounds) -> int:
                 )
     except (ValueError, TypeError, InvalidOperation) as error:
         raise ConfigError(
-            f"{text!r} is no bound for partitionColumn={bounds.column!r}, which is {column.type}:"
+            f"bound {text!r} does not fit partitionColumn={bounds.column!r} of type {column.type}:"
             f" {error}"
         ) from error
 

@@ -215,7 +215,10 @@ class CheckpointCoordinator:
         `AbortSavepoint` or with the attempt.
         """
         if not request.kind.is_savepoint:
-            raise ValueError(f"{request.kind} is no savepoint")
+            raise ValueError(
+                f"{request.kind} was requested as a savepoint, and is none of the kinds of"
+                " savepoints"
+            )
         self._schedule.request_savepoint(request)
         return tuple(self._proceed(now_s))
 

@@ -136,7 +136,7 @@ class PandasFunction(BatchIteratorFunction):
                 raise mistake(
                     self._uid,
                     f"map_pandas of operator {self._uid!r} yielded values for column"
-                    f" {field.name!r} that are no {field.type}: {error}",
+                    f" {field.name!r} that do not fit {field.type}: {error}",
                 ) from error
         return pa.record_batch(arrays, schema=self._schema)
 

@@ -331,7 +331,8 @@ class ColumnState(ValueState[Any]):
     def _current(self) -> int:
         if self._keys.current < 0:
             raise BadStateValue(
-                f"state {self.descriptor.name!r} is used where there is no record, and so no key"
+                f"state {self.descriptor.name!r} is kept by key, and was used outside the"
+                " processing of a record, where no key is set"
             )
         return self._keys.current
 

@@ -266,7 +266,8 @@ class NoKey:
 
     def __hash__(self) -> int:
         raise BadStateValue(
-            f"the state or timers of a key are used in {self._where}(), where there is no key"
+            f"keyed state or timers were used in {self._where}(), where no key is set; use"
+            " state.operator, or do this where a record is processed"
         )
 
 

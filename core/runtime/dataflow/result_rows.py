@@ -82,7 +82,9 @@ class ResultRows:
             except InexactValue as error:
                 values = self._values[error.row * width : (error.row + 1) * width]
                 record = dict(zip(self.schema.names, values, strict=True))
-                problem = f"a value for column {field.name!r} that is no {field.type}: {error}"
+                problem = (
+                    f"a value for column {field.name!r} that does not fit {field.type}: {error}"
+                )
                 raise result_error(self._uid, problem, field.name, record) from error
         self._values.clear()
         return pa.record_batch(arrays, schema=self.schema)
@@ -108,7 +110,7 @@ class ResultRows:
     def _record_error(self, record: Any) -> UserFunctionError:
         names = self.schema.names
         if not isinstance(record, dict):
-            problem = f"a {type(record).__name__} and no record (a dict)"
+            problem = f"a {type(record).__name__} instead of a record (a dict)"
             return result_error(self._uid, problem, "", record)
         values = cast("Record", record)
         for name in names:

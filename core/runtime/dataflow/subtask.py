@@ -209,7 +209,7 @@ class Subtask(ABC):
             case Shutdown():
                 self._leaving = True
             case TriggerCheckpoint() | OfferSplits():
-                raise TypeError(f"{self.ref} is no source and cannot take {mail!r}")
+                raise TypeError(f"{self.ref} was sent {mail!r}, which only a source can carry out")
 
     def _flush(self) -> bool:
         """Send what there is credit for; return whether more rows may be made."""

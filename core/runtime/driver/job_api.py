@@ -270,7 +270,7 @@ class JobApi:
         }
         if not path.startswith("/v1/") or name not in {*reads, *asks}:
             known = ", ".join((*reads, *asks))
-            raise _Refused(HTTPStatus.NOT_FOUND, f"there is no {path}; see {known}")
+            raise _Refused(HTTPStatus.NOT_FOUND, f"unknown path {path}; see {known}")
         if request.method != ("GET" if name in reads else "POST"):
             not_taken = f"{path} does not take {request.method}"
             raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, not_taken)
@@ -357,7 +357,9 @@ class JobApi:
     def _state(self, query: str) -> object:
         asked = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(set(asked) - {"uid", "state", "key"}):
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"there is no {unknown[0]}=: uid=, state=, key=")
+            raise _Refused(
+                HTTPStatus.BAD_REQUEST, f"unknown parameter {unknown[0]}=: give uid=, state=, key="
+            )
         if len(asked.get("uid", ())) != 1 or not asked.get("key"):
             raise _Refused(HTTPStatus.BAD_REQUEST, "say uid= and key=, the key once a column")
         state = asked["state"][0] if "state" in asked else None
@@ -366,7 +368,10 @@ class JobApi:
     def _operation(self, name: str) -> Response:
         operation = self._operations.get(name)
         if operation is None:
-            raise _Refused(HTTPStatus.NOT_FOUND, f"there is no operation {name}")
+            raise _Refused(
+                HTTPStatus.NOT_FOUND,
+                f"unknown operation {name}; this attempt of the driver did not start it",
+            )
         outcome = operation.answer(self._job.status())
         state, text = outcome or ("pending", "")
         answer = {

@@ -73,7 +73,7 @@ class MetricsApi:
         """Refuse what is no reading of a known path."""
         path = urlsplit(head.target).path
         if path not in KNOWN_PATHS:
-            known = f"there is no {path[:100]} here; see {', '.join(KNOWN_PATHS)}"
+            known = f"unknown path {path[:100]}; see {', '.join(KNOWN_PATHS)}"
             return self.explain(HTTPStatus.NOT_FOUND, known)
         if head.method != "GET":
             refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is taken here")

@@ -125,8 +125,8 @@ def find_stranger(head: Request, names: Collection[str]) -> tuple[HTTPStatus, st
     host = head.headers.get("host", "")
     if host and not _is_own(host, names):
         return HTTPStatus.MISDIRECTED_REQUEST, (
-            f"Host: {host[:100]!r} is no name of this endpoint: ask it by its address, or list the"
-            " name in endpoint.names"
+            f"Host: {host[:100]!r} is not a name of this endpoint: ask it by its address, or list"
+            " the name in endpoint.names"
         )
     origin = head.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():

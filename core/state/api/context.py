@@ -104,8 +104,8 @@ class StateContext:
         require(
             self.key_groups.step == 1
             and 0 <= self.key_groups.start <= self.key_groups.stop <= self.max_parallelism,
-            f"{self.uid}[{self.subtask}]: key groups {self.key_groups} are no range within"
-            f" 0..{self.max_parallelism - 1}",
+            f"{self.uid}[{self.subtask}]: key groups {self.key_groups} are not a range"
+            f" within 0..{self.max_parallelism - 1}",
         )
 
     def __str__(self) -> str:

@@ -249,7 +249,10 @@ def split_map_row_key(data: bytes) -> tuple[Any, Any]:
     try:
         key, end = split_length(data)
     except ValueError as error:
-        raise StateCorrupt(f"{data!r:.80} is no key of a map state: {error}") from error
+        raise StateCorrupt(
+            f"a snapshot holds {data!r:.80}, which does not read as the key of a map state:"
+            f" {error}; restore an older checkpoint"
+        ) from error
     return decode_key(key), decode_key(data[end:])
 
 

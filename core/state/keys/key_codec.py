@@ -204,7 +204,10 @@ def decode_key(data: bytes) -> Any:
     try:
         return _DECODERS[data[:1]](data[1:])
     except (KeyError, ValueError, struct.error, InvalidOperation, OverflowError) as error:
-        raise StateCorrupt(f"{data!r:.80} is no key of a snapshot: {error}") from error
+        raise StateCorrupt(
+            f"a snapshot holds {data!r:.80}, which does not read as a key: {error}; restore an"
+            " older checkpoint"
+        ) from error
 
 
 def _number(body: bytes) -> int:

@@ -113,7 +113,9 @@ def hash_key(key: Any) -> int:
     """
     if issubclass(type(key), tuple):
         if not key:
-            raise BadStateValue("the empty tuple is no key")
+            raise BadStateValue(
+                "an empty tuple was given as a key; give one value for each key column"
+            )
         hashed = hash_key(key[0])
         for part in key[1:]:
             hashed = _mix_one((hashed * _GOLDEN + hash_key(part)) & _2_64)

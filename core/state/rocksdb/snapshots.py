@@ -154,7 +154,10 @@ def read_manifest(reader: StateReader, handle: StateHandle, context: StateContex
     try:
         manifest = _MANIFESTS.decode(reader.read(handle))
     except msgspec.DecodeError as error:
-        raise StateCorrupt(f"{handle.name} of {context} is no manifest: {error}") from error
+        raise StateCorrupt(
+            f"{handle.name} of {context} does not read as a manifest of RocksDB files: {error};"
+            " restore an older checkpoint"
+        ) from error
     check_format(manifest.format, FORMAT, handle.name, context)
     check_same_max_parallelism(manifest.max_parallelism, context)
     return manifest

@@ -238,7 +238,7 @@ class _ColumnEncoder:
             return [msgspec.msgpack.encode(one) for one in lists]
         except (TypeError, ValueError, OverflowError) as error:
             raise BadStateValue(
-                f"column {name!r} holds a value that is no {self.signature}: {error}"
+                f"column {name!r} holds a value that does not fit {self.signature}: {error}"
             ) from error
 
     def _bytes(self, value: Any) -> bytes:

@@ -376,7 +376,8 @@ def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) 
 
 def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
     return StateCorrupt(
-        f"{handle.name} of {context} ({handle.path or 'inline'}) is no state file: {error};"
+        f"{handle.name} of {context} ({handle.path or 'inline'}) does not read as a state file:"
+        f" {error};"
         " restore an older checkpoint"
     )
 

@@ -26,7 +26,7 @@ def to_exact_float(number: int) -> float:
     """
     value = float(number)
     if value != number:
-        raise ValueError(f"{number} is no float: it would become {int(value)}")
+        raise ValueError(f"{number} cannot be a float exactly: it would become {int(value)}")
     return value
 
 

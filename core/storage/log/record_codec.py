@@ -143,6 +143,6 @@ def _decode(data: bytes | msgspec.Raw, body: type[_Body], location: str) -> _Bod
         return json_decoder(body).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointCorrupt(
-            f"{location} has the right checksum and is no {body.__name__.lstrip('_')}: {error};"
-            " it was written by another program"
+            f"{location} has the right checksum and does not read as {body.__name__.lstrip('_')}:"
+            f" {error}; another program wrote it. {_RECORD_REMEDY}"
         ) from error

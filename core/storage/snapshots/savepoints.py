@@ -132,7 +132,8 @@ class SavepointDirectory:
             return json_decoder(Savepoint).decode(metadata.savepoint)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointCorrupt(
-                f"{location} has the right checksum and is no savepoint's metadata: {error}"
+                f"{location} has the right checksum and does not read as a savepoint's metadata:"
+                f" {error}; another program wrote it. Use another savepoint"
             ) from error
 
     def reader(self) -> FileStateReader:

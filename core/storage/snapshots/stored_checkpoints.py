@@ -70,7 +70,10 @@ def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
     """
     root = getattr(storage, "root", None)
     if root is not None and not Path(root).is_dir():
-        raise ConfigError(f"checkpoint storage {root}: there is no such directory on this machine")
+        raise ConfigError(
+            f"checkpoint storage {root}: this machine has no such directory; give the storage of"
+            " the job's Checkpointing(storage=…), and run this where that directory is mounted"
+        )
     jobs = storage.open("_").jobs()
     if job is None and len(jobs) == 1:
         return storage.open(jobs[0])

@@ -152,7 +152,9 @@ class FileStagingArea(StagingArea):
     def path(self, transaction: TransactionId) -> str:
         """Return the file of `transaction`, relative to the file system's root."""
         if transaction.sink_id != self.sink_id:
-            raise ValueError(f"{transaction} is not of sink {self.sink_id}")
+            raise ValueError(
+                f"transaction {transaction} was given to the staging area of sink {self.sink_id}"
+            )
         return f"{self.directory}/{self._name(transaction)}"
 
     @staticmethod

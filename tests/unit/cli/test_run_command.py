@@ -112,8 +112,8 @@ def test_a_pipeline_is_found_in_a_file_or_module(target: str, takes_cluster: boo
     ("arguments", "words"),
     [
         (["job.py"], "did you mean job.py:pipeline?"),
-        (["jobs.py:pipeline"], "there is no file jobs.py"),
-        (["jobs:pipeline"], "there is no module 'jobs'"),
+        (["jobs.py:pipeline"], "file jobs.py does not exist in"),
+        (["jobs:pipeline"], "module 'jobs' cannot be found"),
         (["job.py:pipelin"], "did you mean 'pipeline'?"),
         (["job.py:text"], "is a str and neither a Pipeline nor a function"),
         (["job.py:Builder"], "is a class and neither"),
@@ -123,7 +123,7 @@ def test_a_pipeline_is_found_in_a_file_or_module(target: str, takes_cluster: boo
         (["job.py:finished", "--plan", "--check"], "give one of the two"),
         (["job.py:finished", "--set", "checkpointing.intervall=5s"], "'checkpointing.interval'?"),
         (["job.py:finished", "--set", "checkpointing.interval"], "is not name=value"),
-        (["job.py:finished", "--set", "checkpointing.interval=soon"], "is no duration"),
+        (["job.py:finished", "--set", "checkpointing.interval=soon"], "is not a duration"),
         (["job.py:finished", "--claim"], "from_savepoint, which is missing"),
     ],
 )

@@ -218,7 +218,7 @@ def test_what_is_asked_wrongly_ends_with_usage(log: AgedLog, sink: DirectorySink
         (["list", "--job", "payments"], "--job needs --storage"),
         (["list", "--storage", str(log.root / "nowhere")], "no such directory"),
         (["list", *storage, "--job", "refunds"], "jobs there: payments"),
-        (["show", "payments", *storage], "is no transaction id"),
+        (["show", "payments", *storage], "is not a transaction id"),
         (["commit", *options(log)], "name transactions, or say --all"),
         (["commit", "--all", "--force", *options(log)], "name what is to be forced"),
         (["abort", "--all", *options(log)], "no terminal to ask on"),

@@ -161,8 +161,8 @@ class Opens(Refused):
     [
         ("value_state", ValueStateDescriptor[str]("s", str), "is of type <class 'str'>"),
         ("value_state", ValueStateDescriptor[int]("s", int), "has no default"),
-        ("value_state", ValueStateDescriptor[float]("s", float, default=0), "which is no float"),
-        ("value_state", ValueStateDescriptor[int]("s", int, default=2**63), "which is no int"),
+        ("value_state", ValueStateDescriptor[float]("s", float, default=0), "which is not float"),
+        ("value_state", ValueStateDescriptor[int]("s", int, default=2**63), "which is not int"),
         (
             "value_state",
             ValueStateDescriptor[int]("s", int, default=0, ttl=StateTtlConfig("1 h")),

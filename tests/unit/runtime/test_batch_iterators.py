@@ -142,7 +142,7 @@ def test_results_of_pandas_go_by_name_or_by_place() -> None:
     assert [one.to_pylist() for one in made_of(by_place)] == [rows]
     with pytest.raises(UserFunctionError, match=r"columns \['id', 'other'\], and its schema says"):
         made_of(pd.DataFrame({"id": [1], "other": [2]}))
-    with pytest.raises(UserFunctionError, match="column 'id' that are no int64"):
+    with pytest.raises(UserFunctionError, match="column 'id' that do not fit int64"):
         made_of(pd.DataFrame({"id": ["x"], "note": ["y"]}))
 
 

@@ -26,14 +26,17 @@ NESTED = pa.schema(
     ("record", "problem"),
     [
         ({"id": 1}, r"a record without column 'note'.*it is record \{'id': 1\}"),
-        ({"id": "one", "note": ""}, r"a value for column 'id' that is no int64.*'id': 'one'"),
-        ({"id": 99.99, "note": ""}, r"column 'id' that is no int64: 99.99 has a fraction"),
+        (
+            {"id": "one", "note": ""},
+            r"column 'id' that does not fit int64.*'id': 'one'",
+        ),
+        ({"id": 99.99, "note": ""}, r"column 'id' that does not fit int64: 99.99 has a fraction"),
         (
             {"id": 1, "note": "", "x": 1},
             r"a record with 'x', and .* columns id, note alone",
         ),
-        (None, r"a NoneType and no record"),
-        ("ab", r"a str and no record"),
+        (None, r"a NoneType instead of a record"),
+        ("ab", r"a str instead of a record"),
     ],
 )
 def test_a_result_that_is_no_record_of_the_schema_is_shown(record: Any, problem: str) -> None:

@@ -392,9 +392,9 @@ def test_a_setting_of_flinks_file_that_resembles_one_is_listed_with_it(tmp_path:
         ("parallelism.default: [1, 2]", "config.yaml:1.*is not a whole number"),
         ("parallelism.default: 1\nparallelism.default: 2", "config.yaml:2.*are one setting"),
         ("a: b: c", "config.yaml is not YAML: .*line 1"),
-        ("- a", "config.yaml:1: this is no table of settings"),
-        ("a: &a\n  b: *a", "config.yaml:1: this is no table of settings"),
-        ("[a]: b", "config.yaml:1: this is no name of a setting"),
+        ("- a", "config.yaml:1: expected a table of settings"),
+        ("a: &a\n  b: *a", "config.yaml:1: expected a table of settings"),
+        ("[a]: b", "config.yaml:1: expected the name of a setting"),
     ],
 )
 def test_a_mistake_in_flinks_file_is_named_with_its_line(

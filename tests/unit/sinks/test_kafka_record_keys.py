@@ -174,7 +174,7 @@ def test_keys_as_text_and_bytes_ask_no_registry() -> None:
     assert [row["_key"] for row in read(source(None, key_format="raw"), records)] == [b"7"]
     records = written(None, [NO_KEY, ROW], key="name", key_format="raw")
     assert [row["_key"] for row in read(source(None, key_format="raw"), records)] == [None, b"a"]
-    with pytest.raises(BadRecord, match=r"offset 0: its key: it is no text in UTF-8"):
+    with pytest.raises(BadRecord, match=r"offset 0: its key: it is not text in UTF-8"):
         read(source(None, key_format="string"), messages([(b"\xff", b'{"id": 1}')]))
 
 
@@ -290,7 +290,7 @@ def test_settings_of_keys_that_contradict_each_other_are_refused_by_name(
         ({"key_format": "string"}, "needs key="),
         ({"key_format": "string", "key": ["id", "name"]}, "takes one column"),
         ({"key_format": "raw", "key": "id"}, "'id' is int64 and must be binary or text"),
-        ({"key_format": "string", "key": "whole"}, "which is no text"),
+        ({"key_format": "string", "key": "whole"}, "which cannot be written as text"),
         ({"key_format": "avro", "key": "id"}, "needs schema_registry="),
         ({"key_format": "raw", "key": (), "format": "raw"}, "omit key_format="),
     )

@@ -306,7 +306,7 @@ def test_registry_behind_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -
     ("settings", "fragment"),
     [
         ({"schema_registry": None}, "needs schema_registry="),
-        ({"schema_registry": "localhost:8081"}, "is no address"),
+        ({"schema_registry": "localhost:8081"}, "is not the URL of a registry"),
         ({"schema_registry": "http://me:pw@localhost"}, "holds a user"),
         ({"schema_registry": {"max.retries": 3, "url": "http://x"}}, "deadline_s="),
         ({"schema_registry": {"ssl.truststore.location": "a", "url": "http://x"}}, "PEM"),
@@ -333,5 +333,5 @@ def test_subject_that_is_not_there_says_what_to_give(registry: SchemaRegistryDou
     with pytest.raises(ConfigError, match=r"payments-value.* not found.*Give subject="):
         _ = source(registry.url).schema
     registry.keep("elsewhere", json.dumps("string"))
-    with pytest.raises(ConfigError, match="is no record"):
+    with pytest.raises(ConfigError, match="is not an Avro record"):
         _ = source(registry.url, subject="elsewhere").schema

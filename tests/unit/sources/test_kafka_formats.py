@@ -253,7 +253,7 @@ def test_envelopes_that_are_no_change_of_a_row_are_bad_records() -> None:
         3: "REPLICA IDENTITY",
         4: "truncated",
         5: "its op is 'x'",
-        6: "it is no Debezium envelope",
+        6: "it is not a Debezium envelope",
         7: "truncated",
         8: "column 'id' (int64): Expected `int`, got `str`",
         9: "column 'name' was not sent",

@@ -161,7 +161,7 @@ def test_position_of_a_checkpoint_that_is_older_than_ids_is_read() -> None:
     [
         ({"topic": None}, "at least one topic, or topic_pattern="),
         ({"topic_pattern": "a.*"}, "one of the two"),
-        ({"topic": None, "topic_pattern": "a("}, r"'a\(' is no regular expression"),
+        ({"topic": None, "topic_pattern": "a("}, r"'a\(' is not a regular expression"),
         ({"partition_discovery_interval": 0}, "not positive"),
         ({"partition_discovery_interval": "soon"}, "partition_discovery_interval='soon'"),
     ],

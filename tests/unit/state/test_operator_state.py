@@ -125,7 +125,7 @@ def test_elements_and_broadcast_entries_of_a_wider_type_are_kept_and_never_round
         states_of(store, account(set[int]))
     storage, handles = kept(old([2**53 + 1]), old)
     (store,) = stores(storage, handles, 1)
-    with pytest.raises(StateIncompatible, match=f"'elements' .*{2**53 + 1} is no float"):
+    with pytest.raises(StateIncompatible, match=f"'elements' .*{2**53 + 1} cannot be a float"):
         store.list_state(ListStateDescriptor[Any]("elements", wider))
-    with pytest.raises(StateIncompatible, match=f"'entries' .*{2**53 + 1} is no float"):
+    with pytest.raises(StateIncompatible, match=f"'entries' .*{2**53 + 1} cannot be a float"):
         store.broadcast_state(MapStateDescriptor[str, Any]("entries", str, wider))

@@ -164,7 +164,7 @@ def test_of_several_classes_the_one_that_a_value_names_says_which_integers_are_r
     large = 2**53 + 1
     check = make_integers_check(list[Circle | Serial] | None)
     check(msgspec.msgpack.encode([{"type": "Serial", "size": large}]))
-    with pytest.raises(ValueError, match="is no float"):
+    with pytest.raises(ValueError, match="cannot be a float exactly"):
         check(
             msgspec.msgpack.encode(
                 [{"type": "Serial", "size": 1}, {"type": "Circle", "size": large}]
@@ -173,7 +173,7 @@ def test_of_several_classes_the_one_that_a_value_names_says_which_integers_are_r
     check = make_integers_check(Pair | int)
     check(msgspec.msgpack.encode(["Pair", 1, large]))
     check(msgspec.msgpack.encode(large))
-    with pytest.raises(ValueError, match="is no float"):
+    with pytest.raises(ValueError, match="cannot be a float exactly"):
         check(msgspec.msgpack.encode(["Pair", large, 1]))
-    with pytest.raises(ValueError, match="is no float"):
+    with pytest.raises(ValueError, match="cannot be a float exactly"):
         make_integers_check(float | str)(msgspec.msgpack.encode(large))
