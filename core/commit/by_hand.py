@@ -100,6 +100,8 @@ def _has_ended(view: LogView) -> bool:
     if view.owner.startswith(_BY_HAND):
         return True  # an attempt that only fences and runs nothing
     last = view.decided[-1] if view.decided else None
+    # A final decision ends the job only while it is the last record: a claim after it is a new
+    # attempt.
     return last is not None and last.sequence == view.last_sequence and last.completed.final
 
 
@@ -107,6 +109,7 @@ def _recently_written(view: LogView, written_at: datetime | None) -> str:
     if written_at is None:
         return ""
     moments = [c.completed_at_ms / 1000 for c in view.completed if c.attempt == view.attempt]
+    # A job that takes a checkpoint every ten minutes writes nothing for ten minutes and lives.
     gaps_s = [later - earlier for earlier, later in pairwise(moments)]
     quiet_s = max(QUIET_S_MIN, QUIET_INTERVALS * max(gaps_s, default=0.0))
     age_s = (datetime.now(timezone.utc) - written_at).total_seconds()
@@ -126,9 +129,12 @@ def _owner_lives(owner: str) -> str:
     if pid == os.getpid():
         return ""  # this very process asks; the log's age tells whether its job still runs
     try:
+        # Signal 0 only asks. A number that now belongs to another process says "lives", too: that
+        # costs a person one --fence, while a wrong "is gone" would let two of them commit.
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
+    # It is there, and another user's.
     except PermissionError:
         pass
     return f"process {pid} of this machine, which claimed the newest attempt, is there"
@@ -414,6 +420,8 @@ class InDoubtTransactions(TransactionSettler):
             ),
             0,
         )
+        # Nobody holds it, so nobody says which target it was in. The first real target is asked:
+        # storage could not prove a commit.
         holder = self._holder(index, transaction.sink_id, log)
         return self._describe(decided, holder, log, held=False, lag=self._lag_of(holder))
 

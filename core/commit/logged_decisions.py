@@ -178,6 +178,8 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
             f"it is of attempt {attempt}, and the newest that is known is {seen.attempt}: these"
             " decisions are another query's, or an older copy",
         )
+    # An attempt of a batch decides once. The newest one without a decision is the only one that
+    # still can.
     if attempt == seen.attempt and attempt not in {one.attempt for one in decisions}:
         return InDoubtStatus(
             LoggedDecision.PENDING,
@@ -201,6 +203,8 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
 
 def refusal(resolution: Resolution, status: InDoubtStatus, log: LogFacts | None) -> str | None:
     """Return why `resolution` is not to be carried out, or None when log and resolution agree."""
+    # Before the decision is looked at: a running job may decide or commit it between this look and
+    # what the person then does.
     if log is not None and log.liveness:
         return (
             f"job {log.job} seems to be running ({'; '.join(log.liveness)}): it settles its"
@@ -224,12 +228,16 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
     sink_id, view = transaction.sink_id, log.view
     if view.attempt == 0:
         return f"job {log.job} has no decision log in this storage"
+    # What the target records proves whose it is, so it is asked before names, which only suggest
+    # it.
     if claimed_by is not None and claimed_by != log.log_id:
         return (
             f"sink id {sink_id} belongs to the job with decision log {claimed_by}, and the log of"
             f" job {log.job} is {log.log_id}"
         )
     known = log.sink_ids
+    # A sink that was removed from the pipeline is known to no operator any more. Its id still
+    # begins with the job's name, unless the user gave it another one.
     if claimed_by is None and sink_id not in known and not sink_id.startswith(f"{log.job}."):
         names = ", ".join(sorted(known)) or "none yet"
         return f"the decision log of job {log.job} knows no sink {sink_id} (it knows {names})"
@@ -248,6 +256,7 @@ def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
         transaction,
         {c.transaction for c in committables_of(last)} if last else (),
         sink_ids=(transaction.sink_id,),
+        # As the next start would ask: to it, the newest attempt of the log is over, too.
         attempt=AttemptId(log.view.attempt + 1),
         memory=memory,
     )
@@ -285,6 +294,7 @@ def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
 def _describe_undecided(
     transaction: TransactionId, log: LogFacts, decided_through: CheckpointId
 ) -> InDoubtStatus:
+    # Of any older attempt it is certain: the claim of the newest one fenced it.
     if transaction.attempt == log.view.attempt and log.liveness:
         return InDoubtStatus(
             LoggedDecision.PENDING,

@@ -50,6 +50,8 @@ def settle(
     while (step := source.take()) is not None:
         ended = source.end(step, carry_out(step))
         yield step, ended
+        # The step stays at the head of its queue. Going on would commit the later ones before it,
+        # and change the order in which rows become visible.
         if isinstance(ended, StepFailed):
             return
 
@@ -63,6 +65,8 @@ class TimedSteps(StepSource[Step, CommitOutcome | AbortOutcome]):
     def take(self) -> Step | None:
         """Return the next step, once it is time for it; None when all is done."""
         while isinstance(step := self._steps.next_commit(time.monotonic()), WaitUntil):
+            # The clock is read twice, so the moment may have passed in between; sleep() refuses
+            # less than 0.
             time.sleep(max(0.0, step.at_s - time.monotonic()))
         return step
 
@@ -79,6 +83,8 @@ def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
         case AbortOne(committable):
             return committer.abort(committable)
         case CommitWhole(commit):
+            # Twice on purpose: `require` also holds under -O and names the mistake, the assertion
+            # is for the type checkers.
             require(isinstance(committer, GlobalCommitter), f"{committer} commits no checkpoints")
             assert isinstance(committer, GlobalCommitter)
             return committer.commit_checkpoint(commit.checkpoint, commit.committables)

@@ -110,6 +110,8 @@ def plan_commits(
         by_standing[standing].append(committable)
     returned = [memory.as_decided(c) for c in by_standing[Standing.COMMITTED]]
     proven = [c for sink_id in sink_ids for c in memory.of_sink(sink_id)]
+    # The same transaction may be in all three. The last one stays: what a decision lists has the
+    # rows and the payload that the writer noted, which a target's own listing lacks.
     commit = {c.transaction: c for c in (*returned, *proven, *own.values())}
     return CommitPlan(
         commit=to_commit_order(commit.values()),
@@ -131,8 +133,12 @@ def judge_transaction(
     """Return what the decisions say about `transaction`; arguments as those of `plan_commits`."""
     if transaction.sink_id not in sink_ids:
         return Standing.FOREIGN
+    # Before attempts are compared. A decision stands whoever asks, also when the transaction is of
+    # the attempt that asks.
     if transaction in listed:
         return Standing.LISTED
+    # Before the memory is asked: that nothing lists it proves nothing while its attempt may still
+    # decide.
     if transaction.attempt >= attempt:
         return Standing.LIVE
     match memory.coverage(transaction):

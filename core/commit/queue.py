@@ -191,6 +191,8 @@ class StepQueue(ABC, Generic[S]):
     ) -> StepEnd:
         tries = self._tries or Tries(0, now_s, now_s)
         tries.count += 1
+        # Judged by when the next try would begin, and not by now: a pause that ends after the
+        # deadline would delay the error and change nothing.
         at_s = now_s + self._retry.delay_s(tries.count)
         if at_s - tries.first_at_s > self._retry.deadline_s:
             return StepFailed(
@@ -216,6 +218,8 @@ class OrderedCommits(StepQueue[C]):
 
     def note_decision(self, checkpoint: CheckpointId) -> None:
         """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
+        # Decisions are heard from two sides, the driver's message and the restored checkpoint, so
+        # one may come twice, or after a later one.
         if checkpoint not in self._decided and checkpoint > self._committed_through:
             self._decided = sorted([*self._decided, checkpoint])
         self._decided_last = max(self._decided_last, checkpoint)
@@ -239,6 +243,8 @@ class OrderedCommits(StepQueue[C]):
         return self._committed_through
 
     def _head(self) -> C | None:
+        # A transaction need not have a decision of its own number: one of an aborted checkpoint
+        # waits for the next that completes, which holds all before it.
         if self._waiting and self._waiting[0].checkpoint <= self._decided_last:
             return self._waiting[0]
         return None
@@ -249,6 +255,8 @@ class OrderedCommits(StepQueue[C]):
         return done
 
     def _advance(self) -> None:
+        # Only the oldest matters: commits go in order, so all that is decided below it is
+        # committed.
         left = self._waiting[0].checkpoint if self._waiting else None
         while self._decided and (left is None or self._decided[0] < left):
             self._committed_through = self._decided.pop(0)

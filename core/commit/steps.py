@@ -72,6 +72,8 @@ class PlannedSteps(StepQueue[Step]):
     def next_commit(self, now_s: float) -> Step | WaitUntil | None:
         """Return what to carry out now, as `StepQueue` does; None when all is done."""
         if self._waiting and self._tries is None:
+            # Before the try, and not with its outcome: a first try that waits for a lock or for a
+            # server uses up its own deadline.
             self._tries = Tries(0, now_s, now_s)
         return super().next_commit(now_s)
 
@@ -109,6 +111,8 @@ class PlannedSteps(StepQueue[Step]):
 def recovery_retries(deadline_s: float, *, waits_for_people: bool = True) -> CommitRetryPolicy:
     """Return how steps are tried again before anything is written: soon, and to `deadline_s`."""
     return CommitRetryPolicy(
+        # Shorter steps than while a job runs: nothing is written before recovery ends, so each
+        # pause is one of the job.
         initial_delay_s=0.02,
         max_delay_s=1.0,
         deadline_s=deadline_s,

@@ -93,6 +93,7 @@ class PreCommits:
     def take_committed(self, through: CheckpointId) -> tuple[Committable, ...]:
         """Record that all decided up to `through` is committed; return what that was."""
         done = tuple(c for c in self._waiting if c.checkpoint <= through)
+        # They stand in the order of their checkpoints, so what is done is at the beginning.
         self._waiting = self._waiting[len(done) :]
         return done
 
@@ -192,6 +193,8 @@ def plan_global_recovery(
     interval; then all is one commit.
     """
     last = decided.checkpoint
+    # First of all: a log that is behind its target is an old copy, and whatever it says is
+    # undecided may be committed. Nothing may be aborted by it.
     if committed_through > last:
         return GlobalRecoveryPlan(
             ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
@@ -199,6 +202,9 @@ def plan_global_recovery(
         )
     listed = _list_committables(decided, sink_id, after=GENESIS)
     delivered = [c.checkpoint for c in listed if c.checkpoint <= decided.delivered_through]
+    # Two memories of the same thing. The last record's own list tells only as far as
+    # `delivered_through`; a sink that had no rows for some checkpoints is known by the log's memory
+    # alone.
     known = max([*delivered, *(c.checkpoint for c in memory.of_sink(sink_id))], default=GENESIS)
     if committed_through < known:
         return GlobalRecoveryPlan(
@@ -238,6 +244,7 @@ def _by_decision(
     """Return one commit for each of `decisions`, which rise, that is the first for any of them."""
     by_decision: dict[CheckpointId, tuple[Committable, ...]] = {}
     for committable in committables:
+        # To the left: what is named for exactly the number of a decision belongs to that decision.
         decision = decisions[bisect_left(decisions, committable.checkpoint)]
         by_decision[decision] = (*by_decision.get(decision, ()), committable)
     return tuple(GlobalCommit(n, by_decision[n]) for n in sorted(by_decision))

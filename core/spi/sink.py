@@ -85,6 +85,9 @@ class TransactionNamer:
 
     def advance_past(self, checkpoint: CheckpointId) -> None:
         """Name transactions from now on for the checkpoint after `checkpoint`."""
+        # Not the number of the checkpoint that comes next: that is not known yet, and one that is
+        # given up in between does no harm. The name only has to be after the last one
+        # pre-committed.
         self._checkpoint, self._sequence = CheckpointId(checkpoint + 1), 0
 
 
@@ -231,6 +234,7 @@ class GlobalCommitter(Committer):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit nothing; return what the transaction waits for. Called by `onceflow txn`."""
+        # Not an error: `onceflow txn` asks any committer, and shows the reason to a person.
         return RetryLater(f"{committable} becomes visible with its whole checkpoint alone")
 
 

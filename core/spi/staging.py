@@ -130,6 +130,8 @@ class RowStager:
         Raises:
             StorageError: They are not durable.
         """
+        # No file for no rows: a quiet sink would otherwise write one a checkpoint, and each start
+        # would list them all.
         if not self._rows.rows:
             return ()
         reach("flushed")
