@@ -218,8 +218,6 @@ class OrderedCommits(StepQueue[C]):
 
     def note_decision(self, checkpoint: CheckpointId) -> None:
         """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
-        # Decisions are heard from two sides, the driver's message and the restored checkpoint, so
-        # one may come twice, or after a later one.
         if checkpoint not in self._decided and checkpoint > self._committed_through:
             self._decided = sorted([*self._decided, checkpoint])
         self._decided_last = max(self._decided_last, checkpoint)

@@ -183,6 +183,8 @@ class Configuration:
         if file is not None:
             settings, left = _from_file(Path(file))
             layer |= settings
+        # Weakest first: what is merged later replaces what is there. The environment was the first,
+        # above.
         layer |= _layer((one.name, one.location, one.value) for one in written)
         layer |= _COMMAND_LINE.settings
         configuration = cls(
@@ -199,6 +201,8 @@ class Configuration:
     def hints(self) -> tuple[str, ...]:
         """Return hints on settings that are valid but unused, or that differ from Flink's."""
         hints = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
+        # Settings of the strategies that were not chosen do nothing; whoever has set them believes
+        # that they do.
         used = {f"restart.{self._value('restart.strategy')}", "restart.strategy"}
         for one in self._settings.values():
             section = one.option.name.rpartition(".")[0]
@@ -338,6 +342,8 @@ class Configuration:
         """
         values = self._fields("endpoint.")
         tls = [values.pop(name, None) for name in ("certificate", "key", "authority")]
+        # Two of the three would leave the endpoint without TLS, or unable to start, and the user
+        # believes that it is encrypted.
         if any(tls) and not all(tls):
             raise ConfigError(
                 "set all three of endpoint.certificate, endpoint.key and endpoint.authority, or"
@@ -411,6 +417,8 @@ class Configuration:
         """
         if given is None or isinstance(given, str):
             return self.is_forced(f"{section}.{selector}")
+        # A single field cannot be set in an object of the program, which may be of any class.
+        # Dropping it in silence would be worse than refusing.
         if self.is_forced(section) and not self.is_forced(f"{section}.{selector}"):
             forced = ", ".join(
                 one.option.name
@@ -472,6 +480,8 @@ class Configuration:
 def _load_backend(name: str) -> StateBackend:
     group = "onceflow.state_backends"
     points = [point for point in entry_points(group=group) if point.name == name]
+    # Of two packages with one name neither is taken: which comes first depends on the order of
+    # installation.
     if len(points) != 1:
         known = sorted({point.name for point in entry_points(group=group)} | {"heap", "rocksdb"})
         near = get_close_matches(name.lower(), known, n=1)
@@ -505,6 +515,7 @@ def _layer(settings: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
             value = option.parse(written, name)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}") from None
+        # An environment variable already ends with the name that was used.
         alias = "" if name == option.name or origin.endswith(name) else f", as {name}"
         layer[option.name] = Setting(option, value, origin + alias, option.hint(written))
         names[option.name] = name
@@ -516,6 +527,9 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
         if variable in _BY_VARIABLE:
             yield _BY_VARIABLE[variable], f"environment {variable}", environment[variable]
         elif variable.startswith(_PREFIX) and variable != FILE_VARIABLE:
+            # The prefix is no proof: a program may have variables of its own that begin with
+            # ONCEFLOW_. Only one that resembles a setting, or stands in one of our sections, is
+            # taken for a slip.
             near = get_close_matches(variable, _BY_VARIABLE, n=1, cutoff=_NEAR)
             if near or variable.startswith(_SECTIONS):
                 meant = f"did you mean {near[0]}? " if near else ""
@@ -529,6 +543,8 @@ def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
     written = read_settings(path)
     if not is_flink_file(path):
         return _layer((one.name, one.location, one.value) for one in written), {}
+    # A Flink file is full of names that mean nothing here, and they are left out. In our own
+    # sections nothing of Flink's can stand, so an unknown name there is a slip.
     known = [one for one in written if one.name in _BY_NAME or one.name.startswith(_OWN_SECTIONS)]
     settings = _layer((one.name, one.location, _in_milliseconds(one)) for one in known)
     left = {one.name: one.location for one in written if one not in known}
@@ -540,6 +556,8 @@ def _in_milliseconds(written: WrittenSetting) -> object:
     option = _BY_NAME.get(written.name)
     if option is None or option.name == written.name or option.kind is not Kind.DURATION:
         return written.value
+    # Flink's own files alone, where 5000 has always meant milliseconds. Everywhere else a plain
+    # number under one of Flink's names is refused.
     is_plain_number = str(written.value).strip().isdecimal()
     return f"{written.value} ms" if is_plain_number else written.value
 

@@ -77,6 +77,7 @@ def parse_toml(text: str) -> dict[str, object]:
     Raises:
         ValueError: It is no TOML; says where.
     """
+    # Python 3.10 has no tomllib; its backport has the same names.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     table: dict[str, object] = toml.loads(text)
     return table
@@ -100,6 +101,8 @@ def _read_lines(path: Path, text: str) -> Iterator[WrittenSetting]:
     Source: Flink 1.20, GlobalConfiguration.loadLegacyYAMLResource.
     """
     for number, line in enumerate(text.splitlines(), 1):
+        # With the space behind the colon, as Flink splits: values such as `hdfs://host:8020` hold a
+        # colon, too.
         name, colon, value = line.partition("#")[0].strip().partition(": ")
         if colon and name.strip() and value.strip():
             yield WrittenSetting(name.strip(), f"file {path}:{number}", value.strip())
@@ -122,6 +125,7 @@ def _walk(path: Path, node: Any, above: str, depth: int) -> Iterator[WrittenSett
     if node.id != "mapping" or depth > _DEPTH_MAX:
         raise ConfigError(f"{location}: expected a table of settings, one `name: value` a line")
     for key, value in node.value:
+        # Marks count lines from 0.
         location = f"file {path}:{key.start_mark.line + 1}"
         if key.id != "scalar":
             raise ConfigError(

@@ -47,6 +47,7 @@ def list_effective(
         shown.append(EffectiveSetting(name, _show(value), PROGRAM, ""))
     for setting in configured.settings():
         name = setting.option.name
+        # The dot keeps `restart` from hiding a section that only begins with the same letters.
         if any(name == one or name.startswith(f"{one}.") for one in given):
             continue
         holder = {"checkpointing": checkpointing, "runtime": runtime}.get(name.partition(".")[0])

@@ -73,6 +73,7 @@ class Option:
         Raises:
             ConfigError: It is no value of this option; says what would be one.
         """
+        # Before the kinds are told apart: "none" is text, and no number or duration would take it.
         if isinstance(written, str) and written.strip().lower() == NONE and self.takes_none:
             return None
         value: Value
@@ -165,6 +166,7 @@ def _duration(written: object, name: str, *, is_flink: bool) -> float:
         if re.fullmatch(r"\s*[\d.]+\s*", written):
             raise ConfigError(f"{name}={written!r} has no unit; write '{written.strip()} s', …")
         return seconds_of(written, setting=name)
+    # Zero is the same in every unit.
     if is_flink and written != 0:
         raise ConfigError(
             f"{name}={written} has no unit: Flink would read milliseconds, and our own settings"
@@ -174,6 +176,7 @@ def _duration(written: object, name: str, *, is_flink: bool) -> float:
 
 
 def _size(written: object, name: str) -> int:
+    # True is an int to Python, and would be one byte.
     if isinstance(written, int) and not isinstance(written, bool):
         size_bytes = written
     else:
@@ -194,6 +197,7 @@ def _number(written: object, name: str, kind: type[int] | type[float]) -> int | 
     expected = Kind.COUNT if kind is int else Kind.NUMBER
     if isinstance(written, bool) or not isinstance(written, (int, float, str)):
         raise _build_refusal(name, written, expected)
+    # int() would cut the fraction off without a word.
     if kind is int and isinstance(written, float):
         raise _build_refusal(name, written, expected)
     try:

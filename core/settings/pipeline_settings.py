@@ -94,6 +94,8 @@ class Checkpointing:
                 "Checkpointing: unaligned=True needs mode='exactly_once': at_least_once waits for"
                 " no channel, so there is nothing to overtake"
             )
+        # Rows that one barrier has overtaken would lie before the other one's, and belong to both
+        # checkpoints or to none.
         if self.unaligned and self.max_concurrent > 1:
             raise ConfigError(
                 f"Checkpointing: unaligned=True and max_concurrent={self.max_concurrent}: a newer"
@@ -248,7 +250,9 @@ class Metrics:
         """
         if self.prometheus_bind is None:
             return None
+        # From the right: an IPv6 address in brackets has colons of its own.
         host, colon, port = self.prometheus_bind.rpartition(":")
+        # isdecimal() alone also takes digits of other scripts.
         is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535
         if not colon or not host or not is_port:
             raise ConfigError(
@@ -362,6 +366,7 @@ class RuntimeSettings:
             raise ConfigError(f"stop_timeout_s={self.stop_timeout_s} must be over 0")
         if self.channel_batches < 1:
             raise ConfigError(f"channel_batches={self.channel_batches} must be 1 or more")
+        # One late beat must not look like a lost slot.
         if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:
             raise ConfigError(
                 f"heartbeat_timeout_s={self.heartbeat_timeout_s} must be over twice"

@@ -272,11 +272,15 @@ class CheckpointCoordinator:
         if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
             return tuple(self._discard_late(snapshot))
         pending.snapshots[subtask] = snapshot
+        # From the ack on, and not from the decision: a checkpoint under way that names a shared
+        # file keeps it from being deleted with an older one.
         self._files.name([snapshot])
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
                 completed = self._complete(pending)
+                # Functions have made their last rows for this savepoint. A checkpoint that finds
+                # the sources at the same positions must not have them made again.
                 if pending.savepoint.kind.ends_input:
                     self._ended_at = _positions(completed, self._sources)
                 return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
@@ -412,6 +416,8 @@ class CheckpointCoordinator:
         form = request.form if request else StateForm.NATIVE
         trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s, form)
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
+        # From the trigger, savepoints included: a writing savepoint that hangs would otherwise
+        # never end.
         deadline_s = now_s + self._settings.timeout_s
         self._pending[trigger.checkpoint] = _Pending(trigger, deadline_s, request)
         if request is None:
@@ -438,6 +444,7 @@ class CheckpointCoordinator:
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
+        # Told even when it ends the attempt: events and metrics count every failure.
         decisions.append(CountFailure(checkpoint, reason, self._consecutive))
         if self._consecutive > self._settings.tolerable_failures:
             self._over = True
@@ -456,6 +463,8 @@ class CheckpointCoordinator:
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
         decisions.append(AbortSavepoint(request, checkpoint, reason))
+        # Sources have stopped for it and cannot go on in this attempt. The next one starts them
+        # again.
         if request.kind.stops_sources:
             self._over = True
             text = f"the job was to stop with savepoint {checkpoint}, which failed: {reason}"
@@ -525,6 +534,7 @@ def _positions(
     completed: CompletedCheckpoint, sources: frozenset[SubtaskRef]
 ) -> Counter[tuple[str, bytes]]:
     """Return where every split stands, whichever subtask reads it."""
+    # By chain and not by subtask: another parallelism gives the same splits to other subtasks.
     chains = {source.chain for source in sources}
     return Counter(
         (snapshot.subtask.chain, element)
@@ -552,6 +562,8 @@ class Confirmed:
     @property
     def lowest(self) -> CheckpointId:
         """What all have committed; costs what there are decisions, not subtasks."""
+        # There are few distinct numbers, for confirmations lag by a checkpoint or two; there may be
+        # thousands of subtasks.
         return min(self._counts)
 
     def raise_to(self, checkpoint: CheckpointId, who: SubtaskRef) -> None:

@@ -49,6 +49,8 @@ class CheckpointSettings:
     @property
     def concurrent(self) -> int:
         """How many checkpoints may be pending at once."""
+        # A pause between two checkpoints has no meaning while two are under way, and of two
+        # barriers that overtake the second would pass the first.
         alone = self.min_pause_s > 0 or self.overtakes_after_s is not None
         return 1 if alone else self.max_concurrent
 
@@ -64,6 +66,8 @@ class CheckpointSettings:
             return None
         if not kind.ends_job:
             return self.overtakes_after_s
+        # Half of the timeout at most, or the checkpoint would be given up before its barriers begin
+        # to overtake.
         patience_s = min(self.interval_s or self.timeout_s, self.timeout_s / 2)
         return max(self.overtakes_after_s, patience_s)
 
@@ -179,4 +183,6 @@ class TriggerSchedule:
     def note_failure(self, now_s: float) -> None:
         """Take in that a checkpoint failed."""
         self._periodic_not_before_s = now_s + self._settings.min_pause_s
+        # What was asked for is still due, and without a pause a target that refuses would be asked
+        # in a tight loop.
         self._others_not_before_s = now_s + max(RETRY_PAUSE_S, self._settings.min_pause_s)

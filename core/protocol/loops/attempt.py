@@ -205,10 +205,13 @@ class AttemptLoop:
         Not those of savepoints that were begun: they end with the attempt, and whoever began them
         says so.
         """
+        # A request stands in exactly one of the three: not yet told to the coordinator, told to it,
+        # or come after the end.
         waiting = (*self._deferred, *self._left)
         kinds = {fact.kind for fact in waiting if isinstance(fact, CheckpointRequested)}
         if self._coordinator:
             kinds |= self._coordinator.requested
+        # A fixed order, or a replay of the simulator by its seed would differ from run to run.
         checkpoints = map(CheckpointRequested, sorted(kinds, key=lambda kind: kind.value))
         others = (f for f in waiting if isinstance(f, (SavepointRequest, CancelRequested)))
         return (*checkpoints, *others)
@@ -333,6 +336,8 @@ class AttemptLoop:
                 | DiscoveryAnswered()
                 | BlockersListed()
             ):
+                # Threads and connections of the attempt before may still report. What they say is
+                # true of that attempt alone.
                 return fact.attempt != self._settings.attempt
             case (
                 Hello()  # it is told to leave
@@ -351,6 +356,8 @@ class AttemptLoop:
         attempt = self._settings.attempt
         if hello.attempt != attempt:
             self._decide(DismissSlot(hello, f"attempt {hello.attempt} is over; {attempt} runs"))
+        # Before it is admitted: other code would read state wrongly, and what it uploads elsewhere
+        # nobody would find.
         elif refusal := self._slots.find_refusal(hello):
             self._end(refusal)
         else:
@@ -477,11 +484,14 @@ class AttemptLoop:
             case CheckpointRequested(kind):
                 decisions = coordinator.request(kind, now_s)
             case SavepointWritten(_, checkpoint):
+                # Of one that was given up meanwhile, whoever asked has heard that it failed.
                 if checkpoint in coordinator.pending and not fact.error:
                     self._decide(fact)
                 decisions = coordinator.on_savepoint_end(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
                 self._decide(Announce(fact))
+                # Before the coordinator hears of it: slots drop what they keep for this checkpoint,
+                # and the job may end by this very fact.
                 self._decide(GloballyCommitted(sink_id, checkpoint))
                 decisions = coordinator.on_committed(committer_ref(uid), checkpoint, now_s)
             case _:
@@ -585,6 +595,7 @@ class AttemptLoop:
         self._keep_request(fact)
         if self._is_of_another_attempt(fact):
             return
+        # Not the one that has reported: that it goes, too, explains nothing.
         if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
             text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
             self._end(SlotLost(text))

@@ -371,6 +371,8 @@ class SlotLoop:
             has_subtasks=isinstance(self._phase, _Running),
         )
         self._decide(BeginClosing())
+        # A restore that is under way cannot be interrupted: it holds a database that is half open.
+        # `RestoreEnded` or the deadline comes next.
         if not phase.is_restoring:
             self._close_parts(phase)
 

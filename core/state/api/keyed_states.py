@@ -223,6 +223,8 @@ class NamespacedMap(MapState[K, V]):
     def keys(self) -> Iterator[K]:
         """Return the keys as of now."""
         mine = self._namespace()
+        # One map holds the entries of all namespaces, and has no index of them: this reads all of
+        # the key's.
         return iter([key for namespace, key in self._entries.keys() if namespace == mine])  # noqa: SIM118
 
     def items(self) -> Iterator[tuple[K, V]]:
@@ -247,6 +249,7 @@ class Namespace(Generic[N]):
     def __init__(self, map_state: MapStates, kind: Any) -> None:
         self._map_state = map_state
         self._kind = kind
+        # In a list, so that None can be a namespace like any other.
         self._current: list[N] = []
         self._states: list[Callable[[], None]] = []
 
@@ -394,6 +397,8 @@ class KeyedStates:
         return TimedSerializer(serializer_of(descriptor.type), descriptor.name, ttl, self._clock)
 
     def _check(self, descriptor: Descriptor) -> None:
+        # Asked twice for the same is fine: a function may do so in a helper of its own. Two
+        # descriptors under one name would read each other's bytes.
         before = self._asked.setdefault(descriptor.name, descriptor)
         if before != descriptor:
             raise ConfigError(

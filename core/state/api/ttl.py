@@ -99,9 +99,12 @@ class TimedSerializer(ExpiringSerializer):
 
     def renew(self, stored: Timed) -> Timed | None:
         """Return what to store once `stored` is read, None when it stays as it is."""
+        # An expired value may still be shown (`visibility`), and must not live again by that.
         if not self.ttl.updates_on_read or self.is_expired(stored):
             return None
         now_ms = self.clock.now_ms()
+        # Never backwards: the last use may be in the future by another machine's clock, and going
+        # back would shorten a life that was promised.
         return Timed(now_ms, stored.stored) if now_ms > stored.used_ms else None
 
     def thaw(self, stored: Timed) -> Any:
@@ -153,6 +156,8 @@ class TtlListState(ListState[T]):
         timed = self._timed
         kept = self._kept.get()
         visible = [element for element in kept if timed.is_visible(element)]
+        # The whole list is written again. It also drops the elements that have expired, which costs
+        # nothing more.
         if timed.ttl.updates_on_read and visible:
             self._kept.update([timed.renew(element) or element for element in visible])
         return [timed.thaw(element) for element in visible]
@@ -207,6 +212,8 @@ class TtlMapState(MapState[K, V]):
     def items(self) -> Iterator[tuple[K, V]]:
         """Return the entries as of now."""
         visible = self._timed.is_visible
+        # Collected first: `_read` may put a renewed entry, which would change the mapping under its
+        # own iterator.
         entries = [(key, kept) for key, kept in self._kept.items() if visible(kept)]
         return iter([(key, self._read(key, kept)) for key, kept in entries])
 
