@@ -92,6 +92,8 @@ class CompiledProcessor(SnapshottedOperator):
             keyed = self._of_keys.begin(rows, batch.hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error) from error
+        # For each row, which of the batch's keys it has: the kernel goes through rows in their
+        # order, for a later one may read what an earlier one has set.
         numbers = keyed.in_row_order(keyed.spread(np.arange(keyed.key_count)))
         self._keys.load()
         try:
@@ -115,6 +117,7 @@ class CompiledProcessor(SnapshottedOperator):
         """
         program = self._program
         columns = [_to_kernel(rows.column(name), kind) for name, kind in program.columns]
+        # The kernel cannot make an array longer, so there is room for the most that it may return.
         room = rows.num_rows * program.results_max
         result_rows = np.empty(room, np.int64)
         computed = [
@@ -132,6 +135,8 @@ class CompiledProcessor(SnapshottedOperator):
             *(values for values in computed if values is not None),
         )
         made = self._make_batch(rows, result_rows[:count], computed)
+        # Last of all. Whatever failed above has changed copies alone, so that Python can run the
+        # same batch.
         for state, (values, has_value) in zip(self._states_by_column, copies, strict=True):
             state.take(values, has_value)
         return made
@@ -162,6 +167,7 @@ class CompiledProcessor(SnapshottedOperator):
             UserFunctionError: The function has raised, or a state does not hold a value.
         """
         self._uncompiled.add()
+        # Once an operator: a column with a null in every batch would fill the log.
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -290,6 +296,7 @@ class ColumnState(ValueState[Any]):
         if pa.types.is_timestamp(self._type):
             column = column.view(pa.int64())
         values = column.to_numpy(zero_copy_only=False)
+        # Copies: arrays of Arrow are read-only, and the kernel writes into these.
         return np.array(values), np.array(has_value)
 
     def take(self, values: Array, has_value: Array) -> None:
@@ -314,6 +321,8 @@ class ColumnState(ValueState[Any]):
     def set(self, value: Any) -> None:
         """Make `value` the value of the current key."""
         if value is not None:
+            # By exact class: True is an int to Python, and the next batch's kernel would read it as
+            # 1.
             is_integer = self._type == pa.int64()
             if type(value) is not self._python_type or (
                 is_integer and kind_of_value(value) != INTEGER
@@ -355,6 +364,8 @@ def _to_kernel(column: pa.Array, kind: Kind) -> Array:
         column = column.view(pa.int64())
     column = column.cast(_ARROW_TYPES.get(kind, pa.int64()))
     values = column.to_numpy(zero_copy_only=False)
+    # Contiguous and aligned: compiled code reads by address, and a slice of an Arrow column may be
+    # neither.
     return np.require(values, dtype_of(kind), ["C", "A"])
 
 

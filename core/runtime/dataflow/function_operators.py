@@ -287,6 +287,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
     def _fire(self, timers: DomainTimers, until_ms: int) -> None:
         """Emit what the function makes of the timers up to `until_ms`."""
         next_ms = timers.queue.next_ms
+        # The usual case, and called after every batch.
         if next_ms is None or next_ms > until_ms:
             return
         results = self._results

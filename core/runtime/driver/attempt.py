@@ -141,6 +141,8 @@ class Attempt:
         while True:
             self._carry_out(self._loop.tick(time.monotonic()))
             if self._is_finished is not None:
+                # Not `close` alone: what is deleted here after a job's end, the next start would
+                # have to look for.
                 self._background.finish(self._plan.settings.cancel_timeout_s)
                 return self._is_finished
             wait_s = self._loop.wait_s(time.monotonic())
@@ -232,6 +234,8 @@ class Attempt:
                 self._tell(SavepointBegun(decision, self._context.savepoints.begin(decision)))
             case SavepointWritten(_, checkpoint, request, size_bytes):
                 location = self._context.savepoints.find_location(request)
+                # Published before the request is answered: whoever waits for the answer may look at
+                # the status next.
                 self._publish(SavepointCompleted(checkpoint, location, size_bytes))
                 self._context.savepoints.record_success(request)
             case TriggerCheckpoint(checkpoint, kind):
@@ -301,6 +305,8 @@ class Attempt:
     def _deploy(self) -> None:
         plan, restored = self._plan, self._context.restored
         addresses = tuple(self._slots[slot].hello.data_address for slot in range(plan.parallelism))
+        # Here and not in the slots: which state is whose depends on all of it, and each slot would
+        # read the whole record of the checkpoint.
         begins = assign_state(self._context.graph, restored, plan.parallelism)
         for slot, link in self._slots:
             link.send(
@@ -357,6 +363,8 @@ class Attempt:
             try:
                 log.append(completed)
             except BaseException as caught:
+                # Every error, also KeyboardInterrupt: the attempt's thread waits for this answer,
+                # and nothing else ends that wait.
                 error = caught
             else:
                 # From here on the checkpoint is decided, whatever happens to this process.

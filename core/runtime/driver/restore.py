@@ -223,6 +223,7 @@ def check_others(job: str, graph: Graph, others: Mapping[str, LogView]) -> None:
             )
         last = view.completed[-1] if view.decided else None
         stateful = {o.uid for s in last.snapshots for o in s.operators} if last else set[str]()
+        # Only a warning: two pipelines made by one function have the same uids and are two jobs.
         if stateful and stateful <= uids:
             _log.warning(
                 "job %r is new, and job %r in the same checkpoint storage has its operators; a job"
@@ -302,6 +303,8 @@ def _without_key(
     """
     if not any(operator.raw for operator in old):
         return [()] * parallelism
+    # To all slots: which element of a split list is whose is known only when all elements are, and
+    # they are in files that only slots read.
     everybody = [h for o in old for h in o.raw if find_mode(h) in {"split", "union"}]
     # A savepoint of DataFrames has one copy, among parts with keyed state alone.
     parts = [[h for h in o.raw if find_mode(h) == "broadcast"] for o in old]

@@ -86,10 +86,13 @@ class Savepoints:
         location = savepoint_directory(
             self._checkpoint_storage, f"{parent}/savepoint-{request.id[:12]}"
         )
+        # Before the request is known to anybody: a directory that cannot be written fails the
+        # caller, and costs the job no checkpoint.
         location.prepare()
         asked = AskedSavepoint(request, location)
         with self._lock:
             self._asked[request.id] = asked
+        # A job that restarts again and again may never take it up, and a caller is waiting.
         deadline = threading.Timer(self._wait_s, self._give_up, (request,))
         deadline.daemon = True
         deadline.start()
@@ -100,6 +103,8 @@ class Savepoints:
         """Return whether an attempt is to take the savepoint: not once it has been given up."""
         with self._lock:
             asked = self._asked[request.id]
+            # Under the lock that `_give_up` takes: either the attempt begins it or the timer fails
+            # it, and never both.
             asked.under_way = not asked.done.done()
             return asked.under_way
 
@@ -135,6 +140,7 @@ class Savepoints:
             staged,
         )
         asked.directory.write(savepoint, self._storage.reader())
+        # Before the request is answered: pruning of proofs goes by it from the next checkpoint on.
         asked.written = savepoint
         return sum(handle.size_bytes for handle in handles_of(completed.snapshots))
 

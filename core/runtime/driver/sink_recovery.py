@@ -102,6 +102,8 @@ class SinkRecovery:
         self._log_location = str(storage.log)
         self._deadline_s = deadline_s
         self.step = RecoveryStep("its turn", time.monotonic())
+        # Only those of which the log knows: a retired sink that was settled by an earlier start may
+        # name a database that is gone by now.
         self._retired = log.view.sinks & retired.keys()
 
         def target(sink: Sink, uid: str, sink_id: str, schema: pa.Schema | None) -> _Target:

@@ -73,6 +73,8 @@ def with_discovered_splits(
     for uid, source in graph.sources():
         known = splits_of(restored, uid)
         now = source.splits() if known is None else source.discover(known)
+        # As sets: a source may list the same splits in another order, which needs no decision of
+        # its own.
         if known is None or set(now) != set(known):
             lists[uid] = _encode_splits(now)
     if not lists:
@@ -135,6 +137,9 @@ class SplitDiscovery:
                 continue
             known = splits_of(completed, uid) or ()
             growing.asking = True
+            # From the question and not from the answer, so that a server that is slow to answer is
+            # not asked at ever longer distances; `asking` keeps a second question from passing the
+            # first.
             growing.due_at = now + growing.interval_s
             threading.Thread(
                 target=carry_fields(self._answer),
@@ -166,6 +171,8 @@ def _answer_of(
         _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
         return DiscoveryAnswered(attempt, uid)
     standing = set(now)
+    # Whole splits are compared, with their positions. A reader cannot be told to stand elsewhere,
+    # so another position for a known split needs a new attempt.
     moved = sorted(split.id for split in known if split not in standing)
     if moved:
         return DiscoveryAnswered(

@@ -143,6 +143,7 @@ def compare_metrics(
     earlier: SubtaskMetrics, later: SubtaskMetrics, seconds: float
 ) -> SubtaskLoad | None:
     """Return the load between two reports; None where a share of nothing would be asked for."""
+    # Counters begin at 0 in each attempt, and a late report of the old one may still come.
     if seconds <= 0 or later.records_in < earlier.records_in:
         return None
     return SubtaskLoad(
@@ -175,6 +176,8 @@ def _sum_up(
         sum(one.input_batches for one in members),
     )
     known = [(loads[one.subtask], one.subtask.index) for one in members if one.subtask in loads]
+    # No sum of a part: right after a start it would show a rate that seems to double within
+    # seconds.
     if len(known) < len(members):
         return total
     busiest, index = max(known, key=lambda one: one[0].busy)
@@ -265,6 +268,8 @@ class JobHistory:
         reports = self._reports.setdefault(event.slot, deque())
         reports.append(event)
         now_s = event.at.monotonic_s
+        # The second oldest is looked at: one report before the window is kept, so that the
+        # difference covers all of it.
         while len(reports) > 2 and reports[1].at.monotonic_s <= now_s - RATE_WINDOW_S:
             reports.popleft()
         since_s = now_s - self._sampled[0] if self._sampled else None
@@ -274,6 +279,8 @@ class JobHistory:
         read = [load.records_in_per_s for ref, load in self._loads() if ref.chain in sources]
         rows = sum(sink.rows_committed for sink in status.sinks)
         committed: float | None = None
+        # Rows may seem to fall when an attempt's counters begin anew; a negative rate would be
+        # drawn.
         if self._sampled and since_s and rows >= self._sampled[1]:
             committed = (rows - self._sampled[1]) / since_s
         self._sampled = (now_s, rows)
@@ -294,6 +301,8 @@ class JobHistory:
     def _refresh(self, status: JobStatus) -> None:
         """Note when the sinks had committed: it is known some time after the decision."""
         committed = {one.checkpoint: one.committed_ms for one in status.history}
+        # From the newest backwards, and no further than the status remembers: what is older is
+        # known already or never will be.
         for index in range(1, min(len(committed), len(self._checkpoints)) + 1):
             kept = self._checkpoints[-index]
             at = committed.get(kept.checkpoint)

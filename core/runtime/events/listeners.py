@@ -61,8 +61,10 @@ class StatusTracker:
             self._status = apply(before, event)
             self._count(event, self._status)
             for feed in self._feeds:
+                # Under the lock, so that all listeners have the same order of events.
                 feed.offer(event, self._status)
         for one in self._status.dropped_state[len(before.dropped_state) :]:
+            # Outside of the lock: a handler of the log may be slow, or ask for the status itself.
             _log.warning("job %s: %s was restored and is dropped", before.job, one)
 
     def add_listener(self, listener: JobListener) -> None:
@@ -140,10 +142,12 @@ class _Feed:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
+                # It has ended, and everything is told.
                 if not self._waiting:
                     return
                 event, status = self._waiting.popleft()
             try:
+                # Without the lock: the listener may take long, and `offer` must not wait for it.
                 self._listener(event, status)
             except Exception:
                 self._errors += 1
