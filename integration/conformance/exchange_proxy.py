@@ -14,11 +14,9 @@ import socket
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
 
-from typing_extensions import Self
+from onceflow.integration.faults.network import LoopbackProxy
 
-_CONNECT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 65536
 _HELD_S_MAX = 120.0
 
@@ -56,19 +54,16 @@ class _Exchange:
     reply_lost: threading.Event = field(default_factory=threading.Event)
 
 
-class ExchangeProxy:
+class ExchangeProxy(LoopbackProxy):
     """Forwards `127.0.0.1:port` to a target; breaks one connection where it is told. Any thread."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         """Listen on a free port."""
-        self._target = target
-        self._lock = threading.Lock()
+        super().__init__(target)
         self._armed: _Armed | None = None
         self._holds: list[Hold] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
         self.breaks = 0
         """How many connections were broken so far."""
         self._spawn(self._accept)
@@ -93,9 +88,7 @@ class ExchangeProxy:
 
     def close(self) -> None:
         """End every connection; return when no thread is left. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._stop_listening()
         with self._lock:
             sockets, threads = list(self._sockets), list(self._threads)
         for one in sockets:
@@ -105,19 +98,6 @@ class ExchangeProxy:
         for thread in threads:
             thread.join(10)
 
-    def __enter__(self) -> Self:
-        """Return the proxy, which listens already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
-
     def _spawn(self, run: object, *arguments: object) -> None:
         assert callable(run)
         thread = threading.Thread(target=run, args=arguments, daemon=True)
@@ -126,19 +106,13 @@ class ExchangeProxy:
         thread.start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
-            except OSError:
+        while (client := self._accept_client()) is not None:
+            server = self._dial()
+            if server is None:
                 _end(client)
                 continue
             server.settimeout(None)
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets += [client, server]
             state = _Exchange()

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
 
 from typing_extensions import Self
@@ -25,7 +26,56 @@ _LOOK_MS = 20
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class TcpProxy:
+class LoopbackProxy(ABC):
+    """Listens on a free `port` of loopback for connections to `target`. Methods: any thread."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every connection; return when no thread is left. Idempotent."""
+
+    def __enter__(self) -> Self:
+        """Return the proxy, which listens already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _stop_listening(self) -> None:
+        # A thread in accept() is woken by shutdown on Linux, by close elsewhere.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept_client(self) -> socket.socket | None:
+        """Return the next client; None once the proxy listens no more."""
+        try:
+            return self._listener.accept()[0]
+        except OSError:
+            return None
+
+    def _dial(self) -> socket.socket | None:
+        """Return a connection to the target; None when it takes none."""
+        try:
+            server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
+        except OSError:
+            return None
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return server
+
+
+class TcpProxy(LoopbackProxy):
     """Forwards `127.0.0.1:port` to a target, and can break that. Methods: any thread.
 
     Faults hold for every connection, present and future, until `heal()`.
@@ -33,13 +83,10 @@ class TcpProxy:
 
     def __init__(self, target_host: str, target_port: int) -> None:
         """Listen on a free port; forwarding begins with the first connection."""
-        self._target = (target_host, target_port)
-        self._lock = threading.Lock()
+        super().__init__((target_host, target_port))
         self._connections: list[_Connection] = []
         self._faults = _Faults()
         self._refusing = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(
             target=self._accept, name=f"onceflow-proxy-{self.port}", daemon=True
         )
@@ -88,32 +135,12 @@ class TcpProxy:
 
     def close(self) -> None:
         """Reset everything and return when no thread is left. Idempotent."""
-        # A thread in accept() is woken by shutdown on Linux, by close elsewhere.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._stop_listening()
         self._acceptor.join(_JOIN_TIMEOUT_S)
         self.cut()
 
-    def __enter__(self) -> Self:
-        """Return the proxy, which listens already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
-
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
+        while (client := self._accept_client()) is not None:
             server = self._dial()
             with self._lock:
                 if server is not None and not self._refusing:
@@ -123,14 +150,6 @@ class TcpProxy:
             for unwanted in (client, server):
                 if unwanted is not None:
                     _reset(unwanted)
-
-    def _dial(self) -> socket.socket | None:
-        try:
-            server = socket.create_connection(self._target, timeout=_CONNECT_TIMEOUT_S)
-        except OSError:
-            return None
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return server
 
 
 class _Faults:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 from typing_extensions import override
@@ -48,6 +49,8 @@ from onceflow.sinks.sql.transactions import (
     PreparedTransactions,
     Transactions,
 )
+
+TransactionsT = TypeVar("TransactionsT", bound=Transactions)
 
 _HOLDERS_MAX = 4
 """How many holders of locks an error names."""
@@ -185,14 +188,14 @@ class SqlWriter(SinkWriter):
         )
 
 
-class TransactionWriter(SqlWriter):
+class TransactionWriter(SqlWriter, Generic[TransactionsT]):
     """A writer whose rows wait in the database, in a transaction on a session of its own."""
 
     def __init__(
         self,
         settings: SqlSettings,
         context: WriterContext,
-        transactions: Transactions,
+        transactions: TransactionsT,
     ) -> None:
         """Match the rows to the table; `transactions` are connected and end with the writer.
 
@@ -200,7 +203,7 @@ class TransactionWriter(SqlWriter):
             ConfigError: The table does not take the rows.
             SinkError: The server cannot be reached or asked now.
         """
-        self._all_transactions = transactions
+        self._transactions = transactions
         super().__init__(settings, context)
 
     @override
@@ -218,7 +221,7 @@ class TransactionWriter(SqlWriter):
             if not self._loader.rows:
                 # Open all the same if rows were sent and every one was refused. Its name may be
                 # that of this checkpoint, and the next one's rows must not go in under it.
-                self._all_transactions.roll_back()
+                self._transactions.roll_back()
                 return ()
             return self._end_transaction(checkpoint)
 
@@ -228,7 +231,7 @@ class TransactionWriter(SqlWriter):
 
     @override
     def _new_loader(self, target: Target) -> RowLoader:
-        settings, transactions = self._settings, self._all_transactions
+        settings, transactions = self._settings, self._transactions
         rules = settings.rules
         executor = settings.dialect.executor(transactions.session, rules.mode, rules.primary_key)
         destination = OpenTransaction(transactions, executor, self._bad_rows, self._context.schema)
@@ -240,30 +243,15 @@ class TransactionWriter(SqlWriter):
 
     @override
     def _open_session(self) -> Session:
-        return self._all_transactions.session
+        return self._transactions.session
 
     @override
     def _release(self) -> None:
-        self._all_transactions.close()
+        self._transactions.close()
 
 
-class TwoPhaseWriter(TransactionWriter):
+class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
     """Prepares at each barrier; a committer does the rest."""
-
-    def __init__(
-        self,
-        settings: SqlSettings,
-        context: WriterContext,
-        transactions: PreparedTransactions,
-    ) -> None:
-        """Match the rows to the table.
-
-        Raises:
-            ConfigError: The table does not take the rows.
-            SinkError: The server cannot be reached or asked now.
-        """
-        self._transactions = transactions
-        super().__init__(settings, context, transactions)
 
     @override
     def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
@@ -316,23 +304,8 @@ class TwoPhaseWriter(TransactionWriter):
         raise PreCommitFailed(f"{self._where}: {self._transactions.name_in_use(transaction)}")
 
 
-class AtLeastOnceWriter(TransactionWriter):
+class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
     """Commits as it goes: rows are seen at once, and again when a failure has them sent again."""
-
-    def __init__(
-        self,
-        settings: SqlSettings,
-        context: WriterContext,
-        transactions: PlainTransactions,
-    ) -> None:
-        """Match the rows to the table.
-
-        Raises:
-            ConfigError: The table does not take the rows.
-            SinkError: The server cannot be reached or asked now.
-        """
-        self._transactions = transactions
-        super().__init__(settings, context, transactions)
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
