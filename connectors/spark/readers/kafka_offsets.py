@@ -87,16 +87,6 @@ class StreamOffsets:
         return bool(self.positions)
 
 
-def lag_of(at: Mapping[str, Any], latest: Mapping[str, Any]) -> int:
-    """Return how many offsets lie between two documents of one query: what is not read yet."""
-    start, there = StreamOffsets.of(at).positions, StreamOffsets.of(latest)
-    lag = 0
-    for partition, position in there.positions.items():
-        begins = there.began.get(partition, 0)
-        lag += max(0, position.next - (start[partition].next if partition in start else begins))
-    return lag
-
-
 def ranges_between(
     start: StreamOffsets, end: StreamOffsets, *, first_left: Mapping[_Place, int]
 ) -> list[OffsetRange]:

@@ -445,7 +445,7 @@ class CheckpointCoordinator:
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
         # Told even when it ends the attempt: events and metrics count every failure.
-        decisions.append(CountFailure(checkpoint, reason, self._consecutive))
+        decisions.append(CountFailure(checkpoint, reason))
         if self._consecutive > self._settings.tolerable_failures:
             self._over = True
             text = (

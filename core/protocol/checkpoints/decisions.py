@@ -159,11 +159,10 @@ class DiscardState:
 
 @dataclass(frozen=True, slots=True)
 class CountFailure:
-    """For status and metrics: `consecutive` checkpoints in a row have failed, this one last."""
+    """For status and metrics: `checkpoint` has failed."""
 
     checkpoint: CheckpointId
     reason: str
-    consecutive: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import pytest
 from onceflow.connectors.spark.readers.kafka_offsets import (
     PACKED_ROWS,
     StreamOffsets,
-    lag_of,
     limit_ends,
     ranges_between,
     tasks_of,
@@ -107,8 +106,3 @@ def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
     assert [len(task) for task in tasks_of(small)] == [4, 4]
     large = [OffsetRange("t", number, 0, PACKED_ROWS * 3) for number in range(3)]
     assert [len(task) for task in tasks_of(large)] == [1, 1, 1]
-
-
-def test_lag_is_what_lies_between_two_documents() -> None:
-    latest = _at({0: 10, 1: 8}, p1=6)
-    assert lag_of(_at({0: 4}).document(), latest.document()) == 6 + 2
