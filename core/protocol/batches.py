@@ -113,9 +113,13 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
     Batches of a source come in order, and the next one only when the last is committed. So one
     below the last decision that was not decided itself is of an older copy of the source's memory.
     """
+    # A write without a number is never tried again under the same name, so there is nothing to
+    # find.
     if not batch.source:
         return WriteBatch()
     decision = claim.decision(batch)
+    # Before numbers are compared: a batch that is decided is skipped, also when later ones are, for
+    # a query that starts again repeats its last batch.
     if decision is not None:
         if decision.fingerprint == fingerprint:
             return SkipBatch(decision)
@@ -127,6 +131,7 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
     # Nothing remembered of the source: no number is too low.
     last = max(of_source, default=batch.number)
     if batch.number < last:
+        # Without a fingerprint a user has chosen the number, and can choose another.
         if not fingerprint:
             return RefuseLower(last, min(of_source))
         return RefuseBatch(

@@ -172,6 +172,7 @@ class _ExponentialDelayTracker:
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
         settings = self._settings
+        # An attempt that fails before it runs must not count the time that an earlier one has run.
         since_s, self._running_since_s = self._running_since_s, None
         if since_s is not None and now_s - since_s >= settings.reset_after_s:
             self._delay_s = settings.initial_delay_s
@@ -192,12 +193,15 @@ class _ExponentialDelayTracker:
             )
         delay_s = self._delay_s
         self._delay_s = min(delay_s * settings.multiplier, settings.max_delay_s)
+        # The jitter is not part of the delay that grows, or it would add up.
         return RestartAfter(delay_s * (1 + settings.jitter * self._rng.uniform(-1.0, 1.0)))
 
 
 class _FailureRateTracker:
     def __init__(self, settings: FailureRate) -> None:
         self._settings = settings
+        # One more than is allowed is all that must be remembered: the oldest of so many says
+        # whether they fit into the interval.
         self._failed_at_s: deque[float] = deque(maxlen=settings.failures + 1)
 
     def on_running(self, now_s: float) -> None:

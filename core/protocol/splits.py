@@ -60,6 +60,7 @@ def default_max_parallelism(parallelism: int) -> int:
     """Return the power of two at or above 1.5 x `parallelism`, within 128 and 32768."""
     if not 1 <= parallelism <= PARALLELISM_MAX:
         raise ValueError(f"parallelism={parallelism} must be 1..{PARALLELISM_MAX}")
+    # In whole numbers, as Flink computes it: a float would round differently near powers of two.
     least = parallelism + (parallelism + 1) // 2
     return min(max(1 << (least - 1).bit_length(), KEY_GROUPS_DEFAULT_MIN), PARALLELISM_MAX)
 
@@ -149,6 +150,8 @@ def with_lists(
         others = tuple(operator for operator in old.operators if operator.uid != uid)
         held = replace(known, lists={**known.lists, name: elements})
         snapshots[first] = replace(old, operators=(held, *others))
+    # This decision repeats what `restored` lists. Commits of whole checkpoints go by the first
+    # decision that names a transaction, so that one must be named as well.
     listed = any(operator.committables for s in snapshots.values() for operator in s.operators)
     return replace(
         restored,
@@ -174,6 +177,8 @@ class SplitOffers:
         for split in sorted(discovered, key=lambda split: split.id):
             if any(split.id in splits for splits in self._splits):
                 continue
+            # Counted anew for each split, for the one before may have changed which subtask has the
+            # fewest.
             loads = [len(splits) for splits in self._splits]
             subtask = loads.index(min(loads))
             self._splits[subtask].add(split.id)

@@ -173,6 +173,8 @@ class SourceBarriers:
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
         """Take in that `checkpoint` is over; its barrier is not emitted any more."""
+        # The trigger may come after the abort, from another thread of the driver; it must not
+        # revive the checkpoint.
         self._last = max(self._last, checkpoint)
         self._held = [held for held in self._held if held[0].checkpoint != checkpoint]
 
@@ -182,6 +184,7 @@ class SourceBarriers:
         `clear` says that no rows wait for credits. One that goes ahead of an older one says that
         the older is over.
         """
+        # Oldest first, so that two barriers that may both go keep their order.
         for position, (barrier, at_s) in enumerate(self._held):
             if clear or (at_s is not None and now_s >= at_s):
                 del self._held[: position + 1]
@@ -276,6 +279,8 @@ class BarrierAlignment:
         if known is None or known.barrier.checkpoint < checkpoint:
             self._announced = known = _Announced(barrier, now_s, at_s)
         known.channels.add(channel)
+        # The earliest of all channels: the barrier that has waited longest elsewhere has the least
+        # time left here.
         known.overtakes_at_s = min(known.overtakes_at_s, at_s)
         return (*actions, *self.on_time(now_s))
 
@@ -295,6 +300,8 @@ class BarrierAlignment:
                 actions.append(AlignmentAborted(older, f"barrier {checkpoint} has overtaken it"))
         aligned = self._open.pop(checkpoint, None)
         passed: set[int] = set() if aligned is None else aligned.arrived
+        # The snapshot is being taken: barriers of it that are read later are only the end of what
+        # is in flight.
         self._floor = checkpoint
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint}
         self._overtaking = announced
@@ -414,6 +421,8 @@ class BarrierAlignment:
     def _complete_in_flight(self, now_s: float) -> list[AlignmentAction]:
         under_way = self._overtaking
         assert under_way is not None
+        # Channels that keep order were read up to the barrier before it overtook, so nothing of
+        # theirs is in flight.
         if len(under_way.channels | self._keeping_order) < self._channels:
             return []
         self._overtaking = None

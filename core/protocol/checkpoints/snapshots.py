@@ -138,6 +138,7 @@ class CompletedCheckpoint:
         What receiving subtasks held comes before what sending ones did: it was sent before.
         """
         parts = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
+        # False sorts before True, and the sort is stable: each side keeps its own order.
         return tuple(sorted(parts, key=lambda one: not one.sent))
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
@@ -216,6 +217,8 @@ class StateFiles:
             if not handle.path or self._is_named(handle.path):
                 continue
             if handle.shared:
+                # A shared file may be named again by a snapshot that is being taken just now, on a
+                # subtask that has not heard that the old checkpoint is gone.
                 self._waiting[handle.path] = _Waiting(handle, decided_last)
             else:
                 private[handle.path] = handle
@@ -244,6 +247,8 @@ class StateFiles:
                 # Used again: the checkpoint that names it now drops it later.
                 del self._waiting[path]
                 continue
+            # Once everybody has heard, nobody begins a snapshot that names it; those begun before
+            # must still be over.
             if waiting.over_before is None and confirmed >= waiting.decided_last:
                 waiting.over_before = next_checkpoint
             if waiting.over_before is not None and oldest_pending >= waiting.over_before:

@@ -187,9 +187,12 @@ class LogMemory:
         listed = tuple(listed)
         # What an attempt prepared, a later one decides where it begins from a savepoint.
         decided = self.remember_decided(listed).decided
+        # Checkpoint 0 decides nothing of anybody's.
         if checkpoint > GENESIS:
             earlier = (one for one in decided if one.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))
+        # Every record repeats the memory, so it must not grow with the life of a job that restarts
+        # for years.
         forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
         since = forgotten[-1].attempt + 1 if forgotten else self.since
         memory = self.with_committed(listed_before=listed_before, listed=listed)
@@ -205,6 +208,8 @@ def _last_of(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Co
     by_sink: dict[str, list[Committable]] = {sink_id: [] for sink_id in sinks}
     for one in committed:
         last = by_sink.get(one.transaction.sink_id)
+        # Only the highest checkpoint of a sink is kept, with all its transactions: its proofs are
+        # the last that pruning leaves.
         if last is None or (last and one.transaction.checkpoint < last[0].transaction.checkpoint):
             continue
         if last and one.transaction.checkpoint > last[0].transaction.checkpoint:

@@ -194,6 +194,7 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
                 f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
                 f"after checkpoint {last}"
             )
+        # A record's own memory first: it also knows what was in records that are pruned by now.
         memory = record.memory or _memory_after(view, record.completed)
         decided = (*decided, record)
     if record.attempt != attempt_expected or record.attempt < 1:
@@ -242,6 +243,7 @@ def claim_again(
     Raises:
         Fenced: Somebody else has claimed the job since.
     """
+    # By owner, too: the claim of a try whose answer was lost has a higher number and is still ours.
     if view.attempt == attempt or view.owner == owner:
         return next_claim(view, owner, above=above)
     raise Fenced(
@@ -304,6 +306,8 @@ def check_append(
     time, so a record above this one is somebody else's: either the number was pruned and this is a
     orphan, or a newer attempt has claimed since. Both fence.
     """
+    # Before the numbers are compared: a foreign record at our number fences us, whatever stands
+    # above it.
     if standing_digest != digest:
         return AppendFenced(
             f"attempt {record.attempt} lost sequence number {record.sequence} of the decision log: "
@@ -327,12 +331,15 @@ def prunable(view: LogView, retained: int) -> tuple[int, ...]:
         raise ValueError(f"retained={retained} must be 1 or more")
     if not view.decided:
         return view.orphans
+    # Claims above the oldest decision that is kept stay as well, or the chain would have a gap.
     oldest_kept = view.decided[-retained:][0].sequence
     return (*view.orphans, *range(view.first_sequence, oldest_kept))
 
 
 def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
     chain = [by_sequence[max(by_sequence)]]
+    # From the highest down, by digests. Whatever is not linked to the highest record was overtaken
+    # before it could count.
     while True:
         above = chain[-1].record
         below = by_sequence.get(above.sequence - 1)
@@ -343,6 +350,7 @@ def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
 
 def _before(first: LogRecord) -> LogView:
     """The view that must have stood before the oldest record of a chain; its past is pruned."""
+    # A claim is the first record of its attempt, and a decision is not.
     claims = isinstance(first, AttemptClaimed)
     attempt = AttemptId(first.attempt - 1) if claims else first.attempt
     memory = LogMemory(since=first.attempt)
