@@ -89,6 +89,7 @@ def join_batches(batches: Sequence[Batch], rows_max: int) -> list[Batch]:
 def _one_of(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
+    # Batches are joined on keyed edges alone, where each has its hashes.
     hashes = [batch.hashes for batch in batches if batch.hashes is not None]
     rows = pa.concat_batches([batch.rows for batch in batches])
     return Batch(rows, np.concatenate(hashes))
@@ -147,6 +148,8 @@ class OutputChannel(ABC):
         with self._lock:
             self._check_open()
             overtaken = self._queue.overtaken_by(barrier.checkpoint)
+        # Without the lock, as in `send`. What is overtaken stays in the queue and is sent later,
+        # with its own credits.
         self._write(barrier)
         return overtaken
 
@@ -161,6 +164,7 @@ class OutputChannel(ABC):
     def refuse(self, reason: str) -> None:
         """Refuse and wake the sender from now on. Any thread; the first reason stays."""
         with self._lock:
+            # The first reason is nearest to the cause; what comes after it follows from it.
             self._refusal = self._refusal or reason
         self._on_credit()
 
@@ -312,6 +316,8 @@ class InputGate:
         return self._queues.waiting
 
     def _next(self, elements: bool) -> SubtaskMail | Announced | Received[Batch] | None:
+        # Mail first: an abort or a shutdown must not wait behind rows, and a trigger that does
+        # would delay the checkpoint by all of them.
         return self._mail.popleft() if self._mail else self._queues.take(elements=elements)
 
 

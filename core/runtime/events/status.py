@@ -381,6 +381,7 @@ def _apply_to_job(
         case JobStarted(sources):
             return replace(status, sources=sources, tally=_Tally(zero_s=now_s))
         case AttemptBegan(attempt, restored):
+            # By the monotonic clock: the wall clock may be set while an attempt starts.
             since_s = round(now_s - tally.zero_s, 4)
             stats = AttemptStats(
                 attempt=attempt,
@@ -445,6 +446,7 @@ def _slots_after(
         case SlotJoined(number, pid, parent_pid, host):
             now = SlotStatus(number, pid, parent_pid, host)
         case SlotReported(_, subtasks, sinks, rss_bytes):
+            # A report of a slot that has not joined this attempt: it is of the one before.
             if known is None:
                 return slots
             now = replace(
@@ -472,6 +474,7 @@ def _apply_to_rest(
             new = sorted(set(state) - set(status.dropped_state))
             return replace(status, dropped_state=(*status.dropped_state, *new))
         case LeftoversAborted(attempt, sinks):
+            # The sweep of an attempt may end after it; its numbers belong to no other.
             if attempt != status.attempt:
                 return status
             known = {sink.uid: sink for sink in status.tally.recovered}
@@ -577,6 +580,8 @@ def _complete_checkpoint(status: JobStatus, event: CheckpointCompleted) -> JobSt
         pending=tuple(
             one
             for one in status.pending
+            # A decision ends the older checkpoints that are pending, as in the coordinator.
+            # Savepoints are their users' and go on.
             if one.checkpoint > event.checkpoint
             or (one.checkpoint < event.checkpoint and one.kind.startswith("savepoint"))
         ),
@@ -605,6 +610,8 @@ def _record_commit(status: JobStatus, event: SubtaskCommitted | CheckpointCommit
     checkpoint, now_s = event.checkpoint, event.at.monotonic_s
     tally = replace(status.tally, committed=status.tally.committed.with_commit(who, checkpoint))
     lowest = tally.committed.lowest_of(tally.subtasks + tally.committers)
+    # Whoever commits a later checkpoint has committed those before, so one confirmation may end
+    # several.
     done = {number: at_s for number, at_s in tally.decided_at_s.items() if number <= lowest}
     if not done:
         return replace(status, tally=tally)

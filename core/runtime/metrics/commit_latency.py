@@ -102,6 +102,7 @@ class CommitLatency:
             uid = event.uid
             self._observe(event.checkpoint, at_s, lambda sink, _: sink.uid == uid)
         elif isinstance(event, SinksRecovered):
+            # Recovery has committed all that is decided, before any row of the attempt is read.
             newest = max(self._decided, default=0)
             self._observe(newest, at_s, lambda _sink, _decided: True)
 
@@ -129,6 +130,8 @@ class CommitLatency:
     def _decide(self, checkpoint: int) -> None:
         """Note that `checkpoint` is decided, and with it those before that were given up."""
         subtasks = self._undecided.get(checkpoint, _Undecided()).subtasks
+        # Rows of checkpoints that were given up are in this one, too: the stream before n is also
+        # before n + 1.
         earlier = [number for number in self._undecided if number <= checkpoint]
         taken = (self._undecided.pop(number).times.items() for number in earlier)
         decided = _merge_times(
@@ -177,6 +180,7 @@ class CommitLatency:
         self, through: int, at_s: float, has_committed: Callable[[SinkInputs, _Decided], bool]
     ) -> None:
         """Count the records up to checkpoint `through` for sinks that have now committed them."""
+        # A copy of the numbers, for entries are removed on the way.
         for number in [number for number in self._decided if number <= through]:
             decided = self._decided[number]
             ended = {uid for uid in decided.sinks if has_committed(self._sinks[uid], decided)}

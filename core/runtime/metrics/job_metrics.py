@@ -177,6 +177,8 @@ class JobMetrics:
                 return ()
             retained = self._retained
             counted = (*self._collect_job(), *self._collect_subtasks(), *self._collect_sinks())
+        # Outside of the lock, which events take before the job goes on: thousands of files are
+        # added up here.
         stored = (
             () if retained is None else (_single(metric_catalog.STORAGE, _sum_files(retained)),)
         )
@@ -200,6 +202,8 @@ class JobMetrics:
             self._savepoints += 1
         elif isinstance(event, AttemptBegan):
             self._attempts += 1
+            # Counters of slots begin at 0 with each attempt, and totals rise over all: differences
+            # are taken within one attempt alone.
             self._last_subtasks.clear()
             self._last_sinks.clear()
             self._uncommitted.clear()
@@ -216,6 +220,7 @@ class JobMetrics:
 
     def _to_reason(self, error: str) -> str:
         name = error.partition(":")[0].strip()
+        # A user's function may raise classes without end, and each would be a series of its own.
         known = name in self._restarts or len(self._restarts) < REASONS_MAX
         return name if known and name.isidentifier() else "other"
 
@@ -253,6 +258,7 @@ class JobMetrics:
             self._observe(stats.kind, part, duration_ms)
 
     def _observe_commits(self, status: JobStatus) -> None:
+        # What the status waits for no longer has been committed by all sinks.
         ended = self._uncommitted - status.tally.decided_at_s.keys()
         if not ended:
             return

@@ -120,6 +120,8 @@ class CommitThread(StepSource[C, CommitOutcome]):
         """Wait for the next commit; prune and report while idle; None when closing."""
         while True:
             with self._condition:
+                # Before the next commit is taken: what is left is decided, and the next attempt
+                # commits it.
                 if self._closing:
                     return None
                 step = self._commits.next_commit(time.monotonic())
@@ -191,6 +193,8 @@ class CommitWorker(CommitThread[Committable]):
         with self._condition:
             self._queue.note_decision(checkpoint)
             self.metrics.note_decided(checkpoint)
+            # Only the newest is kept. It includes the older ones, and pruning waits until nothing
+            # is left to commit.
             self._prune_before = retain_ledger_from
             self._condition.notify()
 
@@ -350,6 +354,8 @@ class SlotCommits:
         """Return how far `ref` has committed, if that has changed since the last report."""
         progress = self._progress[ref]
         committed = progress.record_commits
+        # The lower of the two: a file of state may go when the subtask has heard of the decision,
+        # and when no sink needs the one before.
         confirmed = min(progress.heard, committed)
         if (confirmed, committed) == progress.reported:
             return []

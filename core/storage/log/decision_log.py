@@ -174,6 +174,7 @@ class DecisionLog:
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
         self._fs.make_directory(self._paths.log)
+        # Before the claim: once a record is there, slots of the attempt may upload into it at once.
         self._fs.make_directory(self._paths.shared)
         log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
         owner = f"{owner} {drawn or draw_owner()}"  # two containers can share host name and pid
@@ -202,6 +203,7 @@ class DecisionLog:
             DecisionUnknown: The claim may or may not be in the log.
         """
         for _ in range(CLAIM_TRIES_MAX):
+            # Read anew in each try: the driver that won the last race has added a record.
             view = self.read() if seed is None else seed(self.read())
             record = claim(view)
             digest, verdict = self.put(record)
@@ -414,6 +416,8 @@ class ClaimedLog:
             StorageError: The decision is not in the log and never will be.
             DecisionUnknown: Nobody knows; the attempt must end.
         """
+        # Fenced once is fenced for good: a log whose newer records were deleted by hand must not
+        # let this owner go on.
         if self._lost is not None:
             raise self._lost
         view = self.view
