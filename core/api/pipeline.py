@@ -155,6 +155,7 @@ class Job:
         directory = savepoint if isinstance(savepoint, str) else None
         asked = self._driver.savepoint(kind, directory, choice_of(StateForm, form, setting="form"))
         location = _result(asked.done, timeout_s)
+        # One timeout for both waits: the end of the job gets what the savepoint has left.
         left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
         try:
             return self.wait(left_s)
@@ -426,6 +427,8 @@ class Pipeline:
         if from_savepoint is None and (claim or allow_rewind):
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
         graph = self._complete_graph()
+        # Once a start, and before the plan is pickled: all slots and all attempts of this start
+        # join with the same rows.
         for table in graph.tables():
             table.load()
         plan = self._make_plan(
@@ -535,6 +538,8 @@ def _to_cluster(cluster: SparkSession | ConnectSession | LocalProcesses) -> Clus
     """Return `cluster` as the runtime sees it. Spark is imported only where it is used."""
     if isinstance(cluster, LocalProcesses):
         return cluster
+    # By the name of its module: importing Connect's classes to ask would need grpc, which a plain
+    # Spark has not.
     if type(cluster).__module__.startswith("pyspark.sql.connect."):
         from onceflow.core.runtime.cluster.spark_connect import SparkConnectCluster
 

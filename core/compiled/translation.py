@@ -101,6 +101,7 @@ def translate_function(
     Raises:
         ConfigError: It does what kernels cannot; says where and why.
     """
+    # A copy: `open` sets attributes to recorded states, which the user's own object must not keep.
     opened = copy.copy(function)
     opened.open(cast("Any", OpeningStates(type(function).__name__)))
     return _Translator(opened, input_schema, output_schema).translate()
@@ -131,6 +132,8 @@ class _Translator:
         self._process, self._definition = read_definition(type(function).process, self._name)
         arguments = self._definition.args
         count = len(arguments.args) + len(arguments.kwonlyargs) + len(arguments.posonlyargs)
+        # By position and nothing else: the operator calls it so, and a default would be a third
+        # source of values.
         if count != 2 or len(arguments.args) != 2 or arguments.vararg or arguments.kwarg:
             raise self._refusal(self._definition, "it must have the parameters self and record")
         self._self, self._record = (argument.arg for argument in arguments.args)
@@ -153,6 +156,8 @@ class _Translator:
 
     def translate(self) -> CompiledFunction:
         """Return the whole function."""
+        # Columns that are assigned on some path only must have the record's value on the others, so
+        # they are loaded before the first statement.
         for name in sorted(self._assigned_columns.intersection(self._input.names)):
             self._load_column(name, self._definition)
         self._block(self._definition.body, "        ")
@@ -201,6 +206,7 @@ class _Translator:
                 assert node.value is not None
                 self._assign(target, self._expression(node.value), indent)
             case ast.AugAssign():
+                # `x += y` reads x first: as an expression the same node must be a load.
                 before = copy.copy(node.target)
                 before.ctx = ast.Load()
                 value = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
@@ -231,6 +237,8 @@ class _Translator:
         bound, results = set(self._bound), self._results_on_path
         ends: list[tuple[bool, set[str]]] = []
         most = results
+        # Both branches begin from what was known before the `if`: what one binds must not be
+        # visible to the other.
         for statements in (node.body, node.orelse):
             self._bound, self._results_on_path = set(bound), results
             start = len(self._lines)
@@ -243,6 +251,8 @@ class _Translator:
             most = max(most, self._results_on_path)
         self._results_on_path = most
         reached = [names for goes_on, names in ends if goes_on]
+        # After it a name has a value if each branch that comes to its end has given it one. A
+        # branch that returns has no say.
         self._bound = set[str].intersection(*reached) if reached else bound
         return bool(reached)
 
@@ -258,6 +268,7 @@ class _Translator:
                 target, "a value can be assigned to a variable or a column of the record"
             )
         text, kind = code
+        # One kind for the whole function: compiled code has one machine type a variable.
         before = self._kinds.setdefault(variable, kind)
         if before != kind:
             raise self._refusal(
@@ -275,6 +286,8 @@ class _Translator:
             )
         index = list(self._states).index(state.attribute)
         if method == "clear" and not call.args and not call.keywords:
+            # The array is written as well, for the next read of this key in the batch takes the
+            # default from it.
             default = f"default_{index}"
             self._lines.append(f"{indent}state_{index}[key] = {self._constant(default, state)}")
             self._lines.append(f"{indent}has_{index}[key] = False")
@@ -310,6 +323,7 @@ class _Translator:
                 self._add_result(element, element, indent)
         elif value is not None and not (isinstance(value, ast.Constant) and value.value is None):
             self._add_result(node, value, indent)
+        # The kernel goes through the rows of a batch; a return ends the row and not the loop.
         self._lines.append(f"{indent}continue")
 
     def _add_result(self, node: ast.AST, record: ast.expr | None, indent: str) -> None:
@@ -341,6 +355,8 @@ class _Translator:
             if isinstance(value, str):
                 self._require_column(value, node)
         self._results_on_path += 1
+        # The line is filled when all results are known: only then is it certain which columns are
+        # passed on as they are in every one of them.
         self._lines.append("")
         self._results.append(_Result(len(self._lines) - 1, indent, node, values, codes))
 
@@ -463,6 +479,7 @@ class _Translator:
         if kind is None:
             what = "an integer beyond 64 bits" if isinstance(value, int) else _article(value)
             raise self._refusal(node, f"{what} is not compiled")
+        # repr() gives `inf` and `nan`, which are no names in the kernel.
         if kind == FLOAT and not math.isfinite(cast("float", value)):
             return _FLOATS_BY_NAME[repr(value)], kind
         # In parentheses, so that a negative one can stand behind any operator.
@@ -483,6 +500,8 @@ class _Translator:
                     node, "it is neither a variable of the function nor a number of its module"
                 )
             return self._number(node, value)
+        # Statically: a property would run the user's code, and say nothing about its value in a
+        # slot.
         value = inspect.getattr_static(self._function, attribute, _UNKNOWN)
         kind = kind_of_value(value)
         if kind is None:
@@ -519,6 +538,8 @@ class _Translator:
             return self._test(node), BOOLEAN
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             value = node.operand.value
+            # A negative constant is folded here, or the lowest integer of 64 bits could not be
+            # written: without its sign it does not fit.
             if type(value) in (int, float):
                 return self._number(node, -cast("float", value))
         text, kind = self._expression(node.operand)
@@ -539,6 +560,7 @@ class _Translator:
     def _comparison(self, node: ast.Compare) -> str:
         operands = [self._expression(one) for one in (node.left, *node.comparators)]
         kinds = {kind for _, kind in operands}
+        # Python compares an integer with a float exactly; a machine would round the integer first.
         if kinds == {INTEGER, FLOAT}:
             operands = [
                 (f"exact_float({text})" if kind == INTEGER else text, FLOAT)
@@ -577,6 +599,7 @@ class _Translator:
     def _extreme(self, node: ast.Call, helper: str) -> Code:
         codes = [self._expression(one) for one in node.args]
         kinds = {kind for _, kind in codes}
+        # min(True, 2) is True to Python, and of which kind that is depends on the values.
         if len(kinds) != 1 or BOOLEAN in kinds:
             raise self._refusal(node, "all arguments must be integers, all floats, or all times")
         text, kind = codes[0]

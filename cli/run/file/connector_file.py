@@ -137,12 +137,15 @@ def read_connector_file(path: Path) -> ConnectorFile:
     except ValueError as error:  # UnicodeDecodeError is one, too
         raise ConfigError(f"connector file {path} is not TOML: {error}") from None
     where = str(path)
+    # Only names of tables are checked here. What stands in a table of settings is checked where
+    # settings are, by the same words as in any other file.
     sections = sorted({one.name.partition(".")[0] for one in OPTIONS})
     check_names(
         [name for name, value in tables.items() if isinstance(value, dict) or name == NAME_KEY],
         [NAME_KEY, *SECTIONS, SPARK, *sections, *_flink_sections()],
         where,
     )
+    # Taken out one after the other: what is left at the end are settings.
     name = tables.pop(NAME_KEY, None)
     if not isinstance(name, str):
         raise ConfigError(f'{where}: name must be given, at the top: name = "ledger"')
@@ -198,6 +201,7 @@ def _name_table(where: str, make: Callable[[], _T]) -> _T:
         return make()
     except ConfigError as error:
         text = str(error)
+        # Nested tables have said where it is already.
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
 
 
@@ -318,6 +322,8 @@ def _parse_options(
         table |= of_url
     followed = {
         name: value
+        # A secret stays a reference until the process that connects looks it up, so that neither
+        # the plan nor a pickle holds it.
         if name in parameters and parameters[name].keeps_references
         else _follow(value, f"{where}.{name}")
         for name, value in table.items()
@@ -345,6 +351,8 @@ def _follow_text(text: str, where: str) -> str:
             f"{where}: {unknown[0]} cannot be looked up; write ${{env:{unknown[1]}}} for an"
             " environment variable, ${file:/path} for a file"
         )
+    # Before the reference is followed: afterwards the password is plain text in an object that is
+    # printed and pickled.
     if has_reference(text) and _PASSWORD.search(text):
         raise ConfigError(
             f"{where}: the password in this URL would be in every description of the job; say"

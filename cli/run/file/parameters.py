@@ -102,6 +102,7 @@ class Parameter:
         Raises:
             ConfigError: It is none; says what would be one, and no value that is secret.
         """
+        # TOML has no null.
         if written == "none" and self._takes_none():
             return None
         record = self.record
@@ -110,6 +111,7 @@ class Parameter:
         if not fits(self._type_schema(), written):
             raise ConfigError(self._refuse(written, where))
         kind = self.meaning.kind if self.meaning is not None else None
+        # Text that may be JSON is parsed by the class that takes it, which knows what it means.
         if isinstance(written, str) and kind is not None and kind is not JSON_VALUE:
             return self._parse_text(kind, written, where)
         return tuple(cast("list[object]", written)) if isinstance(written, list) else written
@@ -170,6 +172,7 @@ def fits(schema: Schema, value: object) -> bool:
 
 def _name_kind(value: object) -> str:
     match value:
+        # Before int: True is one to Python.
         case bool():
             return "boolean"
         case int():
@@ -275,6 +278,9 @@ def _resolve_hint(called: Callable[..., object], parameter: inspect.Parameter) -
     for holder in classes:
         if parameter.name in getattr(holder, "__annotations__", {}) or not isinstance(called, type):
             try:
+                # Annotations are text in modules with `from __future__ import annotations`. Each is
+                # evaluated where it was written; a name that is imported for type checkers alone is
+                # not there.
                 return eval(hint, vars(sys.modules[holder.__module__]))  # noqa: S307 - our own
             except (NameError, TypeError):
                 return None
