@@ -140,6 +140,7 @@ class DataFrameSource(Source):
         return cls(dataframe, storage, job, uid, schema)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Slots read files; a DataFrame belongs to the driver's session and does not pickle.
         return self.__dict__ | {"dataframe": None}
 
     @property
@@ -164,6 +165,8 @@ class DataFrameSource(Source):
                 anew.
         """
         assert self.dataframe is not None
+        # A directory of its own for each evaluation: two drivers of one job may be at it, and the
+        # log says whose splits count.
         token, files = secrets.token_hex(8), self._files
         target = files.path(token)
         files.make()
@@ -181,6 +184,8 @@ class DataFrameSource(Source):
             for path in sorted(target.glob("part-*.parquet"))
             for split in _splits_of(path, f"{token}/{path.name}", digest)
         ]
+        # Before the splits are returned: they go into the decision log, which must not name files
+        # that a power cut takes away.
         files.make_durable(token)
         _log.info("source %s: the DataFrame is in %s, %d splits", self.uid, target, len(splits))
         return splits
@@ -212,6 +217,8 @@ class DataFrameSource(Source):
                     f" from one with {_columns(pq.read_schema(str(path)))}: give a DataFrame of the"
                     " old columns, or another uid to the new one"
                 )
+        # After the check of all files: what a lost evaluation has left is deleted only once ours is
+        # known to be whole.
         files.delete(besides={position.token for position in positions})
         return known
 
@@ -312,6 +319,8 @@ class DataFrameReader(SourceReader):
             ) as file:
                 skipped = 0
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[position.group]):
+                    # Parquet has no row numbers to begin from: what the snapshot has read of the
+                    # group is decoded again and passed over.
                     rows = batch.slice(max(0, position.row - skipped))
                     skipped += batch.num_rows
                     if rows.num_rows:

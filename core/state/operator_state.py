@@ -152,6 +152,8 @@ class OperatorList(_State, ListState[T]):
     def freeze(self) -> OperatorList[T]:
         """Return the list as of now."""
         copy = OperatorList[T](self.name, self.cells.serializer)
+        # A shallow copy is enough: what is stored is frozen, and a change of the list puts another
+        # element in.
         copy._elements = list(self._elements)
         return copy
 
@@ -240,6 +242,7 @@ class BroadcastMap(_State, MapState[K, V]):
     def freeze(self) -> BroadcastMap[K, V]:
         """Return the entries as of now."""
         copy = BroadcastMap(self._descriptor)
+        # As of a list: entries are replaced and never changed in place.
         copy._entries = dict(self._entries)
         return copy
 
@@ -334,6 +337,7 @@ class RawKeyedState(_State):
 
     def restore(self, elements: Sequence[bytes]) -> None:
         """Begin with what `elements` say of the key groups of this subtask."""
+        # A handle covers the key groups of an old subtask, which may be several slots' now.
         self._bytes = {
             group: data for group, data in parse_groups(elements) if group in self.key_groups
         }
@@ -417,6 +421,7 @@ class OperatorStateStore:
         Raises:
             StateIncompatible: There are such, and they may not be dropped.
         """
+        # By mode and name: a list that was asked for as a union before is another state.
         left = sorted({name for _, name in self._restored.keys() - self._states.keys()})
         if left and not self._allow_non_restored_state:
             raise StateIncompatible(
@@ -466,9 +471,13 @@ class OperatorStateStore:
                     f" {' to '.join(filter(None, expected))}{f' ({why})' if why else ''}: give it"
                     " its old type, or another name"
                 )
+            # Types alone cannot say whether an integer survives as a float, so the values are read
+            # once more.
             if depends_on_values(held[1], expected[1]):
                 state.check_values(saved.elements)
         lists = [saved.elements for saved in parts]
+        # Every subtask reads the whole list and takes its own part by number. All of them compute
+        # the same division.
         if mode == "split":
             state.restore(redistribute_list(lists, self.parallelism)[self.subtask])
         else:

@@ -284,6 +284,8 @@ class FileSink(Sink):
         settings = self.settings
         fs, paths = open_files(settings.location), SinkPaths(context.sink_id)
         with sink_errors():
+            # Before the claim: a directory that cannot be written must not fence the attempt that
+            # runs.
             _probe(fs, paths)
             claim(fs, paths, context)
             _sweep(fs, paths, context)
@@ -349,6 +351,7 @@ def _sweep(fs: StreamedFiles, paths: SinkPaths, context: CommitterContext) -> No
     An attempt that is fenced may still be writing. What it stages is never decided, so it makes no
     difference that its files are gone.
     """
+    # Files of this attempt and of newer ones are not looked at: their writers may be at work.
     names = [
         name
         for name in fs.list(paths.open)

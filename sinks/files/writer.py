@@ -209,6 +209,8 @@ class FileWriter(SinkWriter):
             files = self._finished
             if not files:
                 return ()
+            # One sync for the names of all files, after their contents and before the manifest that
+            # refers to them.
             self._fs.make_names_durable(self._paths.open)
             reach("flushed")
             # 2.
@@ -274,6 +276,8 @@ class FileWriter(SinkWriter):
             self._open.move_to_end(directory)
             return file
         if len(self._open) >= self._settings.max_open_files:
+            # The one that was written to least recently: its partition is the least likely to come
+            # again.
             self._finish([next(iter(self._open))])
         context = self._context
         path = self._paths.data(context.attempt, context.subtask, self._token, self._created)
@@ -295,6 +299,8 @@ class FileWriter(SinkWriter):
         while total_bytes > BUFFERED_BYTES_MAX:
             largest = buffered.pop()
             total_bytes -= largest.buffered_bytes
+            # It stays open. Encoding frees its memory, and the row group that it makes is the
+            # largest to be had.
             largest.flush()
 
     def _accept(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -377,8 +377,7 @@ def read_metas(reader: StateReader, handle: StateHandle, context: StateContext) 
 def _no_state_file(handle: StateHandle, context: StateContext, error: Exception) -> StateCorrupt:
     return StateCorrupt(
         f"{handle.name} of {context} ({handle.path or 'inline'}) does not read as a state file:"
-        f" {error};"
-        " restore an older checkpoint"
+        f" {error}; restore an older checkpoint"
     )
 
 
@@ -559,6 +558,7 @@ def _ceases_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
 def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
     """Return the key part of a table's signature, and what each aggregate is, in order."""
     keys, bracket, listed = meta.signature.partition("]")
+    # By "),": the arguments of an aggregate have commas of their own.
     pieces = listed.removesuffix(")").split("),") if listed else []
     return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
 
