@@ -254,7 +254,7 @@ def test_what_is_asked_wrongly_ends_with_usage(tmp_path: Path) -> None:
     options.write_text("sasl.password hunter2\n")
     for arguments, said in (
         (["--topic", "payments"], "need --kafka"),
-        (["--url", "oracle://u:hunter2@h/d"], "no sink connector 'oracle'"),
+        (["--url", "oracle://u:hunter2@h/d"], "sink connector 'oracle' is not installed"),
         (["--storage", "s3://u:hunter2@h/d"], "holds a user, a password or a port"),
         (["--storage", "ftp://u:hunter2@h/d"], "not supported"),
         (["--kafka", "h:1", "--kafka-options", str(tmp_path / "nowhere")], "No such file"),

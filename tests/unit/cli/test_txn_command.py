@@ -214,14 +214,14 @@ def test_what_is_asked_wrongly_ends_with_usage(log: AgedLog, sink: DirectorySink
         (["list", "--sink", "my_job:nothing", "--sink-id", SINK_ID], "AttributeError"),
         (["list", "--sink", "my_job:number", "--sink-id", SINK_ID], "not a Sink"),
         (["list", "--sink", "my_job:broken", "--sink-id", SINK_ID], "no such luck"),
-        (["list", "--url", "oracle://x/y"], "no sink connector 'oracle'"),
+        (["list", "--url", "oracle://x/y"], "sink connector 'oracle' is not installed"),
         (["list", "--job", "payments"], "--job needs --storage"),
         (["list", "--storage", str(log.root / "nowhere")], "no such directory"),
         (["list", *storage, "--job", "refunds"], "jobs there: payments"),
         (["show", "payments", *storage], "is not a transaction id"),
         (["commit", *options(log)], "name transactions, or say --all"),
         (["commit", "--all", "--force", *options(log)], "name what is to be forced"),
-        (["abort", "--all", *options(log)], "no terminal to ask on"),
+        (["abort", "--all", *options(log)], "the input is not a terminal"),
     ):
         status, _, errors = run(*arguments)
         assert (status, said in errors) == (2, True), (arguments, errors)

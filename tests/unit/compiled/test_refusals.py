@@ -99,7 +99,7 @@ class ChangesItself(Refused):
 
 class ReadsAList(Refused):
     def process(self, record: Record) -> Record:
-        self._total.set(len(self.names))  # reason: attribute names is no number
+        self._total.set(len(self.names))  # reason: attribute names is not a number
         return record
 
 

@@ -164,7 +164,7 @@ def test_columns_of_json_schema_are_the_registered_properties(
 @pytest.mark.parametrize(
     ("schema", "fragment"),
     [
-        ({"type": "string"}, "no JSON Schema of objects"),
+        ({"type": "string"}, "columns can only be made of objects"),
         ({"type": "object", "properties": {"a": {}}}, "property 'a' has no one Arrow type"),
         (
             {

@@ -304,7 +304,7 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
         "tombstone",
         "does not begin with a zero byte",
         "",
-        "it is JSON",
+        "and is JSON",
         "allows the years",
     ]
     for letter, why in zip(letters, whys, strict=True):

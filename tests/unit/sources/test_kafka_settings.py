@@ -105,7 +105,7 @@ def test_option_unknown_to_librdkafka_is_named_by_the_check() -> None:
         ({"topic": ["a", "a"]}, "twice"),
         ({"on_bad_record": "ignore"}, "choose one of fail, drop, dead_letter"),
         ({"starting_offsets": "beginning"}, "earliest, latest"),
-        ({"starting_offsets": "{"}, "no JSON"),
+        ({"starting_offsets": "{"}, "is not JSON"),
         ({"starting_offsets": {"payments": 3}}, "offsets look like"),
         ({"starting_offsets": {"payments": {0: -3}}}, "cannot be"),
         ({"starting_offsets": dt.datetime(2024, 1, 1)}, "time zone"),
