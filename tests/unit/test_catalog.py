@@ -92,9 +92,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_one() -> None:
         "sink connector 'postgre' is not installed: did you mean 'postgres'? installed are mysql,"
         " postgres; a package adds its own by entry points of group onceflow.sinks"
     )
-    with pytest.raises(
-        ConfigError, match=r"'oracle' is not installed: installed are mysql, postgres"
-    ):
+    with pytest.raises(ConfigError, match=r"'oracle' .*installed are mysql, postgres"):
         catalog.find_by_url("oracle://u:hunter2@host/db")
     with pytest.raises(ConfigError, match="must begin with one of mysql://, postgres://") as error:
         catalog.find_by_url("hunter2@host")
@@ -133,9 +131,7 @@ def test_what_cannot_be_loaded_names_its_distribution(value: str, said: str) -> 
 
 
 def test_what_is_no_connector_is_refused_by_its_type() -> None:
-    with pytest.raises(
-        ConfigError, match=r"distribution acme 1.2\) is of type str, which does not describe"
-    ):
+    with pytest.raises(ConfigError, match=r"distribution acme 1.2\) is of type str, which does"):
         catalog_of(point("redis", f"{__name__}:GROUP")).find("redis")
 
 
