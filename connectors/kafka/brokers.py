@@ -156,6 +156,8 @@ def await_result(future: Future[_Answer], timeout_s: float) -> _Answer:
         KafkaException: It failed, or did not end.
     """
     try:
+        # Longer than the request's own deadline, so that its error arrives first: that says more
+        # than ours.
         return future.result(timeout_s + _MARGIN_S)
     except concurrent.futures.TimeoutError as error:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from error
@@ -218,6 +220,7 @@ class Brokers:
         """Wait until a question that failed by `error` may be asked again. Raises as `ask`."""
         # Serves the error callback, which alone hears of a refused password.
         self.admin.poll(0)
+        # Before the error of the call, which is a mere timeout when the password is refused.
         if self.troubles.authentication:
             raise authentication_refused(self.settings, self.troubles.authentication)
         inner = error_of(error)

@@ -278,12 +278,14 @@ class SchemaRegistry:
 
     def _follow(self, schema: Any, references: dict[str, NamedSchema], until: float) -> None:
         for one in schema.references or ():
+            # Two branches of a tree of schemas often need the same one.
             if one.name in references:
                 continue
             what = f"subject {one.subject!r} version {one.version}"
             ask = partial(self._client.get_version, one.subject, one.version)
             inner = self._answer(ask, what, until).schema
             self._follow(inner, references, until)
+            # After what it needs itself: a compiler reads them in this order.
             references[one.name] = NamedSchema(one.name, str(inner.schema_str))
 
     def _answer(
@@ -304,6 +306,8 @@ class SchemaRegistry:
             except SchemaRegistryError as error:
                 status = error.http_status_code
                 reason = f"{where}: {self._without_secrets(error)}"
+                # First: asking again does not make a password right, and many tries may lock the
+                # user out.
                 if status in _DENIED:
                     advice = "Check basic.auth.user.info and the user's rights"
                     raise RegistryRefusal(f"{reason}. {advice}", status) from None
@@ -313,6 +317,8 @@ class SchemaRegistry:
                 if not passes and not (unknown_passes and status == _NOT_FOUND):
                     raise RegistryRefusal(reason, status) from None
                 if not backoff.pause():
+                    # It never answered, or it did: only in the first case may the job try again
+                    # later.
                     if passes:
                         raise RegistryDown(reason) from None
                     raise RegistryRefusal(reason, status) from None

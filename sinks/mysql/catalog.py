@@ -61,6 +61,7 @@ class XaNames:
     def qualifier(self) -> str:
         """The bqual of all ids: the database, or its hash where it is not 64 bytes of ASCII."""
         name = self.ledger_database
+        # Readable where it can be, for people who look at XA RECOVER.
         plain = name.isascii() and name.isprintable() and len(name) <= _QUALIFIER_LENGTH_MAX
         return name if plain else _hash(name)
 
@@ -189,6 +190,8 @@ def _unique_keys(
 ) -> tuple[tuple[tuple[str, frozenset[str]], ...], bool]:
     parts: dict[str, list[str | None]] = {}
     for index, column, prefix in rows:
+        # A key of a prefix, or of an expression, makes rows unique by something that no column
+        # holds as it is.
         whole = column is not None and prefix is None
         parts.setdefault(str(index), []).append(str(column) if whole else None)
     whole_ones = tuple(
@@ -219,6 +222,7 @@ def _column(table: TableName, row: tuple[Any, ...]) -> TableColumn:
         type=kind,
         nullable=nullable == "YES",
         has_default=default is not None or "auto_increment" in extra or "default_gen" in extra,
+        # `DEFAULT_GENERATED` is a default that is an expression. Such a column can be written.
         generated="generated" in extra.replace("default_generated", ""),
         insertable="insert" in granted,
         updatable="update" in granted,

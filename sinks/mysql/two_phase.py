@@ -77,6 +77,7 @@ class XaTransactions(PreparedTransactions):
         if session.is_mariadb:
             # By it a committer finds the session, should it not end.
             owned = literal(self._names.owner_lock(transaction))
+            # Before XA PREPARE: a session that hangs right after it must be findable already.
             session.query(f"SELECT GET_LOCK({owned}, 0)")
         xid = self._names.xid(transaction)
         session.execute(f"XA END {xid}")
@@ -163,6 +164,8 @@ class XaTwoPhase(TwoPhase):
         """Return the time in its ledger row: the server was about to prepare it."""
         if not self.is_prepared(session, transaction):
             return None
+        # The ledger row is part of the prepared transaction, and so not committed: this is the one
+        # reading that shows it.
         session.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
         rows = session.query(
             "SELECT UNIX_TIMESTAMP(prepared_at) FROM "
@@ -173,6 +176,8 @@ class XaTwoPhase(TwoPhase):
 
     @override
     def is_held(self, session: Session, transaction: TransactionId) -> bool:
+        # MySQL gives a prepared transaction up to anybody at once; only MariaDB's belongs to its
+        # session.
         return own(session).is_mariadb and self._owner(session, transaction) is not None
 
     @override
@@ -199,6 +204,7 @@ class XaTwoPhase(TwoPhase):
             return f"transaction {transaction} is being prepared, committed or aborted"
         try:
             session.execute(f"KILL {owner}")
+        # The session has ended by itself in the meantime.
         except NameUnknown:
             pass
         except AccessDenied as error:

@@ -34,6 +34,8 @@ class PostgresTransactions(PreparedTransactions):
         super().__init__(partial(endpoint.connect, name), context.first_checkpoint)
         self._context = context
         try:
+            # A batch has one checkpoint and never comes back, so what others hold at the moment is
+            # what is missing for good.
             if context.checkpoints_at_once == 1:
                 _require_room_beside_others(self.session, context)
             else:
@@ -136,6 +138,7 @@ def _require_room_beside_others(session: Session, context: WriterContext) -> Non
     What others hold now counts: a batch waits for nobody's commits. What this attempt has prepared
     does not: each subtask has a number, and so a share of the room, prepared or not.
     """
+    # With the slash at the end: attempt 1 must not take attempt 12 for its own.
     own_prefix = literal(f"{context.sink_id}/{context.attempt}/")
     ((maximum, others),) = session.query(
         "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) "

@@ -83,6 +83,8 @@ class Catalog:
         settings = self._settings
         if settings.topic_pattern is None:
             topics = self.find_topics(settings.topics)
+            # A topic that is named must be there, and one that only matches a pattern may go: the
+            # user has named no topic.
             missing = [topic for topic in settings.topics if topic not in topics]
             if missing:
                 raise self._missing_topic_error(missing[0])
@@ -179,12 +181,16 @@ class Catalog:
         positions: list[PartitionPosition] = []
         for partition in partitions:
             low, high = self.read_watermarks(facts.name, partition)
+            # Of a bounded source a partition that is added ends where it ends now: `ending_offsets`
+            # says nothing about it.
             stop = None if self._settings.ending is None else high
             positions.append(_position(facts, partition, low, stop))
         return positions
 
     def _resolve_start(self, topic: str, partition: int, low: int, high: int) -> int:
         start = self._resolve_offset(self._settings.starting, topic, partition, low, high)
+        # Beyond the end nothing can be read for now, but the offset is most likely a slip or
+        # another cluster's.
         if start > high:
             raise ConfigError(
                 f"starting_offsets says {topic}-{partition} starts at {start}, but it ends at"

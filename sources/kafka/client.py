@@ -159,6 +159,7 @@ class LivenessWatch:
         self._stopped.set()
 
     def _watch(self) -> None:
+        # Several looks within the deadline, so that one answer that was late does not end the job.
         interval_s = min(_INTERVAL_S_MAX, self._settings.deadline_s / 4)
         # Most readers of tests and batch jobs are done before the first look is due.
         if self._stopped.wait(interval_s):
@@ -178,6 +179,7 @@ class LivenessWatch:
                 down_since, pause_s = None, interval_s
                 continue
             pause_s = min(interval_s, _INTERVAL_WHEN_DOWN_S)
+            # From when it was asked, for the answer may have taken a second not to come.
             down_since = down_since or asked_at
             down_s = time.monotonic() - down_since
             if down_s > self._settings.deadline_s:
@@ -200,6 +202,8 @@ class LivenessWatch:
                     known = metadata.partitions.get(partition)
                     if known is None or known.leader < 0:
                         return f"{topic}-{partition} has no leader"
+                    # One partition stands for all that have the same leader: what is asked is
+                    # whether that broker answers.
                     leaders.setdefault(known.leader, (topic, partition))
             for topic, partition in leaders.values():
                 if self._stopped.is_set():
