@@ -197,6 +197,8 @@ class BatchCommits:
         reach("claimed")
         target = self.target
         batch = BatchId(target.source, claim.attempt if number is None else number)
+        # After the claim, and before anything is settled: nobody else decides from here on, and an
+        # older copy of a checkpoint must not commit or roll back on its way to being refused.
         verdict = judge_batch(claim, batch, fingerprint)
         if isinstance(verdict, RefuseBatch):
             raise ConfigError(
@@ -256,6 +258,7 @@ class BatchCommits:
         in_doubt = _list_in_doubt(committer)
         orphans = plan_sweep(decision, in_doubt, sink_ids=self.target.sink_ids)
         self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
+        # Last: a crash before it only has the next plan ask for the same commits again.
         self.decisions.mark_committed(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
             committer.prune(oldest_proof(decision))

@@ -67,6 +67,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
         self._table = table
         self._schema = schema
         self._unique = uuid.uuid4().hex[:12]
+        # Asked here, so that a mistake costs no task, and again in `commit`, for another program
+        # may have written meanwhile.
         _check(write, find_savepoint(write.directory()), self._encoder())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
@@ -115,6 +117,8 @@ class KeyedStateWriter(Shipped, DataSourceArrowWriter):
     ) -> None:
         by_groups = defaultdict[int, list[StateHandle]](list)
         for handle in handles:
+            # Files are cut by the same buckets of key groups in all tasks, so a key that comes
+            # twice is in two files of one bucket.
             by_groups[handle.key_group_first].append(handle)
         reader = directory.reader()
         for files in by_groups.values():

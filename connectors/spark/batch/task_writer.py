@@ -63,6 +63,7 @@ def write_task(
         plan.batch, plan.attempt, task.partition, plan.fingerprint, task.run, dropped=plan.decided
     )
     if plan.decided:
+        # Read to the end all the same: Spark counts on a task that takes its rows.
         for _ in batches:
             pass
         return report
@@ -119,6 +120,8 @@ def _find_prepared_twin(
 
     Its report was lost with its process, or is under way. Nobody asks in a first try.
     """
+    # A connection for each first try would cost more than it finds: only a try that failed can have
+    # left something.
     if task.task_attempt == 0 or target.sink.to_staging() is None:
         return None
     committer = target.sink.committer(target.committer_context(plan.attempt))

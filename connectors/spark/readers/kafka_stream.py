@@ -179,6 +179,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         self._batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
+        # Clients do not pickle. What is remembered belongs to the process that asked, and is asked
+        # for again elsewhere.
         kept = {"settings": self._settings, "schema": self._schema, "limits": self._limits}
         return {**kept, "words": self.words}
 
@@ -227,6 +229,8 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
         ends = self._new_ends(at)
         bounded = None if ends is None else self._bound(at, ends, limit)
         if bounded is None:
+            # The very document that Spark has: it compares texts, and another one for the same
+            # offsets would be a batch without rows.
             return at.document() if start is None else start
         self._batch_at = time.monotonic()
         self._known = bounded
