@@ -95,6 +95,7 @@ class ObservedJobs:
         now_s = time.monotonic()
         with self._lock:
             remembered = self._without_driver.get(name)
+        # Outside of the lock: reading a log may take seconds, and two readers at a time do no harm.
         if remembered is None or remembered.until_s < now_s:
             remembered = _Remembered(self._make_overview(name), now_s + REMEMBERED_S)
             with self._lock:
@@ -137,6 +138,8 @@ class ObservedJobs:
             return driver.relay(method, path, body, deadline_ms, timeout_s)
         except DriverNotThere:
             self._forget(name, driver)
+            # A driver that was started anew has left another address. A request that changes
+            # something is not sent twice: the first may have been carried out.
             newest = self.driver(name)
             if method != "GET" or newest.address.instance == driver.address.instance:
                 self._forget(name, newest)
@@ -145,6 +148,7 @@ class ObservedJobs:
 
     def _forget(self, name: str, driver: Driver) -> None:
         with self._lock:
+            # Another thread may have put the newest one there in the meantime.
             if self._drivers.get(name) is driver:
                 del self._drivers[name]
 

@@ -133,7 +133,10 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
+    # Before it runs: pickling, and dataclasses with annotations as text, look a class's module up
+    # by its name.
     sys.modules[name] = module
+    # The workers of other machines have no such file.
     cloudpickle.register_pickle_by_value(module)
     try:
         spec.loader.exec_module(module)
@@ -149,6 +152,8 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # Only if the module itself, or a package above it, is missing. An import inside of it that
+        # fails is the user's own error, and keeps its traceback.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             file = Path(*name.split(".")).with_suffix(".py")
             near = f"; did you mean {file}:NAME?" if file.is_file() else ""

@@ -110,6 +110,7 @@ class Where:
             if not self.sink_id:
                 raise ConfigError("--sink needs --sink-id, the name by which its job writes")
             managers.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
+        # With the sink itself, staged rows are its own to list, and it can settle them.
         if storage is not None and not self.sink:
             managers.append(StagedResourceManager(storage))
         if not managers:
@@ -187,6 +188,7 @@ class Where:
                 f"--storage {root}: this machine has no such directory; give the storage of the"
                 " job's Checkpointing(storage=…), and run this where that directory is mounted"
             )
+        # The name does not matter: the list of jobs is asked of the storage.
         jobs = described.open("any").jobs()
         job = self.job or (jobs[0] if len(jobs) == 1 else "")
         if job not in jobs:

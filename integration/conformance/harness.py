@@ -92,6 +92,8 @@ class Harness:
 
     def batch(self, ids: Sequence[int]) -> pa.RecordBatch:
         """Return the rows of `ids` as they are to be written and seen now."""
+        # The id column is set to the row's own id, and all others come from the id that stands for
+        # its values now. So a changed row keeps its key.
         first, *others = self.target.batch([self._values.get(one, one) for one in ids]).columns
         return pa.RecordBatch.from_arrays(
             [pa.array(ids, first.type), *others], schema=self.target.schema
@@ -194,6 +196,7 @@ class Harness:
         counts = Counter(one for one, _ in rows)
         doubled = sorted(one for one, count in counts.items() if count > 1)
         missing = sorted(set(ids) - set(counts))
+        # Told first: a row that is seen too early explains doubled and missing ones.
         early = sorted(set(counts) - set(ids))
         expect(not early, f"{when}: {_some(early)} seen, and should not be")
         expect(not doubled, f"{when}: {_some(doubled)} seen more than once")
@@ -233,6 +236,7 @@ class Harness:
                 f" return each row with its columns {', '.join(names)}",
             )
             one = row[names[0]]
+            # The target may hold rows of other clauses and of earlier runs.
             if isinstance(one, int) and one in self._ids:
                 own.append((one, {name: row[name] for name in names}))
         return own

@@ -61,11 +61,13 @@ def run_attempt(link: Link, work: Work, plan: KillPlan) -> bool:
 
     Runs in a process of its own, which has opened nothing.
     """
+    # Before there is any thread: slots are forks of this process then, with everything imported.
     fork_own_host()
     pipeline = Pipeline(
         LocalProcesses(),
         name=JOB,
         parallelism=plan.parallelism,
+        # As often as possible: what is killed at a step must reach that step within a second.
         checkpointing=Checkpointing(storage=work.storage, interval=0.01, retained=2),
         restart=NoRestart(),
         settings=RuntimeSettings(commit_deadline_s=SERVER_PATIENCE_S, poll_timeout_s=0.002),
@@ -109,6 +111,8 @@ class _Rows(Source):
         return [Split(str(number), b"0") for number in range(_SPLITS)]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        # One subtask arms it, so that the number of the checkpoint at which it is armed means
+        # something.
         arms = context.subtask == 0 and self.plan.crash is not None
         return _Reader(self, splits, self.plan.crash_at if arms else 0)
 
@@ -155,4 +159,6 @@ class _Reader(SourceReader):
         self._to = {split: at + share for split, at in self._at.items()}
         if self._checkpoint == self._arms_at:
             assert self._source.plan.crash is not None
+            # After the snapshot before it: whoever reaches the point next dies in the checkpoint
+            # that was meant.
             (Path(os.environ[VARIABLE]) / self._source.plan.crash).touch()

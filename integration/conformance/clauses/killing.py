@@ -94,6 +94,7 @@ def killed_in_abort(harness: Harness) -> None:
 )
 def killed_in_pre_commit(harness: Harness) -> None:
     """Killed at any line of pre_commit, the rows are whole and in doubt, or not there at all."""
+    # Odd ones write; the even ones between them recover.
     attempts = iter(range(1, 1 << 20, 2))
     seen: list[tuple[int, ...]] = []
 
@@ -153,6 +154,7 @@ def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | 
     def race() -> None:
         try:
             committer = harness.sink.committer(harness.job.committer_context())
+            # All at once, and with their committers open: opening takes longer than a commit.
             start.wait(30)
             outcomes.append(harness.commit(prepared, committer))
             committer.close()
@@ -190,6 +192,7 @@ def _run_until_killed(
         case Returned(lines):
             return _Run(cast("int", lines))
         case location:
+            # It has said where it dies, and that it is dead is what was wanted.
             with suppress(ProcessKilled):
                 child.result()
             return _Run(None, str(location))

@@ -111,10 +111,12 @@ def overtaken_on_the_way(harness: Harness) -> None:
             hold = proxy.hold(exchange)
             thread = _Thread(partial(_answer, remote.committer(), pair))
             thread.wait_for(hold.held)
+            # A fault that was not met must not wait for the requests of the next pair.
             proxy.heal()
             pair.overtake(hold.released.set)
             outcome = thread.result(f"a commit of which request {exchange} came late does not end")
             pair.expect_harmless(outcome, f"commit of which request {exchange} came late")
+            # The commit had fewer exchanges than that: all of them have been tried.
             if not hold.held.is_set():
                 break
         else:
@@ -165,9 +167,13 @@ class _Pair:
         """
         began = time.monotonic()
         thread = _Thread(lambda: self._go_on(attempt))
+        # The one that is held up may hold a lock that this commit waits for; it is released then,
+        # and the order is the other one.
         thread.join(self._series.blocked_s)
         if not thread.is_alive():
             took_s = time.monotonic() - began
+            # Learned from commits that were not blocked: a fast target need not be waited for 2 s
+            # at each line.
             self._series.blocked_s = min(max(_BLOCKED_S_MIN, 3 * took_s), _BLOCKED_S_MAX)
         release()
         thread.result("a commit does not end that has overtaken another one")
@@ -263,6 +269,8 @@ def _at_each_line(
     whole = hold(0)
     expect(whole.lines, "no line of the sink's own code ran")
     rounds = harness.effort.rounds
+    # The sink's own module has most of the rounds: what it inherits is held up for every sink that
+    # inherits it.
     lines = {whole.own[at - 1] for at in spread(harness, len(whole.own), 2 * rounds)}
     for line in sorted(lines.union(spread(harness, whole.lines, rounds))):
         hold(line)
