@@ -304,8 +304,8 @@ def require_named(
     for one in committables:
         require(
             before < one.checkpoint <= checkpoint,
-            f"{one.transaction} is pre-committed in checkpoint {checkpoint}, and its own checkpoint"
-            f" {one.checkpoint} is not after {before} and at most {checkpoint}",
+            f"{one.transaction} was pre-committed for checkpoint {checkpoint}, and its name must hold"
+            f" a checkpoint after {before}, up to {checkpoint}",
         )
     for one, later in pairwise(committables):
         require(

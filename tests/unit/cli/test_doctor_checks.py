@@ -62,7 +62,7 @@ def test_no_java_on_path_is_told_how_to_get_one(
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = check_java(30)
     assert finding.level is Level.PROBLEM
-    assert "no java on PATH" in finding.found
+    assert "java is not on PATH" in finding.found
     assert "JAVA_HOME=" in finding.remedy or "apt-get install openjdk" in finding.remedy
 
 

@@ -235,7 +235,7 @@ def test_a_transaction_keeps_the_name_of_a_checkpoint_that_was_given_up_before_i
     assert queue.committed_through == CheckpointId(2)
     queue.outcome(transaction(3), Committed(), 0.0)
     assert queue.committed_through == CheckpointId(5)
-    with pytest.raises(InvariantViolation, match="given up since 5"):
+    with pytest.raises(InvariantViolation, match="after 5, up to"):
         queue.pre_committed(CheckpointId(7), [transaction(5)])
 
 
@@ -262,7 +262,7 @@ def test_pre_commits_out_of_order_or_under_another_name_are_a_bug() -> None:
     queue = queue_of(2)
     with pytest.raises(InvariantViolation, match="pre-committed 2"):
         queue.pre_committed(CheckpointId(2), [transaction(2)])
-    with pytest.raises(InvariantViolation, match="not of checkpoint 3"):
+    with pytest.raises(InvariantViolation, match="up to 3"):
         queue.pre_committed(CheckpointId(3), [transaction(4)])
     queue.note_decision(CheckpointId(9))
     with pytest.raises(InvariantViolation, match="after 9"):
