@@ -304,7 +304,7 @@ def require_named(
     for one in committables:
         require(
             before < one.checkpoint <= checkpoint,
-            f"{one.transaction} was pre-committed for checkpoint {checkpoint}, and its name must hold"
+            f"{one.transaction} was pre-committed for checkpoint {checkpoint}; its name must hold"
             f" a checkpoint after {before}, up to {checkpoint}",
         )
     for one, later in pairwise(committables):
