@@ -50,7 +50,7 @@ Storage: TypeAlias = Annotated[
     ),
 ]
 Job: TypeAlias = Annotated[
-    str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")
+    str | None, typer.Option("--job", help="Name of the job. Needed if the storage holds several.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 OneName: TypeAlias = Annotated[
@@ -102,7 +102,8 @@ def show(name: OneName, storage: Storage, job: Job = None, json_: Json = False) 
 def verify(
     storage: Storage,
     name: Annotated[
-        str | None, typer.Argument(help="Number, or directory of a savepoint; default: all.")
+        str | None,
+        typer.Argument(help="Number of a checkpoint, or directory of a savepoint. Default: all."),
     ] = None,
     job: Job = None,
     json_: Json = False,
@@ -131,7 +132,7 @@ def dispose(
     name: OneName,
     storage: Storage,
     job: Job = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a savepoint. A checkpoint belongs to its job, which deletes it by itself."""
     with _exit_status():

@@ -45,10 +45,13 @@ Url: TypeAlias = Annotated[
     ),
 ]
 SourceName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A source of yours: module:name of it or of what makes it.")
+    str | None,
+    typer.Option(
+        help="A source of yours: module:name of the source, or of a function that returns it."
+    ),
 ]
 SinkName: TypeAlias = Annotated[
-    str | None, typer.Option(help="A sink of yours, likewise; needs --schema.")
+    str | None, typer.Option(help="A sink of yours: module:name, as for --source. Needs --schema.")
 ]
 Columns: TypeAlias = Annotated[
     str | None, typer.Option(help="Columns of the rows for --sink: 'id bigint, name string'.")
@@ -192,19 +195,23 @@ def validate_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
 
 def doctor(
     master: Annotated[
-        str | None, typer.Option(help="Spark master on whose executors to look; default local.")
+        str | None,
+        typer.Option(help="Spark master whose executors are checked, too. Default: local."),
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Checkpoint storage: looked at here and on executors.")
+        str | None, typer.Option(help="Checkpoint storage to check, here and on executors.")
     ] = None,
     checkpoint_location: Annotated[
-        str | None, typer.Option(help="A query's checkpointLocation: where the query stands.")
+        str | None,
+        typer.Option(help="checkpointLocation of a query, whose position is printed."),
     ] = None,
     kafka: Annotated[str | None, typer.Option(help="Brokers: host:port[,host:port].")] = None,
     topic: Annotated[
-        list[str] | None, typer.Option(help="Topic that must be there; may be repeated.")
+        list[str] | None, typer.Option(help="Topic that must exist. May be repeated.")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="Consumer group that must be allowed.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Consumer group that the user must be allowed to use.")
+    ] = None,
     kafka_options: KafkaOptions = None,
     url: Url = None,
     password_file: Annotated[
@@ -220,8 +227,12 @@ def doctor(
     source: SourceName = None,
     sink: SinkName = None,
     schema: Columns = None,
-    parallelism: Annotated[int, typer.Option(help="Of the job that is to run.", min=1)] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds for each check.", min=1.0)] = 60.0,
+    parallelism: Annotated[
+        int, typer.Option(help="Parallelism of the job that is to run.", min=1)
+    ] = 2,
+    timeout: Annotated[
+        float, typer.Option(help="Time limit of each check, in seconds.", min=1.0)
+    ] = 60.0,
     spark: Annotated[bool, typer.Option(help="Whether to start a Spark session.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:

@@ -50,25 +50,36 @@ Storage: TypeAlias = Annotated[
     ),
 ]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option(help="Seconds to wait for it to be done.", min=0.0)
+    float, typer.Option(help="How long to wait until it is done, in seconds.", min=0.0)
 ]
 AnswerTimeout: TypeAlias = Annotated[
-    float, typer.Option(help="Seconds to wait for each answer, of storage or driver.", min=0.0)
+    float,
+    typer.Option(
+        help="How long to wait for each answer of storage or driver, in seconds.", min=0.0
+    ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="File that holds the driver's token, if not where it says.")
+    Path | None,
+    typer.Option(
+        help="Token file of the driver. Default: the path recorded in checkpoint storage."
+    ),
 ]
 Authority: TypeAlias = Annotated[
-    Path | None, typer.Option(help="PEM file of who has signed the driver's certificate.")
+    Path | None,
+    typer.Option(help="PEM file of the authority that signed the driver's certificate."),
 ]
 Directory: TypeAlias = Annotated[
     str | None,
-    typer.Option("--path", help="Directory to make the savepoint in; default: the job's own."),
+    typer.Option(
+        "--path", help="Directory in which the savepoint is made. Default: the job's own."
+    ),
 ]
 Native: TypeAlias = Annotated[
     bool,
-    typer.Option("--native", help="In the state backend's own form: faster, for the same backend."),
+    typer.Option(
+        "--native", help="Write the state backend's own form: faster, but only for this backend."
+    ),
 ]
 ANSWER_TIMEOUT_S = 10.0
 
@@ -77,7 +88,8 @@ def list_jobs(
     storage: Storage,
     json_: Json = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for the storage and all drivers.", min=0.0)
+        float,
+        typer.Option(help="How long to wait for the storage and all drivers, in seconds.", min=0.0),
     ] = 60.0,
 ) -> None:
     """List the jobs in a checkpoint storage, and what their drivers say."""
@@ -108,9 +120,11 @@ def status(
     storage: Storage,
     json_: Json = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again and again, until the job has ended.")
+        bool, typer.Option("--watch", help="Print the status repeatedly until the job has ended.")
     ] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two, with --watch.", min=0.1)] = 1.0,
+    every: Annotated[
+        float, typer.Option(help="Polling interval of --watch, in seconds.", min=0.1)
+    ] = 1.0,
     timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
@@ -170,10 +184,10 @@ def stop(
     name: Name,
     storage: Storage,
     with_savepoint: Annotated[
-        bool, typer.Option("--savepoint", help="Take a savepoint first; print its directory.")
+        bool, typer.Option("--savepoint", help="Take a savepoint first, and print its directory.")
     ] = False,
     drain: Annotated[
-        bool, typer.Option("--drain", help="End the sources before, as bounded ones end.")
+        bool, typer.Option("--drain", help="Drain: end all sources first, then take the savepoint.")
     ] = False,
     path: Directory = None,
     native: Native = False,
@@ -205,7 +219,7 @@ def cancel(
 
 state = typer.Typer(
     no_args_is_help=True,
-    help="What an operator of a running job remembers, as of its last completed checkpoint.",
+    help="The state of an operator of a running job, as of the last completed checkpoint.",
 )
 
 
@@ -220,10 +234,12 @@ def get_state(
     storage: Storage,
     uid: Annotated[str, typer.Option(help="The operator's uid.")],
     key: Annotated[
-        list[str], typer.Option(help="The key; once for each column of the key, in their order.")
+        list[str],
+        typer.Option(help="The key's value. Repeat it for each column of the key, in their order."),
     ],
     state_name: Annotated[
-        str | None, typer.Option("--state", help="The state's name, if there are several.")
+        str | None,
+        typer.Option("--state", help="Name of the state. Needed if the operator has several."),
     ] = None,
     timeout: AnswerTimeout = 60.0,
     json_: Json = False,

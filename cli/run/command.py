@@ -62,7 +62,7 @@ Assignments: TypeAlias = Annotated[
     ),
 ]
 Savepoint: TypeAlias = Annotated[
-    str | None, typer.Option(help="Savepoint, or retained checkpoint, to begin from.")
+    str | None, typer.Option(help="Savepoint or retained checkpoint from which the job begins.")
 ]
 Claim: TypeAlias = Annotated[
     bool, typer.Option("--claim", help="Delete that savepoint once the job has begun from it.")
@@ -70,7 +70,7 @@ Claim: TypeAlias = Annotated[
 Rewind: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--allow-rewind", help="Allow rows to be written again that were committed since."
+        "--allow-rewind", help="Allow rows that were committed since then to be written again."
     ),
 ]
 Timeout: TypeAlias = Annotated[
@@ -97,14 +97,17 @@ class _Start:
 def run(
     target: Target = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Ask all that can be asked before a start, and end.")
+        bool,
+        typer.Option(
+            "--check", help="Check everything that can be checked before a start, and exit."
+        ),
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print the operators and every setting, and end.")
+        bool, typer.Option("--plan", help="Print the operators and every setting, and exit.")
     ] = False,
     schema: Annotated[
         bool,
-        typer.Option("--schema", help="Print the JSON schema of connector files, and end."),
+        typer.Option("--schema", help="Print the JSON schema of connector files, and exit."),
     ] = False,
     master: Master = None,
     assignments: Assignments = None,

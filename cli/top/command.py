@@ -39,11 +39,13 @@ _ENDED_WELL = frozenset({"finished", "stopped", "cancelled"})
 def top(
     name: Name,
     storage: Storage,
-    once: Annotated[bool, typer.Option("--once", help="Print one view, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once, and exit.")] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a line, instead of a view.")
+        bool, typer.Option("--json", help="Print one JSON object a line instead of the view.")
     ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two views.", min=0.1)] = 1.0,
+    interval: Annotated[
+        float, typer.Option(help="Interval between two views, in seconds.", min=0.1)
+    ] = 1.0,
     timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,

@@ -48,19 +48,19 @@ Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(help="Transaction ids, as `list` shows them.")
 ]
 Everything: TypeAlias = Annotated[
-    bool, typer.Option("--all", help="Instead of ids: everything that the log allows.")
+    bool, typer.Option("--all", help="Take all transactions that the log allows, instead of ids.")
 ]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Force: TypeAlias = Annotated[
     bool,
-    typer.Option("--force", help="Do it although the log or a running job says otherwise."),
+    typer.Option("--force", help="Act even if the log or a running job forbids it."),
 ]
 Fence: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--fence",
-        help="First take the job over, so that a driver which still runs decides nothing more and"
-        " ends. The job then starts again as usual.",
+        help="First take the job over: a driver that still runs then decides nothing more, and ends."
+        " The job can be started again as usual.",
     ),
 ]
 
@@ -70,7 +70,7 @@ Fence: TypeAlias = Annotated[
 def list_(
     where: Where,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit status 1 when something is in doubt.")
+        bool, typer.Option("--check", help="Exit with status 1 if anything is in doubt.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -92,7 +92,7 @@ def list_(
 @add_where_options
 def show(
     where: Where,
-    transaction: Annotated[str, typer.Argument(help="Its id.")],
+    transaction: Annotated[str, typer.Argument(help="Id of the transaction.")],
     json_: Json = False,
 ) -> None:
     """Show one transaction with all that is known about it. Exit status 1: there is none."""

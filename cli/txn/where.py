@@ -42,11 +42,14 @@ class Where:
         ),
     ] = field(default=None, repr=False)
     password_file: Annotated[
-        Path | None, typer.Option(help="File that holds the database's password and nothing else.")
+        Path | None,
+        typer.Option(help="File that contains the database's password and nothing else."),
     ] = None
     ledger_schema: Annotated[
         str | None,
-        typer.Option(help="Schema or database of onceflow's own tables, if not the usual."),
+        typer.Option(
+            help="Schema or database of onceflow's own tables. Default: the sink's default."
+        ),
     ] = None
     options: Annotated[
         Path | None,
@@ -56,21 +59,25 @@ class Where:
         ),
     ] = None
     sink: Annotated[
-        str | None, typer.Option("--sink", help="Any sink: module:name of it or of what makes it.")
+        str | None,
+        typer.Option(
+            "--sink", help="Any sink: module:name of the sink, or of a function that returns it."
+        ),
     ] = None
     sink_id: Annotated[
-        str | None, typer.Option(help="The sink id of --sink; transaction ids begin with it.")
+        str | None, typer.Option(help="Sink id of --sink. Transaction ids begin with it.")
     ] = None
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint storage of the job: its decision log decides.",
+            help="Checkpoint storage of the job, with the decision log.",
             envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
             show_envvar=True,
         ),
     ] = None
     job: Annotated[
-        str | None, typer.Option("--job", help="The job's name; needed when storage holds several.")
+        str | None,
+        typer.Option("--job", help="Name of the job. Needed if the storage holds several."),
     ] = None
     checkpoint_location: Annotated[
         str | None,
@@ -89,7 +96,7 @@ class Where:
         ),
     ] = None
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for a server.", min=0.1)
+        float, typer.Option("--timeout", help="How long to wait for a server, in seconds.", min=0.1)
     ] = 10.0
 
     def open(self) -> TransactionSettler:

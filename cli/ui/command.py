@@ -26,11 +26,13 @@ PORT = 8090
 def ui(
     storage: Storage,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Another one than loopback needs TLS.")
+        str, typer.Option(help="Address to listen at. Any address but loopback needs TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: a free one.", min=0, max=65_535)] = PORT,
+    port: Annotated[
+        int, typer.Option(help="Port to listen at. 0 chooses a free one.", min=0, max=65_535)
+    ] = PORT,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Print the address, and start no browser.")
+        bool, typer.Option("--no-open", help="Print the address, but open no browser.")
     ] = False,
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file of the certificate to show; serves HTTPS.")
@@ -38,10 +40,13 @@ def ui(
     key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
     names: Annotated[
         str | None,
-        typer.Option(help="Further host names under which browsers ask, separated by commas."),
+        typer.Option(
+            help="Further host names by which browsers may reach the page, separated by commas."
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for the storage at the start.", min=0.0)
+        float,
+        typer.Option(help="How long to wait for the storage at the start, in seconds.", min=0.0),
     ] = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
