@@ -59,8 +59,8 @@ Fence: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--fence",
-        help="First take the job over: a driver that still runs then decides nothing more, and ends."
-        " The job can be started again as usual.",
+        help="First take the job over: a driver that still runs then decides nothing more, and"
+        " ends. The job can be started again as usual.",
     ),
 ]
 

@@ -48,7 +48,7 @@ class Where:
     ledger_schema: Annotated[
         str | None,
         typer.Option(
-            help="Schema or database of onceflow's own tables. Default: the sink's default."
+            help="Schema or database of onceflow's own tables. Default: as in the sink's options."
         ),
     ] = None
     options: Annotated[
