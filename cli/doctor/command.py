@@ -148,7 +148,10 @@ class Examined:
             options["group.id"] = self.group
         diagnosis = SOURCES.find("kafka").diagnosis
         if diagnosis is None:
-            raise ConfigError("the source connector 'kafka' that is installed has no diagnosis")
+            raise ConfigError(
+                "--kafka: the installed source connector 'kafka' has no checks; ask by --source"
+                " module:name"
+            )
         access = ServerAccess(f"kafka://{servers}", None, options, self.timeout_s)
         return diagnosis(access, self.topics, self.parallelism)
 
@@ -158,7 +161,10 @@ class Examined:
         except ConfigError as error:
             raise ConfigError(f"--url: {error}") from None
         if diagnosis is None:
-            raise ConfigError(f"--url: there is nothing to ask of {url.partition('://')[0]}://")
+            raise ConfigError(
+                f"--url: the connector of {url.partition('://')[0]}:// has no checks; ask by --sink"
+                " module:name"
+            )
         options: dict[str, str] = {"commit_mode": self.commit_mode}
         if self.ledger_schema is not None:
             options["ledger_schema"] = self.ledger_schema

@@ -129,7 +129,7 @@ def run(
             print(json.dumps(make_schema(), indent=2))
             return
         if target is None:
-            raise ConfigError("what is to be run? connector.toml, job.py:NAME or module:NAME")
+            raise ConfigError("name what is to be run: connector.toml, job.py:NAME or module:NAME")
         if check and plan:
             raise ConfigError("--check and --plan: give one of the two")
         with force_settings(parse_assignments(assignments or ())):

@@ -152,7 +152,7 @@ class TopicSettings(TopicOptions, KafkaCluster):
         if not self.bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is empty; give host:port[,host:port]")
         if len(set(self.topics)) != len(self.topics):
-            raise ConfigError(f"topic={self.topics!r} names a topic twice")
+            raise ConfigError(f"topic={self.topics!r} names a topic twice; name each once")
         if not self.deadline_s > 0:
             raise ConfigError(f"deadline_s={self.deadline_s} is not positive")
 

@@ -258,7 +258,7 @@ def _check_timestamp(value: Any, kind: pa.DataType) -> None:
         _require_steps(value.microsecond, getattr(value, "nanosecond", 0), value, kind)
     elif isinstance(value, np.datetime64):
         if value.astype(f"datetime64[{kind.unit}]") != value:
-            raise InexactValue(f"{value!r} is finer than {kind}")
+            raise InexactValue(f"{value!r} is finer than {kind}; round it first")
     elif _is_boolean(value) or not isinstance(value, (int, np.integer, date)):
         raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
     elif isinstance(value, date) and kind.tz is not None:
@@ -284,7 +284,7 @@ def _check_duration(value: Any, kind: pa.DataType) -> None:
         _require_steps(value.microseconds, getattr(value, "nanoseconds", 0), value, kind)
     elif isinstance(value, np.timedelta64):
         if value.astype(f"timedelta64[{kind.unit}]") != value:
-            raise InexactValue(f"{value!r} is finer than {kind}")
+            raise InexactValue(f"{value!r} is finer than {kind}; round it first")
     elif _is_boolean(value) or not isinstance(value, (int, np.integer)):
         raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
 
@@ -341,7 +341,7 @@ def _struct_check(kind: pa.DataType) -> Check:
                 raise InexactValue(f"a dict has the key {unknown!r}, and {kind} has no such field")
         tuples: list[tuple[Any, ...]] = [value for value in values if isinstance(value, tuple)]
         if len(dicts) + len(tuples) + countOf(values, None) < len(values):
-            raise InexactValue(f"a struct is a dict or a tuple of its fields, as {kind}")
+            raise InexactValue(f"a value is neither a dict nor a tuple, and the column is {kind}")
         for index, field, check in checks:
             if check is not None:
                 check([value.get(field.name) for value in dicts])
@@ -465,7 +465,7 @@ def _check_lost_of_structs(column: pa.Array, made: pa.Array) -> None:
     given, kind = cast("Any", column.type), cast("Any", made.type)
     names, others = ({field.name for field in _fields(one)} for one in (given, kind))
     if names != others:
-        raise InexactValue(f"{kind} has other fields than {given}")
+        raise InexactValue(f"a struct with the fields {given} came, and the column is {kind}")
     for name in names:
         before = column.flatten()[given.get_field_index(name)]
         _check_lost(before, made.flatten()[kind.get_field_index(name)])

@@ -492,7 +492,10 @@ def _load_backend(name: str) -> StateBackend:
         )
     backend: object = points[0].load()()
     if not isinstance(backend, StateBackend):
-        raise ConfigError(f"state_backend.type={name!r} is {points[0].value}, no state backend")
+        raise ConfigError(
+            f"state_backend.type={name!r} is {points[0].value}, which does not describe a state"
+            " backend"
+        )
     return backend
 
 

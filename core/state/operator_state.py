@@ -174,7 +174,7 @@ class OperatorList(_State, ListState[T]):
 
     def _freeze_value(self, value: T) -> Stored:
         if value is None:
-            raise BadStateValue(f"list state {self.name!r} cannot hold None")
+            raise BadStateValue(f"list state {self.name!r} cannot hold None; leave it out")
         return self.cells.freeze(value)
 
 

@@ -393,7 +393,10 @@ class SqlBatchDecisions(BatchDecisions):
         """Delete all rows of a table. Not by TRUNCATE: that shows readers an empty table."""
         table = self._dialect.find_table(session, name)
         if table is None:
-            raise SinkError(f"table {name} is gone from {self._settings.endpoint}")
+            raise SinkError(
+                f"table {name}, whose rows are to be replaced, is gone from"
+                f" {self._settings.endpoint}; create it again, and repeat the write"
+            )
         if cascades := self._dialect.cascades_of(session, table.name):
             raise ConfigError(
                 f"table {name} is to be replaced, and rows of other tables would go or change"

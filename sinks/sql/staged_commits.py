@@ -103,7 +103,11 @@ class StagedCommits:
             )
         ledger = self._settings.ledger
         if not ledger.record_applied(session, transaction, committable.rows):
-            raise SinkError(f"{transaction} is in the ledger already, and nobody decided it")
+            raise SinkError(
+                f"transaction {transaction} is in the ledger, so its rows are committed, and no"
+                " decision lists it: somebody has committed it by hand, or the ledger was copied"
+                " here. See docs/operations.md"
+            )
         try:
             self._apply(session, staged)
         except SqlError:

@@ -113,7 +113,7 @@ def _sink_of_tools(access: ServerAccess, timeout_s: float) -> SQLiteSink:
         lock_timeout_s=timeout_s,
     )
     if not Path(sink.endpoint.path).exists():
-        raise ConfigError(f"{sink.endpoint} does not exist")
+        raise ConfigError(f"{sink.endpoint} does not exist; a job creates it at its first start")
     return sink
 
 

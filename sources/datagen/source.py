@@ -127,7 +127,9 @@ class DatagenSource(Source):
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows < 0:
-            raise ConfigError(f"rows={self.rows} is negative; None means without end")
+            raise ConfigError(
+                f"rows={self.rows} is negative; give 0 or more, or None for rows without end"
+            )
         for name in ("splits_count", "accounts", "batch_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is not 1 or more")

@@ -245,7 +245,7 @@ def test_json_lines_hold_the_rows_and_refuse_what_json_cannot_say(
         ({"partition_by": "account"}, "give a tuple"),
         ({"roll_bytes": 0}, "roll_bytes=0 must be 1 or more"),
         ({"publish": "move"}, "choose one of auto, rename, copy"),
-        ({"publish": "copy"}, "always renamed"),
+        ({"publish": "copy"}, "files are renamed"),
     ],
 )
 def test_wrong_setting_is_refused_when_it_is_made(

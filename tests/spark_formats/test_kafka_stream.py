@@ -25,7 +25,7 @@ from tests.integration.kafka_feed import (
 )
 from tests.spark_formats.source_formats import KafkaFormat
 
-from onceflow.connectors.spark.readers.kafka_offsets import lag_of
+from onceflow.connectors.spark.readers.kafka_offsets import StreamOffsets
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 
@@ -235,7 +235,9 @@ def test_offsets_are_published_after_the_sink_has_them_and_progress_tells_the_la
         _await(lambda: group_offsets(query.servers, group, topic, 1) == [100], "second batch")
         progress = [json.loads(one.json)["sources"][0] for one in running.recentProgress]
         first = next(one for one in progress if one["numInputRows"] == 60)
-        assert lag_of(first["endOffset"], first["latestOffset"]) == 40
+        end, latest = (StreamOffsets.of(first[one]) for one in ("endOffset", "latestOffset"))
+        (read,), (there,) = end.positions.values(), latest.positions.values()
+        assert there.next - read.next == 40
     finally:
         running.stop()
     query.run(topic, group_id=group)

@@ -411,7 +411,9 @@ class JobApi:
         options = _parse_body(body, _StopBody)
         if not options.savepoint:
             if options.drain or options.path or options.native:
-                raise ConfigError("drain, path and native are for a stop with a savepoint")
+                raise ConfigError(
+                    "drain, path and native belong to a stop with a savepoint: add savepoint=true"
+                )
             begun = self._begin_operation("stop", _has_stopped)
             self._job.request(CheckpointKind.STOP)
             return begun

@@ -53,7 +53,10 @@ def decode_totals(
         return np.zeros(0, layout), [pa.array([], pa.large_binary()) for _ in of_bytes]
     if int(whole.lengths.min()) < size:
         shortest = int(whole.lengths.min())
-        raise StateCorrupt(f"a row of totals has {shortest} bytes instead of at least {size}")
+        raise StateCorrupt(
+            f"a row of totals in a snapshot has {shortest} bytes, and needs at least {size};"
+            " restore an older checkpoint"
+        )
     # A view with a record at every byte, aligned or not: one gather loads one of each row.
     data = np.append(whole.data, np.zeros(max(0, size - PADDING_BYTES), np.uint8))
     loads: Records = np.ndarray((len(data) - size + 1,), layout, data, strides=(1,))
@@ -64,9 +67,15 @@ def decode_totals(
         lengths = records[f"t{column}"].astype(np.int64)
         # Checked before the gather, which would read beyond the row into the next one.
         if int(lengths.min()) < 0 or bool((position + lengths > ends).any()):
-            raise StateCorrupt("a text among totals is longer than its row")
+            raise StateCorrupt(
+                "a text among totals in a snapshot is longer than its row; restore an older"
+                " checkpoint"
+            )
         texts.append(to_binary(BytesKeys(whole.data, position, lengths)))
         position = position + lengths
     if not np.array_equal(position, ends):
-        raise StateCorrupt("rows of totals do not have the columns that the snapshot names")
+        raise StateCorrupt(
+            "rows of totals do not have the columns that their snapshot names; restore an older"
+            " checkpoint"
+        )
     return records, texts

@@ -200,7 +200,10 @@ def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColum
             columns.append(BytesKeys(whole.data, position + 4, lengths))
             position = position + 4 + lengths
     if not np.array_equal(position, ends):
-        raise StateCorrupt("keys of a snapshot do not have the columns that the snapshot names")
+        raise StateCorrupt(
+            "keys of a snapshot do not have the columns that the snapshot names; restore an older"
+            " checkpoint"
+        )
     return tuple(columns)
 
 
@@ -208,7 +211,9 @@ def _load(data: npt.NDArray[np.uint8], dtype: str, positions: Ints, ends: Ints) 
     """Return the number of type `dtype` at each position; it must end before `ends`."""
     size = np.dtype(dtype).itemsize
     if bool((positions + size > ends).any()):
-        raise StateCorrupt("a key of a snapshot is shorter than its columns")
+        raise StateCorrupt(
+            "a key of a snapshot is shorter than its columns; restore an older checkpoint"
+        )
     # A view with a number at every byte, aligned or not: one gather loads them all.
     loads: npt.NDArray[Any] = np.ndarray((len(data) - size + 1,), dtype, data, strides=(1,))
     return loads[positions]
@@ -243,7 +248,9 @@ def _to_bytes_keys(array: pa.Array) -> BytesKeys:
 
     (column,) = read_key_columns([array.cast(pa.large_binary())], ["key"])
     if not isinstance(column, BytesKeys):
-        raise StateCorrupt(f"keys of a snapshot are {array.type}, not bytes")
+        raise StateCorrupt(
+            f"keys of a snapshot are {array.type}, and must be bytes; restore an older checkpoint"
+        )
     return column
 
 

@@ -51,7 +51,10 @@ class FileLocation:
         match = _URL.fullmatch(url)
         if match is None or match[1] in ("file", "local"):
             if publish == "copy":
-                raise ConfigError(f"url {url!r}: in a local directory files are always renamed")
+                raise ConfigError(
+                    f"url {url!r}: publish='copy' is for object stores; in a local directory files"
+                    " are renamed"
+                )
             return cls("file", _local_root(url if match is None else match[2], url), "rename")
         protocol, root = match[1].lower(), match[2].rstrip("/")
         if not root.strip("/"):
@@ -97,7 +100,7 @@ class FileLocation:
 
 def _local_root(path: str, url: str) -> str:
     if not path:
-        raise ConfigError(f"url {url!r} names no directory")
+        raise ConfigError(f"url {url!r} names no directory; write file:///path/of/it")
     # Absolute, for the driver and the executors need not have one working directory.
     return str(Path(unquote(path) if url != path else path).expanduser().absolute())
 

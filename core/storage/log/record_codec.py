@@ -90,7 +90,9 @@ def decode_record(data: bytes, location: str) -> LogEntry:
         case "checkpoint_decided":
             record = _decode(envelope.record, CheckpointDecided, location)
         case kind:
-            raise CheckpointCorrupt(f"{location} holds a record of unknown kind {kind!r}")
+            raise CheckpointCorrupt(
+                f"{location} holds a record of unknown kind {kind!r}; {_RECORD_REMEDY}"
+            )
     return LogEntry(record, digest)
 
 
