@@ -82,6 +82,7 @@ class OutputQueue(Generic[B]):
 
     def offer(self, element: B | Barrier | EndOfStream) -> bool:
         """Return whether `element` is to be sent now; else it waits its turn here."""
+        # Behind what waits already: a channel keeps its order, also for what needs no credit.
         if not self._waiting and self._admits(element):
             return True
         self._waiting.append(element)
@@ -177,6 +178,8 @@ class InputQueues(Generic[B]):
 
         That is once, when nothing is left to replay; called when rows may be made.
         """
+        # Until all that is replayed has been taken, nothing newer may come: it would pass rows that
+        # were sent before it.
         if self._is_open or self._replayed:
             return False
         self._is_open = True

@@ -27,6 +27,7 @@ class LookupIndex:
     def __init__(self, table: LookupTable) -> None:
         rows = _without_null_keys(_one_batch(table.rows), table.on)
         hashes = hash_keys([rows.column(name) for name in table.on], table.on)
+        # Stable, so that rows of one key stay in the order of the table.
         order = np.argsort(hashes, kind="stable")
         self._on = table.on
         self._hashes = hashes[order]
@@ -41,8 +42,11 @@ class LookupIndex:
         begin = np.searchsorted(self._hashes, hashes, side="left")
         counts = np.searchsorted(self._hashes, hashes, side="right") - begin
         left: _Rows = np.repeat(np.arange(len(hashes), dtype=np.int64), counts)
+        # For each pair, how many pairs the keys before its own have. Subtracted from a running
+        # number it counts 0, 1, 2, … within each key, without a loop.
         ahead = np.repeat(np.cumsum(counts) - counts, counts)
         right: _Rows = np.repeat(begin, counts) + np.arange(len(left)) - ahead
+        # Equal hashes are candidates and no more: the keys themselves decide.
         is_same = np.ones(len(left), np.bool_)
         for name, key in zip(self._on, keys, strict=True):
             candidates = self.rows.column(name).take(pa.array(right))

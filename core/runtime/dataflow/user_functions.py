@@ -34,6 +34,7 @@ def values_of(column: pa.Array) -> list[Any]:
     for the types that carry most data, so they are used wherever they give equal values.
     """
     column_type = column.type
+    # With a null, numpy would make floats of integers.
     if column.null_count == 0 and (
         pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
     ):
@@ -248,6 +249,8 @@ def user_error(
     else:
         record = record_text(rows, row)
         where = f"{_shorten(record)} ({_origin(rows, row)})"
+    # By the record and the class of the error, without its text, which may hold a time or an
+    # address: the same mistake must be known again.
     fingerprint = "" if _may_pass(error) else _digest(uid, kind, record)
     return UserFunctionError(
         f"operator {uid!r} failed: {reason}; at {where}\n{_trace(error)}",
@@ -257,6 +260,8 @@ def user_error(
 
 def record_text(rows: pa.RecordBatch, row: int) -> str:
     """Return the whole of one record as text."""
+    # As ASCII: logs and terminals of other machines show it alike, and half of a surrogate breaks
+    # nothing.
     return ascii(printable_rows(rows.slice(row, 1))[0])
 
 

@@ -57,6 +57,8 @@ class JobHealth:
         self, checkpointing: CheckpointSettings, runtime: RuntimeSettings, intervals: int | None
     ) -> None:
         """Take after how many intervals without a checkpoint a job is unhealthy; None: never."""
+        # Longer than the driver may rightly be held up: a lost slot is noticed by its silence, and
+        # then slots and committers are each given their time to end.
         self._patience_s = runtime.heartbeat_timeout_s + 2 * runtime.cancel_timeout_s
         self._checkpoint_limit_s = None
         if checkpointing.interval_s is not None and intervals is not None:

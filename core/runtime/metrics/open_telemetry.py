@@ -114,6 +114,8 @@ class JobTraces:
         self._end(pending.span, end_s)
         pending.decided = event.at
         subtasks = [subtask for _, subtask, _ in pending.acks]
+        # With thousands of subtasks a span for each commit is more than anybody reads, and more
+        # than a collector takes.
         pending.uncommitted = set(subtasks if len(subtasks) <= self._subtasks_max else [])
         for number in [number for number in self._open if number < event.checkpoint]:
             if self._open[number].decided is None:
@@ -135,6 +137,8 @@ class JobTraces:
                 "onceflow.checkpoint.unaligned": timings.overtaken,
             }
             span, context = self._begin(str(subtask), begin_s, pending.context, attributes)
+            # Parts follow one another; where one clock disagrees with the driver's, only this
+            # subtask's spans are shifted.
             part_s = begin_s
             for name, duration_ms in (
                 ("start_delay", timings.start_delay_ms),
@@ -273,6 +277,7 @@ def _to_metric(family: Family, common: dict[str, str], began_ns: int, now_ns: in
         data = Histogram(points, cumulative)
     else:
         data = Gauge(points)
+    # UCUM's units, as OpenTelemetry wants them: what is merely counted stands in braces.
     unit = {"seconds": "s", "bytes": "By"}.get(metric.unit, f"{{{metric.unit}}}")
     return Metric(metric.name.removesuffix("_total"), metric.help, unit, data)
 
