@@ -109,6 +109,7 @@ class _Preflight:
         server = self._fit_server()
         if exactly_once:
             look = partial(self._support, server)
+            # Before anything is created: a mode that is not possible must leave no tables behind.
             mode = chosen_mode(settings, context, look, self._dialect.log)
             self._ensure_bookkeeping(server)
             self._claim(mode)
@@ -180,6 +181,7 @@ class _Preflight:
             self._dialect.find_table(session, TableName(ledger.schema, name))
             for name in (LEDGER, SINKS)
         ]
+        # The usual start: nothing is asked for that a user with few rights may not do.
         if all(table is not None and table.unique_keys for table in tables):
             self._ensure_commit_mode(tables[1])
             return

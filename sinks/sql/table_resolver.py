@@ -39,6 +39,7 @@ def match_columns(
     if rules.mode is not WriteMode.UPDATE:
         faults += _find_not_insertable(dialect, table, fits)
         faults += _list_unfilled(table, schema)
+    # Later than the columns: without them, what is said of the key would follow from that.
     if rules.uses_key and not faults:
         faults += _key_faults(dialect, table, rules) + _missing_privileges(
             dialect, table, fits, rules
@@ -298,6 +299,7 @@ def add_columns(
                     session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
+    # Read once more: the database may have given a column another type than was asked for.
     return dialect.find_table(session, table.name) or table
 
 

@@ -100,6 +100,8 @@ class ProtobufDecoder(RegistryDecoder):
         """Return the places and the fields of `values`; tells `faults` of the others."""
         message, parse, row = self._message, self._message.ParseFromString, self._row
         rows: list[tuple[Any, ...]] = []
+        # The usual batch: all values begin with the same bytes, so the header is looked at once,
+        # and each message is what stands behind it.
         if self._all_first(values):
             try:
                 for value in values:
@@ -124,6 +126,7 @@ class ProtobufDecoder(RegistryDecoder):
         """Return whether all are the message that is read, and the first one of one schema."""
         starts = {None if one is None else one[:_FIRST_MESSAGE_BYTES] for one in values}
         start = next(iter(starts), None)
+        # A single zero behind the id stands for the path [0], the first message of the schema.
         if len(starts) != 1 or start is None or start[HEADER_BYTES:] != b"\0":
             return False
         try:
@@ -158,6 +161,8 @@ class ProtobufDecoder(RegistryDecoder):
             ValueError: The registry does not know it, or it is no Protobuf schema.
         """
         if schema_id not in self._messages:
+            # A fault is kept, too: every value with this id has it, and the registry need not be
+            # asked for each.
             self._messages[schema_id] = self._messages_or_fault(schema_id)
         messages = self._messages[schema_id]
         if isinstance(messages, str):
@@ -229,6 +234,7 @@ def _value_of(field: FieldDescriptor) -> _Value:
     if not is_nullable(field):
         return get if one is _same else lambda message: one(get(message))
     name = field.name
+    # Without HasField an absent field reads as its default.
     return lambda message: one(get(message)) if message.HasField(name) else None
 
 

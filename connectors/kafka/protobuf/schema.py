@@ -145,6 +145,8 @@ def _descriptor_in(source: NamedSchema) -> bytes | None:
         descriptor = descriptor_pb2.FileDescriptorProto.FromString(raw)
     except (binascii.Error, ValueError, _protobuf("message").DecodeError):
         return None
+    # Imports go by the name under which the reference is registered, whatever its author has called
+    # the file.
     descriptor.name = source.name
     return bytes(descriptor.SerializeToString())
 
@@ -226,6 +228,7 @@ def path_of(descriptors: bytes, message: str | None) -> MessagePath:
         raise ConfigError("its Protobuf schema has no message")
     if message is None:
         return next(iter(messages))
+    # A whole name first, or a message could not be named that another one's ends with.
     exact = [path for path, name in messages.items() if name == message]
     matching = exact or [path for path, name in messages.items() if name.endswith(f".{message}")]
     if len(matching) != 1:
@@ -241,6 +244,7 @@ def message_of(descriptors: bytes, message: str | None = None) -> Descriptor:
         ConfigError: There is none, or Protobuf is not installed.
     """
     name = messages_of(descriptors)[path_of(descriptors, message)]
+    # A pool of its own: in the process's default pool two versions of one file would collide.
     pool = _protobuf("descriptor_pool").DescriptorPool()
     for one in _files(descriptors):
         pool.AddSerializedFile(one.SerializeToString())
@@ -413,6 +417,8 @@ class _Numbers:
             self._known = {one.name: one.number for one in proto.field}
             self._reserved = [(one.start, one.end) for one in proto.reserved_range]
             self._names = set(proto.reserved_name)
+        # Numbers of removed fields are never given again: old readers would take the new values for
+        # the old field.
         taken = [*self._known.values(), *(end - 1 for _, end in self._reserved)]
         self._last = max(taken, default=0)
 

@@ -83,6 +83,7 @@ class _Checks:
             # followed for ever.
             self._classes[number] = None
             checks = {field.encode_name: self.of(field.type) for field in kind.fields}
+            # A tagged class that is stored as an array has its tag first.
             before = [_pass] if _tag_of(kind) is not None else []
             by_position = _is_by_position(kind)
             self._classes[number] = (
@@ -127,6 +128,7 @@ class _Checks:
                 find_check(value[:1], arrays)(value)
             elif value.__class__ is dict:
                 find_check((value.get(field) for field in fields), mappings)(value)
+            # Where an integer is among the alternatives it is read as one, and never rounded.
             elif floats and not integers:
                 _check_number(value)
 

@@ -112,6 +112,7 @@ class MsgpackSerializer(Serializer[Any]):
         self._signature = f"msgpack/1:{type_name(python_type)}"
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
+        # The encoder does not pickle, and each process builds its own.
         return MsgpackSerializer, (self._type,)
 
     @property
@@ -147,6 +148,8 @@ class MsgpackSerializer(Serializer[Any]):
         try:
             value = self._decode(data)
         except msgspec.ValidationError:
+            # Only these two may have been written as a number of more than 64 bits, which msgspec
+            # does not take for them.
             if self._type not in (int, float):
                 raise
             value = msgspec.msgpack.decode(data)
