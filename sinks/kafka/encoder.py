@@ -168,6 +168,8 @@ class RecordEncoder:
         try:
             return [self._within_limits(rows, self._records(rows))]
         except ENCODING_ERRORS as error:
+            # Bad rows are rare: halving asks for some twenty more tries for one bad row in a
+            # million, where looking at each row would cost every batch.
             if rows.num_rows == 1:
                 self._bad_rows.reject(rows, [f"the row cannot be encoded: {error}"])
                 return []
@@ -307,6 +309,7 @@ def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     columns = [
         pa.concat_arrays([batch.column(index) for batch in batches])
         if not arrow.is_dictionary(field.type)
+        # Each part has a dictionary of its own; what is joined has one.
         else pa.concat_arrays(
             [batch.column(index).dictionary_decode() for batch in batches]
         ).dictionary_encode()

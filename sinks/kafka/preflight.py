@@ -42,6 +42,8 @@ def is_proof_expired(settings: KafkaSinkSettings, staged_at_s: float) -> bool:
         SinkError: The broker cannot be asked now.
     """
     age_s = time.time() - staged_at_s
+    # Before the broker is asked: young proofs are kept by every broker that the checks have let
+    # pass.
     if age_s < _TRUSTED_S:
         return False
     minutes = retention_minutes(open_brokers(settings))
@@ -90,6 +92,8 @@ def configuration(brokers: Brokers, resource: ConfigResource) -> dict[str, str]:
     try:
         return brokers.ask(ask, f"settings of {resource}")
     except ConfigError:
+        # A user who may not read settings is common, and checks are left out then. A refused
+        # password is another matter.
         if brokers.troubles.authentication:
             raise
         return {}
@@ -183,6 +187,7 @@ class Preflight:
         try:
             admin.create_topics([new], operation_timeout=timeout_s)[topic].result(timeout_s)
         except KafkaException as error:
+            # Another driver, or another sink of this job, may have been faster.
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ConfigError(
                     f"topic {topic!r} cannot be created: {describe_error(error, self._settings)}"

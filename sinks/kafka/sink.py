@@ -181,8 +181,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
 
         Repeated in the same attempt it is refused, as the SPI says. A crash in it leaves at most
         a schema registered, topics created and the sink id claimed, which the next attempt claims
-        in turn. At least
-        once needs no transactions, and claims nothing.
+        in turn. At least once needs no transactions, and claims nothing.
 
         Raises:
             ConfigError: They cannot: settings, broker, permissions, topics, columns, types, or a
@@ -193,6 +192,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         settings = self.settings
         self.validate(context, schema)
         if settings.asks_registry:
+            # Before topics are created: rows that the registry refuses must leave nothing behind.
             RecordEncoder(settings, schema, BadRows(OnBadRow.FAIL, schema)).ask_schema()
         preflight = Preflight(settings)
         preflight.require_topics(
@@ -202,6 +202,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
         preflight.require_brokers_fit()
+        # Last of all: a start that fails on a check must not fence the attempt that runs.
         Fence(settings, context).claim()
 
     def target_record(self, context: CommitterContext) -> TargetRecord | None:

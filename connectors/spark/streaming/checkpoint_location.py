@@ -69,6 +69,7 @@ class CheckpointLocation:
         if self._place.protocol == "file":
             # One directory under two names must not be two sink ids.
             url = root = os.path.realpath(root)
+        # For people who look at prepared transactions; the digest is what makes it unique.
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(root).name)
         digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_LENGTH]
         return f"{readable[: SINK_ID_LENGTH_MAX - _DIGEST_LENGTH - 1]}-{digest}"

@@ -227,6 +227,7 @@ class _ForeachBatch:
             ]
             commits.commit(reports)
         except Exception:
+            # At once, and not with the next batch: what tasks have prepared holds locks until then.
             commits.abort(schema, plan.attempt)
             raise
 
@@ -255,6 +256,8 @@ class _ForeachBatch:
         named = stream_target(lambda _: group, options, self.location)
         target, decisions = resolve_keeper(named)
         try:
+            # Before the first claim: another first sink would keep its decisions elsewhere, and
+            # know nothing of those that were made.
             self._first.require(decisions)
         except BaseException:
             decisions.close()

@@ -121,6 +121,8 @@ class QueryEvents(StreamingQueryListener):
     def _begin(self, query_id: str, name: str | None) -> _Query:
         limits = SeriesLimits(self._metrics.subtasks_max, self._metrics.splits_max)
         with self._lock:
+            # By the query's id, so that a counter goes on when the query is started again; all else
+            # is of one run.
             counters = self._counters.setdefault(query_id, JobMetrics(limits=limits))
             before = self._queries.get(query_id)
             query = _Query(name or query_id, self._listeners, counters, self._metrics)
@@ -149,6 +151,7 @@ class _Query:
     def on_progress(self, progress: StreamingQueryProgress) -> None:
         """Publish what a job would have told of the batch."""
         rows = _rows_by_source(progress)
+        # Batches are counted from 0, and checkpoint 0 is the empty start.
         number = CheckpointId(progress.batchId + 1)
         now, milliseconds = Moment.now(), progress.durationMs
         # Only now the sources are known: Spark names them with the first progress.
