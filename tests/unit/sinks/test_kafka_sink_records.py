@@ -201,7 +201,7 @@ def test_a_record_over_the_limit_is_a_bad_row_that_names_both_sizes() -> None:
         ({"options": {"kafka.transactional.id": "x"}}, "derived from sink id"),
         ({"options": {"sasl.jaas.config": "x"}}, "is the Java client's"),
         ({"options": {"ssl.keystore.location": "a.jks"}}, "Java keystore"),
-        ({"options": {"message.max.bytes": "1 MB"}}, "no number of bytes"),
+        ({"options": {"message.max.bytes": "1 MB"}}, "must be a whole number of bytes"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_what_to_do(

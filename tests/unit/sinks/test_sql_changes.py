@@ -263,7 +263,7 @@ def test_settings_that_contradict_each_other_are_refused(
         ({"primary_key": ("nope",)}, "only the columns id, f, op"),
         ({"primary_key": ("f",)}, "Arrow type double"),
         ({"primary_key": ("id",), "operation_column": "f"}, "must be text"),
-        ({"primary_key": ("id",), "table_column": "t"}, "no column of the rows"),
+        ({"primary_key": ("id",), "table_column": "t"}, "not among the columns of the rows"),
     ],
 )
 def test_columns_that_cannot_serve_are_refused(settings: dict[str, Any], expected: str) -> None:
