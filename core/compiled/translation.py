@@ -132,8 +132,7 @@ class _Translator:
         self._process, self._definition = read_definition(type(function).process, self._name)
         arguments = self._definition.args
         count = len(arguments.args) + len(arguments.kwonlyargs) + len(arguments.posonlyargs)
-        # By position and nothing else: the operator calls it so, and a default would be a third
-        # source of values.
+        # No defaults: they would be a third source of values.
         if count != 2 or len(arguments.args) != 2 or arguments.vararg or arguments.kwarg:
             raise self._refusal(self._definition, "it must have the parameters self and record")
         self._self, self._record = (argument.arg for argument in arguments.args)
@@ -156,8 +155,7 @@ class _Translator:
 
     def translate(self) -> CompiledFunction:
         """Return the whole function."""
-        # Columns that are assigned on some path only must have the record's value on the others, so
-        # they are loaded before the first statement.
+        # Loaded before the first statement, for paths on which a column is not assigned.
         for name in sorted(self._assigned_columns.intersection(self._input.names)):
             self._load_column(name, self._definition)
         self._block(self._definition.body, "        ")
@@ -237,8 +235,7 @@ class _Translator:
         bound, results = set(self._bound), self._results_on_path
         ends: list[tuple[bool, set[str]]] = []
         most = results
-        # Both branches begin from what was known before the `if`: what one binds must not be
-        # visible to the other.
+        # Each branch begins from before the `if`: what one binds the other must not see.
         for statements in (node.body, node.orelse):
             self._bound, self._results_on_path = set(bound), results
             start = len(self._lines)
@@ -251,8 +248,7 @@ class _Translator:
             most = max(most, self._results_on_path)
         self._results_on_path = most
         reached = [names for goes_on, names in ends if goes_on]
-        # After it a name has a value if each branch that comes to its end has given it one. A
-        # branch that returns has no say.
+        # Bound is what each branch has bound that comes to its end; one that returns has no say.
         self._bound = set[str].intersection(*reached) if reached else bound
         return bool(reached)
 
@@ -286,8 +282,7 @@ class _Translator:
             )
         index = list(self._states).index(state.attribute)
         if method == "clear" and not call.args and not call.keywords:
-            # The array is written as well, for the next read of this key in the batch takes the
-            # default from it.
+            # The next read of this key in the batch takes the default from the array.
             default = f"default_{index}"
             self._lines.append(f"{indent}state_{index}[key] = {self._constant(default, state)}")
             self._lines.append(f"{indent}has_{index}[key] = False")
@@ -355,8 +350,7 @@ class _Translator:
             if isinstance(value, str):
                 self._require_column(value, node)
         self._results_on_path += 1
-        # The line is filled when all results are known: only then is it certain which columns are
-        # passed on as they are in every one of them.
+        # Filled when all results are known: only then is it known which columns they all pass on.
         self._lines.append("")
         self._results.append(_Result(len(self._lines) - 1, indent, node, values, codes))
 
@@ -496,12 +490,9 @@ class _Translator:
         if attribute is None:
             value = self._find_global(node)
             if value is _UNKNOWN:
-                raise self._refusal(
-                    node, "it is neither a variable of the function nor a number of its module"
-                )
+                raise self._refusal(node, "it is neither a variable nor a number of the module")
             return self._number(node, value)
-        # Statically: a property would run the user's code, and say nothing about its value in a
-        # slot.
+        # Statically: a property would run the user's code, and may differ in a slot.
         value = inspect.getattr_static(self._function, attribute, _UNKNOWN)
         kind = kind_of_value(value)
         if kind is None:
@@ -538,8 +529,7 @@ class _Translator:
             return self._test(node), BOOLEAN
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             value = node.operand.value
-            # A negative constant is folded here, or the lowest integer of 64 bits could not be
-            # written: without its sign it does not fit.
+            # Folded here: without its sign the lowest integer of 64 bits would not fit.
             if type(value) in (int, float):
                 return self._number(node, -cast("float", value))
         text, kind = self._expression(node.operand)
@@ -599,7 +589,7 @@ class _Translator:
     def _extreme(self, node: ast.Call, helper: str) -> Code:
         codes = [self._expression(one) for one in node.args]
         kinds = {kind for _, kind in codes}
-        # min(True, 2) is True to Python, and of which kind that is depends on the values.
+        # Of min(True, 2) the values decide which kind it is.
         if len(kinds) != 1 or BOOLEAN in kinds:
             raise self._refusal(node, "all arguments must be integers, all floats, or all times")
         text, kind = codes[0]
