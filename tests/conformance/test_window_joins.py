@@ -269,7 +269,7 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
     model = Model(pane_windows(windows, lateness_ms), outer)
     running = Running(job, windows, lateness_ms, function)
     values, now = count(), 1_000
-    for step in range(45):
+    for step in range(30):
         now += rng.choice([0, 2, 9])
         rows = [
             (f"k{rng.randrange(3)}", rng.randrange(2), now - rng.randrange(25), next(values))
@@ -281,7 +281,7 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
         if rng.random() < 0.3:
             running.advance(now - 5)
             model.advance(now - 5)
-        if step % 15 == 14:
+        if step % 10 == 9:
             handles, before = running.snapshot(), running
             running = Running(
                 job, windows, lateness_ms, function, rng.choice([1, 2, 3]), handles,
