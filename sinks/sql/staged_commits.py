@@ -40,7 +40,7 @@ from onceflow.sinks.sql.session import ConnectionLost, RowRefused, Session, SqlE
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.tables import Target
-from onceflow.sinks.sql.write_mode import ChangeRules, StagedOperation
+from onceflow.sinks.sql.write_mode import StagedOperation, StagedRules
 
 _Outcome = TypeVar("_Outcome")
 
@@ -179,7 +179,7 @@ class StagedCommits:
         """Return the table as it is now; looked at once, until something is refused."""
         target = self._targets.get((operation, schema))
         if target is None:
-            rules = ChangeRules(operation.mode, operation.key)
+            rules = StagedRules(operation.mode, operation.key)
             tables = TableResolver(self._settings, schema, lambda: session, rules)
             target = self._targets[operation, schema] = (
                 tables.find_key_target(operation.table)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
+from typing_extensions import override
 
 from onceflow.core.arrow.kinds import is_text, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError, StateCorrupt
@@ -163,6 +164,16 @@ class ChangeRules:
         meaning_by_word = pa.array([OPERATIONS.get(word) for word in words], pa.bool_())
         meaning = meaning_by_word.take(encoded.indices)
         return pc.fill_null(meaning, False), meaning.is_valid()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRules(ChangeRules):
+    """The rules of staged rows, whose columns were checked and converted when they were staged."""
+
+    @override
+    def select_table_columns(self, schema: pa.Schema) -> pa.Schema:
+        # All of them. An integer in the key is a float by now where the table's column is one.
+        return schema
 
 
 def _all_false(count: int, *, inverted: bool = False) -> pa.BooleanArray:

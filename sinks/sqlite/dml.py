@@ -48,7 +48,8 @@ class SQLiteDmlExecutor(DmlExecutor):
         own(session).execute_many(statement, _values(rows, self.key))
 
     def _match_key(self) -> str:
-        return " AND ".join(f"{quote(name)} = ?" for name in self.key)
+        # The unique index tells every byte apart, and the column itself may ignore case.
+        return " AND ".join(f"{quote(name)} = ? COLLATE BINARY" for name in self.key)
 
 
 class _Inserts(InsertStream):

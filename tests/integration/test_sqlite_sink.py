@@ -260,6 +260,40 @@ def test_keys_need_a_unique_index_that_tells_them_apart(tmp_path: Path) -> None:
         job.open(2)
 
 
+@pytest.mark.parametrize("write_mode", ["upsert", "update"])
+def test_changes_meet_only_the_row_of_their_key_though_the_column_ignores_case(
+    tmp_path: Path, write_mode: str
+) -> None:
+    """The unique index tells "a" from "A", and a comparison with the column alone does not."""
+    schema = pa.schema([("v", pa.string()), ("n", pa.int64()), ("op", pa.string())])
+    by_key = {"primary_key": ("v",), "operation_column": "op", "write_mode": write_mode}
+    job = _Job(tmp_path, schema, create=False, **by_key)
+    job.query('CREATE TABLE "odd ü table" (v TEXT COLLATE NOCASE, n INTEGER)')
+    job.query('CREATE UNIQUE INDEX by_v ON "odd ü table" (v COLLATE BINARY)')
+    job.query("""INSERT INTO "odd ü table" VALUES ('a', 1), ('A', 2), ('b', 3), ('B', 4)""")
+    rows: list[dict[str, Any]] = [{"v": "a", "op": "d"}, {"v": "b", "n": 9, "op": "u"}]
+    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    kept = job.query('SELECT v, n FROM "odd ü table" ORDER BY n')
+    assert kept == [("A", 2), ("B", 4), ("b", 9)]
+
+
+def test_integer_key_of_a_column_of_floats_is_committed(tmp_path: Path) -> None:
+    """What is staged is a float by then, and a key of floats in the stream would be refused."""
+    schema = pa.schema([("k", pa.int32()), ("v", pa.string()), ("op", pa.string())])
+    by_key = {"primary_key": ("k",), "operation_column": "op", "write_mode": "upsert"}
+    job = _Job(tmp_path, schema, create=False, **by_key)
+    job.query('CREATE TABLE "odd ü table" (k REAL PRIMARY KEY, v TEXT)')
+    job.query("""INSERT INTO "odd ü table" VALUES (1, 'old'), (2, 'old')""")
+    rows: list[dict[str, Any]] = [
+        {"k": 1, "v": "new", "op": "u"},
+        {"k": 2, "op": "d"},
+        {"k": 3, "v": "new", "op": "u"},
+    ]
+    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    kept = job.query('SELECT k, v FROM "odd ü table" ORDER BY k')
+    assert kept == [(1.0, "new"), (3.0, "new")]
+
+
 def test_views_and_missing_tables_are_refused_at_the_start(tmp_path: Path) -> None:
     job = _Job(tmp_path, create=False)
     with pytest.raises(ConfigError, match="does not exist in SQLite file"):
