@@ -102,6 +102,9 @@ def test_a_failed_upload_leaves_the_state_and_later_snapshots_whole(job: Job) ->
         def write(self, *args: Any, **kwargs: Any) -> StateHandle:
             raise OSError("disk full")
 
+        def write_chunks(self, *args: Any, **kwargs: Any) -> StateHandle:
+            raise OSError("disk full")
+
     states = States(job.open())
     states.fill(keys_named(10), "x", 1)
     checkpoint = job.next_checkpoint()
