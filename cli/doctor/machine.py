@@ -20,8 +20,8 @@ JAVA_VERSION_MIN = 17
 _JAVA_VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _INSTALL = "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17"
 _PLACES = ("/usr/lib/jvm/*/bin/java", "/opt/homebrew/opt/openjdk*/bin/java")
-_MINIMA = {"pyspark": (4, 0), "pyarrow": (18, 0)}
-_MINIMA_OF_EXTRAS = {"confluent-kafka": (2, 6), "psycopg": (3, 2)}
+_MINIMA = {"pyspark": (4, 0), "pyarrow": (20, 0)}
+_MINIMA_OF_EXTRAS = {"confluent-kafka": (2, 13), "psycopg": (3, 2)}
 """Looked at where they are installed: not every job needs them."""
 
 

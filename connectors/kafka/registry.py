@@ -267,7 +267,7 @@ class SchemaRegistry:
 
     def close(self) -> None:
         """Close the connections."""
-        cast("Any", self._client).close()
+        cast("Any", self._client).__exit__()  # its close() came with confluent-kafka 2.16
 
     def _to_kept_schema(self, schema_id: int, schema: Any, until: float) -> KeptSchema:
         # Older registries leave the type out for Avro, which was the only one.

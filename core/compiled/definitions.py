@@ -58,7 +58,7 @@ def _is_compiled_from(code: types.CodeType, tree: ast.Module) -> bool:
 
 
 def _instructions(code: types.CodeType) -> set[tuple[str, str, str]]:
-    """Return the instructions with their lines and columns, but no jumps.
+    """Return the instructions with their lines and columns (Python 3.10: numbers), but no jumps.
 
     Equal texts may be compiled to blocks in another order, and so to other jumps. What a module
     imports is called by other instructions than what it does not import.
@@ -68,8 +68,9 @@ def _instructions(code: types.CodeType) -> set[tuple[str, str, str]]:
         (
             re.sub("^(LOAD|CALL|PRECALL|PUSH).*", "call", one.opname),
             repr(one.argval),
-            str(getattr(one, "positions", "")),
+            str(getattr(one, "positions", number)),
         )
-        for one in dis.get_instructions(code)
-        if one.opcode not in jumps
+        for number, one in enumerate(
+            one for one in dis.get_instructions(code) if one.opcode not in jumps
+        )
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timezone
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ AGGREGATES = {"total": sum_("v"), "low": min_("v"), "high": max_("v"), "mean": a
 @pytest.fixture(autouse=True)
 def exactly() -> Iterator[None]:
     """Have Python's own decimals round nothing: they have 28 digits otherwise."""
-    with localcontext(prec=150):
+    with localcontext(Context(prec=150)):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def with_money(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def expected_of(values: list[Decimal]) -> tuple[Decimal, ...]:
-    with localcontext(prec=100):
+    with localcontext(Context(prec=100)):
         total = sum(values, Decimal(0))
         mean = (total / len(values)).quantize(Decimal("0.000001"), ROUND_HALF_UP)
     return total, min(values), max(values), mean

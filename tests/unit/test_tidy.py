@@ -123,14 +123,17 @@ def test_modules_are_named_for_what_they_hold() -> None:
     assert [place(path) for path in tracked(".py") if path.stem in NAMELESS_MODULES] == []
 
 
+# Python 3.10 writes the names in brackets.
+_LAZILY = re.compile(r"\(?__getattr__, __dir__\)? = lazy_names\(")
+
+
 def imports_lazily(node: ast.stmt) -> bool:
     """Whether `node` imports names for type checkers, and otherwise hands them to `lazy_names`."""
     return (
         isinstance(node, ast.If)
         and ast.unparse(node.test) == "TYPE_CHECKING"
         and all(isinstance(one, ast.ImportFrom) for one in node.body)
-        and [ast.unparse(one).partition("(")[0] for one in node.orelse]
-        == ["__getattr__, __dir__ = lazy_names"]
+        and [_LAZILY.match(ast.unparse(one)) is not None for one in node.orelse] == [True]
     )
 
 

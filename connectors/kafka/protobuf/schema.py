@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import importlib
 import re
 import subprocess
@@ -58,15 +59,22 @@ _SHOWN_CHARS = 500
 """How much of the compiler's output an error shows."""
 
 _CONFLUENT = "confluent_kafka.schema_registry.confluent"
-_BUILT_IN: Mapping[str, str] = {
-    "confluent/meta.proto": f"{_CONFLUENT}.meta_pb2",
-    "confluent/type/decimal.proto": f"{_CONFLUENT}.type.decimal_pb2",
+_BUILT_IN: Mapping[str, Sequence[str]] = {
+    "confluent/meta.proto": [f"{_CONFLUENT}.meta_pb2"],
+    # The second one before confluent-kafka 2.16, under another file name.
+    "confluent/type/decimal.proto": [
+        f"{_CONFLUENT}.type.decimal_pb2",
+        f"{_CONFLUENT}.types.decimal_pb2",
+    ],
     **{
-        f"google/type/{name}.proto": f"google.type.{name}_pb2"
+        f"google/type/{name}.proto": [f"google.type.{name}_pb2"]
         for name in ("date", "datetime", "dayofweek", "latlng", "money", "timeofday")
     },
 }
-"""Files that Confluent's registry does not list as references, since it has them itself."""
+"""Files that Confluent's registry does not list as references, since it has them itself.
+
+Each with the modules that may have it.
+"""
 
 TIMESTAMP = "google.protobuf.Timestamp"
 WRAPPERS = frozenset(
@@ -154,11 +162,27 @@ def _descriptor_in(source: NamedSchema) -> bytes | None:
 def _built_in(sources: Iterable[NamedSchema]) -> Iterator[bytes]:
     texts = [one.text for one in sources]
     given = {one.name for one in sources}
-    for name, module in _BUILT_IN.items():
+    for name, modules in _BUILT_IN.items():
         if name not in given and any(name in text for text in texts):
-            with naming_one_extra(_EXTRA):
-                descriptor = importlib.import_module(module).DESCRIPTOR
-            yield descriptor.serialized_pb
+            descriptor = _protobuf("descriptor_pb2").FileDescriptorProto.FromString(
+                _import_first(modules).DESCRIPTOR.serialized_pb
+            )
+            descriptor.name = name
+            yield descriptor.SerializeToString()
+
+
+def _import_first(modules: Sequence[str]) -> Any:
+    """Return the first of `modules` that is installed.
+
+    Raises:
+        MissingExtra: None is.
+    """
+    *firsts, last = modules
+    for module in firsts:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(module)
+    with naming_one_extra(_EXTRA):
+        return importlib.import_module(last)
 
 
 def _set_of(files: Iterable[bytes]) -> bytes:

@@ -13,6 +13,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.json_format import MessageToDict
 from tests.support.protobuf_messages import framed, message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
@@ -95,7 +96,8 @@ MORE_OF_ROW: dict[str, Any] = {
 def parsed(registry: SchemaRegistryDouble, value: bytes, subject: str = "out-value") -> Any:
     """Return what Confluent's deserializer makes of `value`."""
     make = message_class(registered(registry, subject)["schema"])
-    return cast("Any", ProtobufDeserializer)(make, {})(value, None)
+    context = SerializationContext("out", MessageField.VALUE)
+    return cast("Any", ProtobufDeserializer)(make, {})(value, context)
 
 
 def test_rows_become_protobuf_messages_of_the_schema_that_is_registered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ EDGES = [
 @pytest.fixture(autouse=True)
 def exactly() -> Iterator[None]:
     """Have Python's own decimals round nothing: they have 28 digits otherwise."""
-    with localcontext(prec=150):
+    with localcontext(Context(prec=150)):
         yield
 
 
