@@ -205,8 +205,5 @@ def _merge_times(all_times: Iterable[tuple[str, RecordTimes]]) -> dict[str, Reco
     counters: dict[str, RecordTimesCounter] = {}
     for source, times in all_times:
         counters.setdefault(source, RecordTimesCounter()).merge(times)
-    return {
-        source: times
-        for source, counter in counters.items()
-        if (times := counter.take()) is not None
-    }
+    merged = {source: counter.take() for source, counter in counters.items()}
+    return {source: times for source, times in merged.items() if times is not None}
