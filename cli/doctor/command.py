@@ -209,7 +209,7 @@ def doctor(
     ] = None,
     checkpoint_location: Annotated[
         str | None,
-        typer.Option(help="checkpointLocation of a query, whose position is printed."),
+        typer.Option(help="The checkpointLocation of a query, whose position is printed."),
     ] = None,
     kafka: Annotated[str | None, typer.Option(help="Brokers: host:port[,host:port].")] = None,
     topic: Annotated[

@@ -62,14 +62,14 @@ def _select_integers(context: Any, plan: Any) -> Iterator[tuple[list[_Arithmetic
         _find_in_plan(plan), key=lambda one: (id(one[0]), *map(id, one[1].conditions))
     )
     for _, members in by_rows:
-        found = list(members)
-        frame = context.create_dataframe_from_logical_plan(found[0][0])
-        for condition in found[0][1].conditions:
+        alike = list(members)
+        frame = context.create_dataframe_from_logical_plan(alike[0][0])
+        for condition in alike[0][1].conditions:
             frame = frame.filter(condition)
-        kinds = frame.select(*(one.result.alias(f"c{at}") for at, (_, one) in enumerate(found)))
+        kinds = frame.select(*(one.result.alias(f"c{at}") for at, (_, one) in enumerate(alike)))
         group = [
             one
-            for (_, one), column in zip(found, kinds.schema(), strict=True)
+            for (_, one), column in zip(alike, kinds.schema(), strict=True)
             if pa.types.is_integer(column.type)
         ]
         columns = [column for one in group for column in (one.result, one.left, one.right)]
@@ -98,13 +98,11 @@ def _find_in_plan(plan: Any) -> Iterator[tuple[Any, _Arithmetic]]:
     """Yield each such expression of `plan`, with the plan whose rows it is computed from."""
     node = plan.to_variant()
     expressions: list[Any] = []
-    match type(node).__name__:
-        case "Projection":
-            expressions = node.projections()
-        case "Filter":
-            expressions = [node.predicate()]
-        case _:
-            pass
+    kind = type(node).__name__
+    if kind == "Projection":
+        expressions = node.projections()
+    elif kind == "Filter":
+        expressions = [node.predicate()]
     wrap: Any = import_module("datafusion").Expr
     for below in plan.inputs():
         for expression in expressions:
