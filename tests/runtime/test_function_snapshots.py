@@ -211,6 +211,6 @@ def test_state_of_a_key_is_refused_by_name_where_there_is_none(
     indexed = numbered.key_by("account").process(UsesAKey(), uid="index")
     indexed.write(DirectorySink(str(tmp_path / "out")), uid="out")
     with pytest.raises(
-        UserFunctionError, match=r"'index'.*in snapshot_state\(\), where there is no"
+        UserFunctionError, match=r"'index'.*in snapshot_state\(\), where no key is set"
     ):
         pipeline.run(60)

@@ -409,6 +409,8 @@ class Versioned(Target):
         if self.interval:
             # Another driver may have gathered others.
             left = tuple(c for c in commit.committables if c.checkpoint > self.highest)
+            if not left:
+                return AlreadyCommitted()
             commit = replace(commit, committables=left)
         transactions = [committable.transaction for committable in commit.committables]
         if not self.files.keys() >= set(transactions):

@@ -67,6 +67,6 @@ def _find_percentile(sums: tuple[int, ...], share: float) -> float:
 
     `sums[i]` latencies are <= `_BOUNDS[i]`; those beyond the last bound count as that long.
     """
-    wanted = share * sums[-1]
-    reached = next(index for index, count in enumerate(sums) if count >= wanted)
+    rank = share * sums[-1]
+    reached = next(index for index, count in enumerate(sums) if count >= rank)
     return _BOUNDS[min(reached, len(_BOUNDS) - 1)]

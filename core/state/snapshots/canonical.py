@@ -298,7 +298,8 @@ class _Layers:
     def __init__(self) -> None:
         self._is_base = True
         self._states: frozenset[str] | None = None
-        """The states of the last layer: any other has been dropped since."""
+        """The states of the last layer: any other has been dropped since. None: there is no layer,
+        so all states count; parts made of tables have different ones."""
         self._complete: set[str] = set()
         """States of which all rows have been read."""
         self._changed: dict[str, set[bytes]] = {}
@@ -317,13 +318,14 @@ class _Layers:
 
     def begin_part(self, metas: Sequence[StateMeta], whole: Iterable[int]) -> None:
         """Take in what a part says of its layer."""
-        if self._states is None:
+        if self._states is None and not self._is_base:
             self._states = frozenset(meta.name for meta in metas)
         self._whole_here.update(metas[index].name for index in whole)
 
     def takes(self, meta: StateMeta) -> bool:
         """Tell whether rows of this state count in the layer that is read."""
-        return meta.name not in self._complete and meta.name in (self._states or ())
+        dropped = self._states is not None and meta.name not in self._states
+        return not dropped and meta.name not in self._complete
 
     def pick(self, meta: StateMeta, rows: StateRows) -> StateRows:
         """Return those of a batch's rows that no later layer has replaced, and that are rows."""
