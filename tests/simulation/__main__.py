@@ -7,6 +7,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import track
@@ -16,6 +17,7 @@ from tests.simulation.batches import run_batches
 from tests.simulation.coverage_report import unreached
 from tests.simulation.explorer import (
     MUTANT_SCHEDULES_MAX,
+    RARE,
     MutantVerdict,
     explore,
     shortest,
@@ -36,6 +38,11 @@ def main() -> int:
         "--batches", action="store_true", help="schedules of batches that Spark writes, not of jobs"
     )
     parser.add_argument(
+        "--rare",
+        action="store_true",
+        help="run the schedules by which broken variants were caught, instead of --schedules",
+    )
+    parser.add_argument(
         "--coverage", action="store_true", help="tell what of the protocol no schedule reaches"
     )
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
@@ -49,14 +56,16 @@ def main() -> int:
         return _mutants(0 if arguments.seed is None else seed, as_json=arguments.json)
     if arguments.coverage:
         return _coverage(arguments.schedules, seed)
-    return _schedules(arguments.schedules, seed, as_json=arguments.json)
+    seeds = RARE if arguments.rare else range(seed, seed + arguments.schedules)
+    return _schedules(seeds, as_json=arguments.json)
 
 
-def _schedules(count: int, seed: int, *, as_json: bool) -> int:
+def _schedules(seeds: Sequence[int], *, as_json: bool) -> int:
     console = Console(stderr=True)
     began = time.monotonic()
-    steps = iter(track(range(count), f"schedules from seed {seed}", console=console))
-    found = explore(count, seed, progress=lambda _: next(steps, None))
+    seed = next(iter(seeds), 0)
+    numbers = track(seeds, f"schedules from seed {seed}", console=console)
+    found = explore(numbers)
     seconds = round(time.monotonic() - began, 1)
     if as_json:
         report = {

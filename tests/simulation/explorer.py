@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.simulation.caught import CAUGHT_BY
@@ -10,7 +10,8 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import Outcome, run_schedule
 from tests.simulation.variant import Variant
 
-Progress = Callable[[int], object]
+RARE = tuple(sorted(set(CAUGHT_BY.values())))
+"""Schedules that reach what few do: each has caught a broken variant."""
 
 MUTANT_SCHEDULES_MAX = 4_000
 """The rarest mutant needs about 1,000 schedules; one that needs more than this has survived."""
@@ -37,22 +38,19 @@ class MutantVerdict:
 
 
 def explore(
-    schedules: int,
-    seed: int,
+    seeds: Iterable[int],
     *,
     variant: Variant | None = None,
-    progress: Progress = lambda _: None,
 ) -> Exploration:
-    """Run schedules `seed`, `seed + 1`, …; stop after five failures."""
+    """Run the schedules of `seeds`; stop after five failures."""
     failures: list[Outcome] = []
     decisions = attempts = lost = count = 0
-    for number in range(schedules):
-        outcome = run_schedule(seed + number, variant or Variant())
+    for seed in seeds:
+        outcome = run_schedule(seed, variant or Variant())
         count += 1
         decisions += outcome.decisions
         attempts += outcome.attempts
         lost += outcome.lost
-        progress(count)
         if outcome.violation:
             failures.append(outcome)
             if len(failures) == 5:
