@@ -183,8 +183,8 @@ def _each(check: Callable[[Any], None]) -> Check:
 def _check_integer(value: Any, kind: pa.DataType) -> None:
     if isinstance(value, (bool, np.bool_, np.datetime64, np.timedelta64)):
         raise InexactValue(
-            f"{value!r} is a {type(value).__name__}, not a number; convert it with int(…) if it"
-            " counts"
+            f"{value!r} is a {cast('object', value).__class__.__name__}, not a number; convert it"
+            " with int(…) if it counts"
         )
     # What Python itself takes for an integer: its own, numpy's, and classes that say so.
     if hasattr(value, "__index__"):

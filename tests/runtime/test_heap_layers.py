@@ -25,7 +25,7 @@ from onceflow import (
     ValueStateDescriptor,
 )
 from onceflow.core.crash_points import VARIABLE
-from onceflow.core.protocol.checkpoints.snapshots import handles_of
+from onceflow.core.protocol.checkpoints.snapshots import StateHandle, handles_of
 from onceflow.core.storage import FileSystemStorage, JobStorage
 
 ACCOUNTS = 8_000
@@ -69,6 +69,8 @@ def balances(
 
 def wait_for_layers(job: JobStorage) -> None:
     """Wait until the last checkpoint is in layers, and no file of an older attempt is left."""
+    layers: list[StateHandle] = []
+    older: list[str] = []
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         last = job.log.read().completed[-1]

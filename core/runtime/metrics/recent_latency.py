@@ -34,7 +34,7 @@ class RecentTimes:
     """
 
     def __init__(self) -> None:
-        self._window = 0
+        self._window: int = 0
         self._now = Histogram(_BOUNDS)
         self._before = Histogram(_BOUNDS)
 

@@ -208,7 +208,7 @@ def keep_what_has_expired() -> AbstractContextManager[Any]:
 
 def forget_new_columns() -> AbstractContextManager[Any]:
     """Leave out of kept records the columns that are newer than they are."""
-    open_records = KeptRecords.open
+    open_records = cast("Any", KeptRecords).open
 
     def open_alone(self: KeptRecords[Any], state: Any) -> None:
         open_records(self, state)

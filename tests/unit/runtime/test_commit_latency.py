@@ -136,12 +136,12 @@ def test_a_sink_that_never_commits_keeps_a_bounded_number_of_checkpoints_and_eve
     count = 3 * UNCOMMITTED_MAX
     for number in range(1, count + 1):
         job.take(*ack(number, 2), decide(number), *commit(number, 1))
-        assert len(job.latency._decided) <= UNCOMMITTED_MAX
+        assert len(job.latency._decided) <= UNCOMMITTED_MAX  # pyright: ignore[reportPrivateUsage]
     assert job.read("out") == (2 * count, 2 * count)
     assert job.read("lake") == (0, 0)
     job.take(CheckpointCommitted("lake", CheckpointId(count), at=at(10)))
     assert job.read("lake") == (2 * count, 20 * count)
-    assert not job.latency._decided
+    assert not job.latency._decided  # pyright: ignore[reportPrivateUsage]
 
 
 def test_recent_percentiles_are_of_the_last_minutes_alone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -64,5 +64,5 @@ def test_long_lists_are_cut_at_the_right_bytes() -> None:
     "values", [[1, 1 << 63], [-(1 << 63) - 1], ["\ud800"], [], [None, None]], ids=repr
 )
 def test_what_has_no_plain_encoding_is_left_to_be_encoded_one_by_one(values: list[Any]) -> None:
-    kind: type[Any] = type(values[0]) if values else int
+    kind = cast("type[Any]", type(values[0]) if values else int)
     assert encode_scalars(values, kind) is None
