@@ -241,17 +241,23 @@ def test_series_are_bounded_and_sums_stay_whole_above_the_limits() -> None:
     assert find(found, "restarts_total", job_name="ledger", reason="other") == 81
 
 
-def test_a_scrape_of_1000_subtasks_with_a_series_each_takes_100_ms_at_most() -> None:
+def measure_scrape(subtasks: int) -> float:
+    """Return the processor time of the best of five scrapes with a series each, in seconds."""
     job = Measuring(limits=SeriesLimits(subtasks_max=1_000))
-    job.take(JobStarted(frozenset({"in"})), *begin(1, slots=1_000))
-    job.take(*(report(slot, records_in=10, busy_s=0.5) for slot in range(1_000)))
+    job.take(JobStarted(frozenset({"in"})), *begin(1, slots=subtasks))
+    job.take(*(report(slot, records_in=10, busy_s=0.5) for slot in range(subtasks)))
     body, best_s = b"", float("inf")
     for _ in range(5):
         began_s = time.thread_time()
         body = expose([job.measure()], "").body
         best_s = min(best_s, time.thread_time() - began_s)
-    assert body.count(b"onceflow_subtask_busy_seconds_total{") == 1_000
-    assert best_s <= 0.1
+    assert body.count(b"onceflow_subtask_busy_seconds_total{") == subtasks
+    return best_s
+
+
+def test_a_scrape_of_1000_subtasks_costs_no_more_for_each_than_one_of_100() -> None:
+    """How much that is, depends on the machine: docs/monitoring.md has a figure."""
+    assert measure_scrape(1_000) <= 20 * measure_scrape(100)
 
 
 def test_names_with_quotes_and_newlines_are_read_back_as_they_are() -> None:
