@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.keyed_balance import BatchBalance, KeyedBalance
 from onceflow import (
+    BatchStates,
     EventTimeSessionWindows,
+    KeyedBatch,
+    KeyedBatchFunction,
     Record,
     StateAccess,
     StateTtlConfig,
     TumblingEventTimeWindows,
+    ValueStateDescriptor,
     count,
     sum_,
 )
@@ -303,12 +308,56 @@ def with_timers(store: KeyedStateStore, rows: Sequence[Batch], pending: int) -> 
     return Half(operator, lambda: _pass(operator, rows))
 
 
+class QuietKeys(KeyedBatchFunction):
+    """Emits each key that had no record for a second of event time, by a timer that moves."""
+
+    began_ms = 0
+    """What is added to the records' times: each pass goes on in event time."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return pa.schema([SCHEMA.field("account"), pa.field("quiet_since", pa.int64())])
+
+    def open(self, state: BatchStates) -> None:
+        self._last = state.value_state(ValueStateDescriptor("last", int))
+        self._timers = state.timers()
+
+    def process(self, batch: KeyedBatch) -> None:
+        last = batch.lasts(batch.sort_by_key("ts")) + self.began_ms
+        self._timers.delete_event_time_timers(pc.add(self._last.get_many(), 1_000))
+        self._timers.register_event_time_timers(last + 1_000)
+        self._last.put_many(last)
+
+    def on_timers(self, timers: KeyedBatch, domain: str) -> pa.RecordBatch:
+        quiet = timers.lasts(timers.sort_by_key("timer_ms")) - 1_000
+        self._last.put_many(pa.nulls(timers.key_count, pa.int64()))
+        return pa.record_batch(
+            [timers.keys.column("account"), pa.array(quiet)], ["account", "quiet_since"]
+        )
+
+
+def with_timers_of_batches(store: KeyedStateStore, rows: Sequence[Batch]) -> Half:
+    """A time-out of each key by a function of batches: a timer deleted and one set a record."""
+    function = QuietKeys()
+    schema = function.output_schema(SCHEMA)
+    work = ProcessBatches(KEY, function)
+    operator = KeyedBatchProcessor("timers", work, store, _states("timers"), SCHEMA, schema)
+
+    def run() -> None:
+        for number, batch in enumerate(rows):
+            operator.receive(batch)
+            operator.on_watermark(function.began_ms + number * 100)
+        function.began_ms += len(rows) * 100
+
+    return Half(operator, run)
+
+
 def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
     """Return the ratios of one backend."""
     rows = hashed(batches())
     figures: dict[str, float] = {}
     for name, other, some in (
         ("function of batches / running, rate", by_function, rows),
+        ("timers of batches / running, rate", with_timers_of_batches, rows),
         ("windowed sums / running, rate", windowed, rows),
         ("sums of sessions / running, rate", in_sessions, rows),
         ("running with ttl / running, rate", running_that_expires, rows),

@@ -19,6 +19,7 @@ from onceflow.core.state import (
     AccumulatorColumn,
     AggregatingState,
     AggregatingStateDescriptor,
+    BatchTimers,
     BatchValueState,
     KeyedBatch,
     ListState,
@@ -30,6 +31,7 @@ from onceflow.core.state import (
     ReducingState,
     ReducingStateDescriptor,
     StateTtlConfig,
+    TimeDomain,
     Timer,
     Timers,
     ValueState,
@@ -211,6 +213,10 @@ class BatchStates(Protocol):
         """Return the state of one value a key."""
         ...
 
+    def timers(self) -> BatchTimers:
+        """Return the timers of the batch's keys; asked for in `open` as a state is."""
+        ...
+
 
 class FunctionOfRecords:
     """What functions of records and timers share. Pickled: make resources in `open`."""
@@ -292,6 +298,17 @@ class KeyedBatchFunction(ABC):
 
         Raising ends the attempt; the records are processed again after the restart.
         """
+
+    def on_timers(self, timers: KeyedBatch, domain: TimeDomain) -> pa.RecordBatch | None:
+        """Return what follows now that `timers`, of one time domain, have fired, or None.
+
+        Its rows are the key columns and `timer_ms`, the time that each was registered for; those of
+        one key are in the order of their times. The states are those of its keys. Which timers are
+        in one call is chance. Needed only where timers are registered.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} registers timers and has no on_timers() to take them"
+        )
 
     def on_end(self) -> pa.RecordBatch | None:
         """Return the last batch, now that all input of this subtask has ended.

@@ -2,6 +2,7 @@
 
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates
+from onceflow.core.state.api.batch_timers import BatchTimers
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
     AccumulatorColumn,
@@ -24,7 +25,7 @@ from onceflow.core.state.api.stores import (
     StateBackend,
     ValueState,
 )
-from onceflow.core.state.api.timers import Timer, Timers
+from onceflow.core.state.api.timers import TimeDomain, Timer, Timers
 from onceflow.core.state.backends import HeapBackend, RocksDBBackend
 from onceflow.core.state.keys.key_groups import hash_key, hash_keys, key_group_of, key_groups
 from onceflow.core.state.operator_state import RawKeyedState
@@ -36,6 +37,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "BatchTimers",
     "BatchValueState",
     "HeapBackend",
     "KeyedBatch",
@@ -59,6 +61,7 @@ __all__ = [
     "StateReader",
     "StateTtlConfig",
     "StateWriter",
+    "TimeDomain",
     "Timer",
     "Timers",
     "ValueState",

@@ -122,6 +122,7 @@ if TYPE_CHECKING:
         AggregateFunction,
         AggregatingState,
         AggregatingStateDescriptor,
+        BatchTimers,
         BatchValueState,
         HeapBackend,
         KeyedBatch,
@@ -192,7 +193,8 @@ else:
             ),
             "onceflow.core.state": (
                 "AggregateFunction AggregatingState AggregatingStateDescriptor"
-                " BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor MapState"
+                " BatchTimers BatchValueState HeapBackend KeyedBatch ListState ListStateDescriptor"
+                " MapState"
                 " MapStateDescriptor Namespace RawKeyedState ReducingState"
                 " ReducingStateDescriptor RocksDBBackend Serializer StateBackend StateTtlConfig"
                 " Timer Timers ValueState ValueStateDescriptor"
@@ -225,6 +227,7 @@ __all__ = [
     "AttemptRunning",
     "AttemptStats",
     "BatchStates",
+    "BatchTimers",
     "BatchValueState",
     "BroadcastAccess",
     "BroadcastConnectedStream",

@@ -176,6 +176,7 @@ class BatchContext:
         self.metrics = operator.metrics
         """Metrics of the function's own, by name."""
         self.value_state = of_keys.value_state
+        self.timers = of_keys.timers
         self.raw_keyed_state = states.raw_keyed_state
 
 

@@ -6,6 +6,7 @@ operator state store.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,9 +55,17 @@ from onceflow.core.runtime.dataflow.user_functions import (
     keys_of_records,
     user_error,
 )
-from onceflow.core.state import KeyedBatchStates, KeyedStateStore, StateWriter, Timer
+from onceflow.core.state import (
+    BatchTimers,
+    KeyedBatchStates,
+    KeyedStateStore,
+    StateWriter,
+    TimeDomain,
+    Timer,
+)
+from onceflow.core.state.api.batch_timers import TimerTable
 from onceflow.core.state.api.stores import PendingKeyedSnapshot as FrozenState
-from onceflow.core.state.api.timers import DomainTimers, Timers
+from onceflow.core.state.api.timers import DomainTimers, OperatorTimers
 from onceflow.core.state.operator_state import OperatorStateStore
 
 RecordFunction: TypeAlias = Callable[[Record], Results]
@@ -128,8 +137,77 @@ class SnapshottedOperator(KeyedOperator):
             super().close()
 
 
-class KeyedBatchProcessor(SnapshottedOperator):
-    """Applies a function to whole batches, with the states of their keys."""
+class TimedOperator(SnapshottedOperator):
+    """Applies a function that has keyed state and, where it asks for them, timers."""
+
+    def __init__(
+        self,
+        uid: str,
+        function: Snapshotted,
+        store: KeyedStateStore,
+        states: OperatorStateStore,
+        schema: pa.Schema,
+        event_time: RestoredEventTime,
+    ) -> None:
+        super().__init__(uid, function, store, states, schema)
+        self._event_time = event_time
+        self._timed: OperatorTimers | None = None
+        """The function's timers; None: it has not asked for any."""
+        self._ended_at_ms: int | None = None
+        """How far event time had come where the input ended."""
+
+    @abstractmethod
+    def _fire_processing(self, until_ms: int) -> None:
+        """Emit what the function makes of the timers in processing time up to `until_ms`."""
+
+    @abstractmethod
+    def _fire_event(self, until_ms: int) -> None:
+        """Emit what the function makes of the timers in event time up to `until_ms`."""
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until the next timer in processing time."""
+        if self._timed is None:
+            return None
+        next_ms = self._timed.processing.next_ms
+        if next_ms is None:
+            return None
+        return max(0, next_ms - self._timed.current_processing_time()) / 1000
+
+    def on_time(self) -> None:
+        """Fire the timers in processing time that are due."""
+        if self._timed is not None:
+            self._fire_processing(self._timed.current_processing_time())
+
+    def on_watermark(self, watermark: int) -> None:
+        """Fire the timers in event time that are due."""
+        if self._timed is None:
+            return
+        if watermark == MAX_WATERMARK:
+            self._end_event_time(self._timed)
+            return
+        self._timed.advance(watermark)
+        self._fire_event(self._timed.watermark)
+
+    def _end_event_time(self, timers: OperatorTimers) -> None:
+        """Fire all timers in event time; a job that goes on is where the last of them was."""
+        before = timers.watermark
+        timers.advance(MAX_WATERMARK)
+        self._fire_event(MAX_WATERMARK)
+        # A savepoint must not hold the end of time: a job that goes on from it would find all rows
+        # late.
+        self._ended_at_ms = max(before, timers.event.fired_ms)
+
+    def _pending(self, pending: FrozenState) -> PendingSnapshot:
+        taken = super()._pending(pending)
+        if self._timed is None:
+            return taken
+        now = self._timed.watermark if self._ended_at_ms is None else self._ended_at_ms
+        return with_event_time(taken, self._event_time.elements(now))
+
+
+class KeyedBatchProcessor(TimedOperator):
+    """Applies a function to whole batches, with the states and timers of their keys."""
 
     def __init__(
         self,
@@ -139,14 +217,19 @@ class KeyedBatchProcessor(SnapshottedOperator):
         states: OperatorStateStore,
         input_schema: pa.Schema,
         schema: pa.Schema,
+        event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        super().__init__(uid, work.function, store, states, schema)
+        super().__init__(uid, work.function, store, states, schema, event_time)
         self._process = work.function.process
+        self._on_timers = work.function.on_timers
         self._on_end = work.function.on_end
         self._of_keys = KeyedBatchStates(store, work.key, input_schema)
         context = BatchContext(self._of_keys, states, self._operator)
         call_user(uid, work.function.open, context)
         self._of_keys.finish_open()
+        self._timers = self._timed = self._of_keys.registered
+        if self._timers is not None:
+            self._timers.advance(event_time.least)
         self.dropped = store.finish_open() + states.finish_open()
 
     def process(self, batch: Batch) -> None:
@@ -158,13 +241,11 @@ class KeyedBatchProcessor(SnapshottedOperator):
             keyed = self._of_keys.begin(rows, batch.hashes)
         except BadStateValue as error:
             raise user_error(self.uid, error) from error
-        made = call_user(self.uid, self._process, keyed)
-        self._of_keys.end()
-        if made is not None:
-            self.emit(as_schema(made, self._results.schema, self.uid))
-        self._side_outputs.flush()
+        self._take(call_user(self.uid, self._process, keyed))
         if self._of_keys.cleaned_a_record:
             self.store.clean(self._of_keys.cleaned_a_record * rows.num_rows)
+        if self._timers is not None:
+            self._fire_event(self._timers.watermark)
 
     def end_input(self) -> None:
         """Emit the function's last batch."""
@@ -174,8 +255,36 @@ class KeyedBatchProcessor(SnapshottedOperator):
             self.emit(as_schema(made, self._results.schema, self.uid))
         self._side_outputs.flush()
 
+    def _take(self, made: pa.RecordBatch | None) -> None:
+        """Emit what the function has made of the batch at hand, and end its use."""
+        self._of_keys.end()
+        if made is not None:
+            self.emit(as_schema(made, self._results.schema, self.uid))
+        self._side_outputs.flush()
 
-class KeyedFunctionOperator(SnapshottedOperator):
+    def _fire_processing(self, until_ms: int) -> None:
+        if self._timers is not None:
+            self._fire(self._timers, self._timers.processing, "processing", until_ms)
+
+    def _fire_event(self, until_ms: int) -> None:
+        if self._timers is not None:
+            self._fire(self._timers, self._timers.event, "event", until_ms)
+
+    def _fire(
+        self, timers: BatchTimers, table: TimerTable, domain: TimeDomain, until_ms: int
+    ) -> None:
+        """Emit what the function makes of the timers up to `until_ms`, those of many keys a call.
+
+        One that is registered meanwhile and is due fires, too; but at the end of all time only what
+        was there before, or one that registers its next would never end.
+        """
+        due = iter(partial(timers.take_due, table, until_ms), None)
+        for rows in list(due) if until_ms == MAX_WATERMARK else due:
+            keyed = self._of_keys.begin(rows, None)
+            self._take(call_user(self.uid, self._on_timers, keyed, domain))
+
+
+class KeyedFunctionOperator(TimedOperator):
     """Applies a function with the state and timers of each record's key."""
 
     def __init__(
@@ -187,12 +296,9 @@ class KeyedFunctionOperator(SnapshottedOperator):
         schema: pa.Schema,
         event_time: RestoredEventTime = NOTHING_RESTORED,
     ) -> None:
-        super().__init__(uid, function, store, states, schema)
+        super().__init__(uid, function, store, states, schema, event_time)
         self._on_timer = function.on_timer
         self._on_end = function.on_end
-        self._event_time = event_time
-        self._ended_at_ms: int | None = None
-        """How far event time had come where the input ended."""
 
     def _open(
         self, open_function: Callable[[Any], None], broadcast: BroadcastStates | None = None
@@ -201,7 +307,7 @@ class KeyedFunctionOperator(SnapshottedOperator):
         context = KeyedContext(self.store, states, self._operator, self._side_outputs, broadcast)
         call_user(self.uid, open_function, context)
         self._cleaned_a_record = context.cleaned_a_record
-        self._timers = context.registered
+        self._timers = self._timed = context.registered
         if self._timers is not None:
             least, most = self._event_time.least, self._event_time.most
             self._timers.restore(least, most, self._event_time_of)
@@ -219,58 +325,30 @@ class KeyedFunctionOperator(SnapshottedOperator):
         if self._cleaned_a_record:
             self.store.clean(self._cleaned_a_record * rows.num_rows)
         if self._timers is not None:
-            self._fire(self._timers.event, self._timers.watermark)
+            self._fire_event(self._timers.watermark)
 
-    @property
-    def due_in_s(self) -> float | None:
-        """Seconds until the next timer in processing time."""
-        if self._timers is None or self._timers.processing.queue.next_ms is None:
-            return None
-        waits_ms = self._timers.processing.queue.next_ms - self._timers.current_processing_time()
-        return max(0, waits_ms) / 1000
+    def _end_event_time(self, timers: OperatorTimers) -> None:
+        """As every function's, but of windows only those that are due fire.
 
-    def on_time(self) -> None:
-        """Fire the timers in processing time that are due."""
-        if self._timers is not None:
-            self._fire(self._timers.processing, self._timers.current_processing_time())
-
-    def on_watermark(self, watermark: int) -> None:
-        """Fire the timers in event time that are due."""
-        if self._timers is None:
-            return
-        if watermark == MAX_WATERMARK:
-            self._end_event_time(self._timers)
-            return
-        self._timers.advance(watermark)
-        self._fire(self._timers.event, self._timers.watermark)
-
-    def _end_event_time(self, timers: Timers) -> None:
-        """Fire all timers in event time; a job that goes on is where the last of them was.
-
-        Of windows those that are due, but not those by which they are over: they stay for the
-        allowed lateness.
+        Those by which they are over stay for the allowed lateness.
         """
-        if isinstance(self._function, WindowsOfRecords):
-            last_ms = timers.event.queue.last_ms
-            if last_ms is not None:
-                # The last timer is the one by which the last window is over; that window is due
-                # this much earlier.
-                timers.advance(last_ms - self._function.lateness_ms)
-            self._fire(timers.event, timers.watermark)
+        if self._timers is None or not isinstance(self._function, WindowsOfRecords):
+            super()._end_event_time(timers)
             return
-        before = timers.watermark
-        timers.advance(MAX_WATERMARK)
-        self._fire(timers.event, MAX_WATERMARK)
-        # A savepoint must not hold the end of time: a job that goes on from it would find all rows
-        # late.
-        self._ended_at_ms = max(before, timers.event.fired_ms)
+        last_ms = self._timers.event.queue.last_ms
+        if last_ms is not None:
+            # The last timer is the one by which the last window is over; that window is due this
+            # much earlier.
+            timers.advance(last_ms - self._function.lateness_ms)
+        self._fire_event(timers.watermark)
 
-    def _pending(self, pending: FrozenState) -> PendingSnapshot:
-        taken = super()._pending(pending)
-        if self._timers is None:
-            return taken
-        now = self._timers.watermark if self._ended_at_ms is None else self._ended_at_ms
-        return with_event_time(taken, self._event_time.elements(now))
+    def _fire_processing(self, until_ms: int) -> None:
+        if self._timers is not None:
+            self._fire(self._timers.processing, until_ms)
+
+    def _fire_event(self, until_ms: int) -> None:
+        if self._timers is not None:
+            self._fire(self._timers.event, until_ms)
 
     def _event_time_of(self, key: Any) -> int:
         """Return up to when event time had come for `key` in the snapshot."""

@@ -324,8 +324,10 @@ class ChainBuilder:
                 states, event_time = self._operator_state(uid), self._event_time(uid)
                 return JoinOperator(uid, work, store, states, schema, event_time=event_time)
             case ProcessBatches():
-                states = self._operator_state(uid)
-                return KeyedBatchProcessor(uid, work, store, states, input_schema, schema)
+                states, event_time = self._operator_state(uid), self._event_time(uid)
+                return KeyedBatchProcessor(
+                    uid, work, store, states, input_schema, schema, event_time
+                )
             case RunAggregates():
                 return AggregateRunner(uid, work, store, input_schema, schema)
             case AggregateWindows():

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,18 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.aggregates.running import Grouping
+from onceflow.core.state.api.batch_timers import BatchTimers, HashedKeys, Values
 from onceflow.core.state.api.clock import StateClock
 from onceflow.core.state.api.descriptors import AccumulatorColumn, ValueStateDescriptor
 from onceflow.core.state.api.keyed_states import KeyedStates
 from onceflow.core.state.api.stores import KeyedStateStore, ValueState
 from onceflow.core.state.keys.key_columns import Ints, read_key_columns
-from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns, hash_keys
 from onceflow.core.state.keys.key_index import KeyIndex
 from onceflow.core.state.keys.python_keys import python_row_keys
 
 COLUMNS_STATE = "onceflow.values"
 """The name under which snapshots hold the states that are columns."""
-
-Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,9 @@ class KeyedBatchStates:
     ) -> None:
         self._store = store
         self._key = tuple(key)
-        self._key_types = [schema.field(name).type for name in key]
-        self._by_key = KeyedStates(store, clock)
+        self._key_fields = [schema.field(name) for name in key]
+        self._clock = clock or StateClock()
+        self._by_key = KeyedStates(store, self._clock)
         self._asked: dict[str, tuple[ValueStateDescriptor[Any], BatchValueState]] = {}
         self._columns: list[AccumulatorColumn] = []
         self._open = True
@@ -128,6 +128,11 @@ class KeyedBatchStates:
         """The entries of the keys of the current batch."""
         self._has_rows_of_keys = False
         self._batch: KeyedBatch | None = None
+        self._hashes: Hashes | None = None
+        """Those of the rows' keys, if they are known."""
+        self._hashed_keys: HashedKeys | None = None
+        self.registered: BatchTimers | None = None
+        """None when the function has not asked for timers."""
 
     @property
     def cleaned_a_record(self) -> int:
@@ -162,11 +167,26 @@ class KeyedBatchStates:
         self._asked[descriptor.name] = descriptor, state
         return state
 
+    def timers(self) -> BatchTimers:
+        """Return the timers of the batch's keys; the same for each call.
+
+        Raises:
+            ConfigError: The operator has opened, or a key column has a name that timers need.
+        """
+        if self.registered is None:
+            if not self._open:
+                raise ConfigError(
+                    "timers() is called while batches are processed: call it in open()"
+                )
+            self.registered = BatchTimers(self._store, self, self._key_fields, self._clock)
+        return self.registered
+
     def finish_open(self) -> None:
         """Hear that every state has been asked for."""
         self._open = False
         if self._columns:
-            self.table = self._store.accumulators(COLUMNS_STATE, self._key_types, self._columns)
+            types = [field.type for field in self._key_fields]
+            self.table = self._store.accumulators(COLUMNS_STATE, types, self._columns)
 
     def begin(self, rows: pa.RecordBatch, hashes: Hashes | None) -> KeyedBatch:
         """Return `rows` by key; from here on the states are those of their keys."""
@@ -179,6 +199,7 @@ class KeyedBatchStates:
             group = Grouping.of(KeyIndex(columns).resolve(columns, known)[0])
         self.entries = group.entries
         self._batch = KeyedBatch(rows, self._key, group)
+        self._hashes, self._hashed_keys = hashes, None
         if self._has_rows_of_keys:
             self._store.prefetch(self.python_keys())
         return self._batch
@@ -187,7 +208,7 @@ class KeyedBatchStates:
         """Take what was put as new."""
         if self.table is not None:
             self.table.finish(self.entries)
-        self._batch = None
+        self._batch = self._hashes = self._hashed_keys = None
 
     def batch(self) -> KeyedBatch:
         """Return the batch at hand.
@@ -196,8 +217,19 @@ class KeyedBatchStates:
             ConfigError: There is none.
         """
         if self._batch is None:
-            raise ConfigError("a state of process_batches is used outside of process()")
+            raise ConfigError(
+                "a state or timer of process_batches is used outside of process() and on_timers()"
+            )
         return self._batch
+
+    def hash_keys_at_hand(self) -> HashedKeys:
+        """Return the key columns of the batch at hand, a row for each key, and the keys' hashes."""
+        if self._hashed_keys is None:
+            batch = self.batch()
+            keys, hashes = batch.keys.columns, self._hashes
+            mine = hash_keys(keys) if hashes is None else hashes[batch.order[batch.firsts]]
+            self._hashed_keys = keys, mine
+        return self._hashed_keys
 
     def python_keys(self) -> list[Any]:
         """Return the keys as Python values, in their order."""
@@ -210,21 +242,42 @@ class KeyedBatchStates:
 
     def to_values(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
         """Return `values` as one array of type `kind`, one for each key."""
-        count = self.batch().key_count
-        if len(values) != count:
-            raise BadStateValue(
-                f"put_many of state {name!r} was given {len(values)} values, and the batch has"
-                f" {count} keys: it takes one for each, in the order of the batch's keys"
-            )
         try:
-            if isinstance(values, pa.ChunkedArray):
-                values = values.combine_chunks()
-            array = values if isinstance(values, pa.Array) else pa.array(values)
+            array = self._one_a_key(values, f"put_many of state {name!r}")
             return array if array.type == kind else array.cast(kind)
         except pa.ArrowException as error:
             raise BadStateValue(
                 f"state {name!r} holds {kind} and cannot hold these values: {error}"
             ) from error
+
+    def to_timers(self, values: Values, method: str) -> pa.Array:
+        """Return the times of timers as milliseconds, one for each key, which `method` was given.
+
+        Raises:
+            BadStateValue: There are more or fewer than keys, or they are no whole numbers.
+        """
+        try:
+            array = self._one_a_key(values, method)
+            kind = array.type
+            # An instant of Arrow would be taken for its ticks, which may be microseconds.
+            if pa.types.is_integer(kind) or pa.types.is_null(kind):
+                return array.cast(pa.int64())
+        except pa.ArrowException as error:
+            raise BadStateValue(f"{method} takes milliseconds since 1970: {error}") from error
+        raise BadStateValue(
+            f"{method} takes milliseconds since 1970 as whole numbers, and was given {kind}"
+        )
+
+    def _one_a_key(self, values: Values, what: str) -> pa.Array:
+        count = self.batch().key_count
+        if len(values) != count:
+            raise BadStateValue(
+                f"{what} was given {len(values)} values, and the batch has {count} keys: it takes"
+                " one for each, in the order of the batch's keys"
+            )
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        return values if isinstance(values, pa.Array) else pa.array(values)
 
 
 class _ColumnValues(BatchValueState):

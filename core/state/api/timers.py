@@ -11,7 +11,7 @@ import heapq
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -72,6 +72,43 @@ def describe_timers(domain: TimeDomain) -> ValueStateDescriptor[Any]:
     return ValueStateDescriptor[Any](f"onceflow.{domain}-timers", bytes)
 
 
+class TimersOfDomain(Protocol):
+    """The timers of one time domain, as an operator sees when to fire them."""
+
+    fired_ms: int
+    """The time of the timer that fired last."""
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next timer may be due."""
+        ...
+
+
+class OperatorTimers(Protocol):
+    """The timers of all keys of an operator, and what time it is for them."""
+
+    watermark: int
+    """The event time up to which everything has come, for every key."""
+
+    @property
+    def event(self) -> TimersOfDomain:
+        """Those in event time."""
+        ...
+
+    @property
+    def processing(self) -> TimersOfDomain:
+        """Those in processing time."""
+        ...
+
+    def current_processing_time(self) -> int:
+        """Return the slot's clock in milliseconds since 1970."""
+        ...
+
+    def advance(self, watermark: int) -> None:
+        """Take in the watermark, which may be behind a restored one."""
+        ...
+
+
 class DomainTimers:
     """The timers of one time domain, of all keys of a store."""
 
@@ -86,6 +123,11 @@ class DomainTimers:
         for key, packed in store.entries(descriptor):
             for at_ms in _unpack(packed):
                 self.queue.add(at_ms, key)
+
+    @property
+    def next_ms(self) -> int | None:
+        """The time of the earliest timer; it may have been deleted since."""
+        return self.queue.next_ms
 
     def register(self, at_ms: int) -> None:
         """Keep a timer of the current key; one that is there already stays one."""
