@@ -11,6 +11,7 @@ from onceflow.core.commit.logged_decisions import (
     LoggedDecision,
     RecoveryAction,
     Resolution,
+    describe_lag,
     in_doubt_status,
     refusal,
 )
@@ -21,6 +22,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
+from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.rules import (
     AttemptClaimed,
     CheckpointDecided,
@@ -29,6 +31,7 @@ from onceflow.core.protocol.log.rules import (
     LogView,
     apply,
 )
+from onceflow.core.protocol.log.target_records import TargetRecord
 
 SINK = "payments.out"
 
@@ -171,3 +174,32 @@ def test_only_what_the_log_says_is_done_and_nothing_while_the_job_lives() -> Non
         said = refusal(resolution, InDoubtStatus(decision, RecoveryAction.KEEP, "why"), alive)
         assert said is not None
         assert "a writer is connected" in said
+
+
+def test_a_log_that_knows_all_that_its_target_has_is_not_behind() -> None:
+    log = log_of(claim(1), completed(1, 4, transaction(1, 4)))
+    for record in (
+        TargetRecord(SINK),
+        TargetRecord(SINK, AttemptId(1), (Decided(AttemptId(1), CheckpointId(4)),)),
+        TargetRecord(SINK, AttemptId(1), through=CheckpointId(4)),
+    ):
+        assert describe_lag(log, record) == ""
+
+
+def test_a_log_that_lacks_what_its_target_has_is_behind_and_says_of_what() -> None:
+    log = log_of(claim(1), completed(1, 4, transaction(1, 4)))
+    for record, says in (
+        (TargetRecord(SINK, AttemptId(2)), "claimed by attempt 2, and the log knows 1"),
+        (
+            TargetRecord(SINK, AttemptId(1), (Decided(AttemptId(1), CheckpointId(5)),)),
+            "committed checkpoint 5 of attempt 1, and the log ends at checkpoint 4",
+        ),
+        (
+            TargetRecord(SINK, AttemptId(1), through=CheckpointId(5)),
+            "committed checkpoint 5, and the log ends at checkpoint 4",
+        ),
+    ):
+        assert says in describe_lag(log, record)
+    nothing = log_of(claim(1))
+    committed = TargetRecord(SINK, AttemptId(1), (Decided(AttemptId(1), CheckpointId(1)),))
+    assert "the log has decided nothing" in describe_lag(nothing, committed)
