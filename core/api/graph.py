@@ -419,6 +419,7 @@ class Graph:
         """Return (all subtasks, those that read a source) of a run with `parallelism` slots."""
         chains = self.chains()
         everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(parallelism))
+        # A chain without edges begins at a source: nothing else has no input.
         sources = {chain.id for chain in chains if not chain.edges}
         return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
@@ -514,6 +515,7 @@ class GraphBuilder:
         """Return the columns of event time of the sources that `feeds` come from."""
         graph = self.graph()
         seen: set[str] = set()
+        # A stack and no recursion: a program may chain more operators than Python has frames.
         waiting = [feed.uid for feed in feeds]
         columns: set[str] = set()
         while waiting:
@@ -541,6 +543,8 @@ class GraphBuilder:
         Raises:
             ConfigError: The uid is in use or not a name.
         """
+        # Numbered by position: the name stays while operators are only added behind it, and state
+        # goes by the name. Documents advise a uid for whatever has state.
         name = uid if uid is not None else f"{verb}-{len(self._operators)}"
         if not NAME.fullmatch(name):
             raise ConfigError(

@@ -317,6 +317,8 @@ class Pipeline:
                 " digit; checkpoints and transactions go by it"
             )
         configured = config if isinstance(config, Configuration) else Configuration.load(config)
+        # What the program itself has said, before a file or the environment fills the rest:
+        # `onceflow` shows where each setting comes from.
         asked_parallelism, asked_max_parallelism = parallelism, max_parallelism
         asked_endpoint = endpoint if isinstance(endpoint, Endpoint) else None
         parallelism = configured.parallelism(parallelism)

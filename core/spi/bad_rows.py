@@ -56,6 +56,7 @@ class BadRows:
             BadRow: There is a bad row, and bad rows fail the job; names the first one.
         """
         bad = pc.fill_null(bad, False)
+        # Nearly every batch is good: one look without a copy decides that.
         first = pc.index(bad, True).as_py()
         if first < 0:
             return batch
@@ -128,6 +129,7 @@ def _encode(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
+    # First, for the storage of an extension may itself be a dictionary or run-end encoded.
     if isinstance(kind, pa.BaseExtensionType):
         storage = _encode_column(column, kind.storage_type)
         extended: pa.Array = pa.ExtensionArray.from_storage(kind, storage)
@@ -138,6 +140,7 @@ def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         )
         return encoded
     if arrow.is_dictionary(kind):
+        # Arrow encodes with 32-bit indices only; the cast below narrows them to the schema's.
         column = column.cast(kind.value_type).dictionary_encode()
     return column.cast(kind)
 

@@ -45,14 +45,19 @@ class OptionRules:
         for given, value in options.items():
             name = given.removeprefix(self.prefix)
             shown = f"{self.what} {given!r}"
+            # Foreign names before owned ones: advice for another client's option says more than
+            # that it cannot be set.
             if name in self.foreign:
                 raise ConfigError(f"{shown} is {self.foreign_client}'s: {self.foreign[name]}")
             if name in self.owned:
                 raise ConfigError(f"{shown} is set by {self.owner}: {self.owned[name]}")
+            # Client libraries read `true`, and not Python's `True`.
             text = str(value).lower() if isinstance(value, bool) else str(value)
             for ending, advice in self.foreign_files.items():
                 if text.endswith(ending):
                     raise ConfigError(f"{shown} names {advice}")
+            # With and without the prefix it is one option, and which of two values would win is
+            # nobody's guess.
             if accepted.setdefault(name, text) != text:
                 raise ConfigError(f"{self.what} {name!r} is given twice, with different values")
         return accepted
@@ -76,6 +81,8 @@ class OptionRules:
         """Return `text` with every secret value of `options` hidden in it."""
         for name, value in self.resolve_secrets(options).items():
             if self._is_secret(name) and value:
+                # An error of a client may quote its configuration, so values are hidden wherever
+                # they stand.
                 text = text.replace(value, "***")
         return text
 

@@ -150,6 +150,7 @@ def require(findings: Iterable[Finding], about: str, log: logging.Logger) -> Non
     for finding in findings:
         match finding.level:
             case Level.PROBLEM:
+                # The first problem alone: later ones are often consequences of it.
                 raise ConfigError(f"{about}: {finding}")
             case Level.WARNING:
                 log.warning("%s: %s", about, finding)

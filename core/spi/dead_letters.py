@@ -63,6 +63,8 @@ def letters_of_rows(rows: pa.RecordBatch, reasons: Sequence[str]) -> list[DeadLe
     letters: list[DeadLetter] = []
     for row, reason in zip(printable_rows(rows), reasons, strict=True):
         topic, partition, offset = (row[name] for name in origin) if origin else (None, None, None)
+        # `enc_hook`: a value that JSON has no form for must not keep its own dead letter from being
+        # written.
         value = msgspec.json.encode(row, enc_hook=str)
         letters.append(DeadLetter(reason, topic, partition, offset, value=value))
     return letters
@@ -70,6 +72,7 @@ def letters_of_rows(rows: pa.RecordBatch, reasons: Sequence[str]) -> list[DeadLe
 
 def batch_of_letters(operator: str, letters: Sequence[DeadLetter]) -> pa.RecordBatch:
     """Return `letters` of `operator` as rows of `DEAD_LETTERS`."""
+    # One time for all: they were refused in one call.
     now_us = time.time_ns() // 1000
     columns: list[list[Any]] = [
         [operator] * len(letters),

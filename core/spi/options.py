@@ -58,6 +58,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 def _parse_duration(text: str) -> float:
     try:
+        # Spark passes every value as text, also a bare number, which means seconds in Python.
         duration: float | str = float(text)
     except ValueError:
         duration = text
@@ -66,6 +67,7 @@ def _parse_duration(text: str) -> float:
 
 def _parse_json(text: str) -> object:
     """Return the value of `text` where it is a JSON object, and else the text."""
+    # A file's path or an expression begins with no brace, so nobody has to say which of both it is.
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
@@ -141,6 +143,7 @@ def find_meaning(description: object, name: str) -> OptionMeaning | None:
 
 def option_of(description: type[Any], name: str) -> Mapping[Any, Any]:
     """Return the metadata of a field, for a subclass that declares it with another default."""
+    # The metadata are shared, not copied: help and Spark's name cannot come apart in the subclass.
     (declared,) = (one for one in fields(description) if one.name == name)
     return declared.metadata
 
@@ -160,5 +163,6 @@ def document_options(description: type[_T]) -> type[_T]:
             initial_indent="    ",
             subsequent_indent="        ",
         )
+    # Before anything reads it: the site, `help()` and the signature checks see one text.
     description.__doc__ = "\n".join(lines)
     return description

@@ -20,6 +20,7 @@ from onceflow.core.errors import StagingMissing
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
+# In the decision log of every job with staged rows: another text would make them unreadable.
 _MARK = b"staged"
 
 
@@ -134,6 +135,8 @@ class RowStager:
         # would list them all.
         if not self._rows.rows:
             return ()
+        # Before the file has its name: tests kill the process here, and nothing may be listed
+        # afterwards.
         reach("flushed")
         committable = self._rows.seal(
             TransactionId(self._sink_id, self._attempt, checkpoint, self._subtask)

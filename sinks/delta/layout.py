@@ -92,6 +92,7 @@ def create_table(
         DeltaTable.create(
             location.url,
             schema,
+            # Several drivers may start at once: whoever comes second takes what the first has made.
             mode="ignore",
             partition_by=list(partition_by),
             configuration=dict(properties),
@@ -127,6 +128,8 @@ def evolve_table(location: TableLocation, table: DeltaTable, rows: pa.Schema) ->
     if not added:
         return
     fields = make_schema(location, pa.schema(added), ()).fields
+    # The columns were compared with this version: repeated on top of another one, the change could
+    # add a column that somebody else has just added with another type.
     once = CommitProperties(max_commit_retries=0)
     with library_errors(f"{location} cannot be evolved"):
         table.alter.add_columns(fields, commit_properties=once)
@@ -152,5 +155,6 @@ def _fits(given: pa.DataType, expected: pa.DataType) -> bool:
         return False
     given = field.type
     if arrow.is_integer(given) and arrow.is_integer(expected):
+        # Delta's integers are all signed, so the wider one holds every value of the narrower.
         return given.bit_width <= expected.bit_width
     return given == expected or (arrow.is_float32(given) and arrow.is_float64(expected))

@@ -110,6 +110,8 @@ def _union(address: TableAddress, table: Table, rows: pa.Schema) -> Schema:
     changes = _changes(address, table.schema(), rows)
     if changes is None:
         return table.schema()
+    # The library's own rules decide what the columns would become; a transaction that is not
+    # committed sends nothing.
     transaction = table.transaction()
     try:
         with transaction.update_schema() as update:
@@ -126,8 +128,10 @@ def _changes(address: TableAddress, schema: Schema, rows: pa.Schema) -> pa.Schem
     for column in to_plain_schema(rows):
         known = names.get(column.name)
         if known is None:
+            # Rows that are there already have no value for it.
             changed.append(column.with_nullable(True))
             continue
+        # Structs, lists and maps are never changed: `make_columns` compares them part by part.
         if not isinstance(known.field_type, PrimitiveType):
             continue
         given = pyarrow_to_schema(pa.schema([column]), name_mapping=schema.name_mapping)

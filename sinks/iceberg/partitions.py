@@ -21,6 +21,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sinks.lake.rolling_files import group_rows
 
 _TERM = re.compile(r"(\w+)\((?:(\d+)\s*,\s*)?([^()]+)\)")
+# Iceberg's specification gives partition fields ids from 1000, so that no column has one of them.
 _FIRST_PARTITION_ID = 1000
 
 
@@ -77,6 +78,8 @@ def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
 def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> pa.Array:
     source = schema.find_field(field.source_id)
     name, *inner = (schema.find_column_name(field.source_id) or "").split(".")
+    # A top-level name may have a dot in it; only what is no column of the rows is a path into a
+    # struct.
     if source.name in rows.schema.names:
         name, inner = source.name, []
     column = rows.column(name)

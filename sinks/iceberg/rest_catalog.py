@@ -20,5 +20,7 @@ class RestCatalogWithDeadlines(RestCatalog):
     @override
     def _create_session(self) -> Any:
         session: Any = super()._create_session()
+        # `requests` has no deadline of a session: one that is left out of a single call waits for
+        # ever.
         session.request = partial(session.request, timeout=(CONNECT_S, ANSWER_S))
         return session

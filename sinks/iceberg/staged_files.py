@@ -60,6 +60,7 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
         schema=table.schema(),
         output_file=output,
         snapshot_id=_NO_SNAPSHOT,
+        # It lies in a staged file, which is compressed as a whole.
         avro_compression="null",
     ) as writer:
         for file in files:
@@ -70,6 +71,7 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
     row: dict[str, object] = {
         "table_uuid": str(table.metadata.table_uuid),
         "spec_id": table.metadata.default_spec_id,
+        # As of when the writer began: an abort then has to read only what was committed later.
         "sequence_last": table.last_sequence_number,
         "manifest": output.content,
     }

@@ -96,6 +96,7 @@ class HeapMapState(MapState[K, V]):
         """Return the value under `key`, or None."""
         entry = self._table.find(self._table.current.key)
         stored_key = to_stored_map_key(key)
+        # `in` and not `get`: a value that is stored may be None or anything else.
         if entry is ABSENT or stored_key not in entry:
             return None
         return self._table.cells.thaw(entry[stored_key])  # type: ignore[no-any-return]
@@ -137,6 +138,8 @@ class HeapMapState(MapState[K, V]):
 
     def _own(self) -> dict[Any, Any]:
         table, key = self._table, self._table.current.key
+        # A dict outside of `fresh` may be read by a snapshot at this moment: the first change after
+        # a snapshot copies it, and later ones change the copy.
         own: Any = table.fresh.get(key, ABSENT)
         if own.__class__ is not dict:
             older: Any = ABSENT if own is DELETED else table.find_older(key)
@@ -168,6 +171,8 @@ class HeapSnapshot(PendingKeyedSnapshot):
 
     def discard(self) -> None:
         """Release the frozen state."""
+        # The closure holds the frozen layers: released here, they are freed before the owner's
+        # thread merges.
         self._upload = None
         self.done = True
 
@@ -282,14 +287,18 @@ class HeapStore(KeyedStateStore):
             table = HeapEntries(self._current, codec.cells, codec, self._is_idle, self._limits)
             stored, chunks = self._claim(meta)
             if stored is not None and begins_to_expire(stored, meta):
+                # Without a time of last use all of it would expire at once, or never.
                 chunks = [_stamp(rows, meta, codec) for rows in chunks]
             reader = codec
             if stored is not None and depends_on_values(stored.signature, meta.signature):
+                # Only for reading: what the job sets later is checked by the state's own
+                # serializer.
                 reader = type(codec)(codec.cells.to_checking())
             for rows in chunks:
                 table.load(rows, reader)
             self._entries[meta] = table
             state = make(table)
+            # Last: a state that could not be loaded must not answer to its name.
             self._registry.add(meta, state)
         return state
 
@@ -319,6 +328,7 @@ class HeapStore(KeyedStateStore):
 
     def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
         """Return the restored rows of a state that is asked for, which forgets them here."""
+        # Raises where the stored type does not fit, before the rows are forgotten.
         stored = self._restored.claim(meta)
         rows = self._rows.pop(meta.name, [])
         return stored, rows if stored is not None else []
@@ -344,6 +354,8 @@ class HeapStore(KeyedStateStore):
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
         """Freeze every state; the upload writes what has changed, or all."""
         self._merge_if_idle()
+        # Before the freeze: it says which completed files this snapshot may name, and the changes
+        # are counted from those.
         base = self._files.begin(checkpoint)
         self._freeze(checkpoint)
         upload = self._plan_layer(checkpoint, base) or self._plan_base(checkpoint)
@@ -388,6 +400,8 @@ class HeapStore(KeyedStateStore):
     def _plan_base(self, checkpoint: CheckpointId) -> _Upload:
         """Return what writes all rows, for later snapshots to build on if that may be a gain."""
         context, states, files = self._context, self._list_states(), self._files
+        # Until this base is decided, later snapshots may name nothing older: once it is complete,
+        # older files are deleted.
         files.begin_anew(checkpoint)
         # Nothing can be put on top of what is small, or of tables that do not say what has changed.
         is_base = any(table.is_tracked() for table in self._entries.values())
@@ -422,11 +436,14 @@ class HeapStore(KeyedStateStore):
         if written > self._count() * limits.layers_share_max:
             return None
         context, states = self._context, self._list_states(changes)
+        # A restore must know which states of a layer replace all that older files have of them:
+        # aggregates and small states do, for they do not say what has changed.
         whole = {meta.name for meta, _ in states} - changes.keys()
         older = tuple(base.values())
         unique = self._id
 
         def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
+            # Nothing has changed: the files of the last completed checkpoint are the snapshot.
             handles = older
             if written:
                 handles += write_layer(writer, context, states, whole, checkpoint, unique)

@@ -145,6 +145,7 @@ class HeapEntries(EntryTable):
             # A new dict, for uploads may still read the old ones.
             self._frozen = [dict(iterate_layers(self._frozen))]
         self._frozen.append(self.fresh)
+        # The changes of the first snapshot are not known: nothing was told apart before it.
         if self._tracked_since is not None:
             self._changes[checkpoint] = self.fresh
         elif self._limits is not None:
@@ -176,6 +177,8 @@ class HeapEntries(EntryTable):
             return since[0]
         merged: Entries = {}
         for changes in since:
+            # In the order of their checkpoints, as a dict keeps them: the newest change of a key
+            # counts.
             merged.update(changes)
         return merged
 
@@ -222,12 +225,16 @@ class HeapEntries(EntryTable):
         limits = self._limits
         if limits is None or not self._frozen or len(self._frozen[0]) < limits.entries_min:
             return -1
+        # Against the bottom alone, which is nearly all of the entries: counting each layer would
+        # cost time for every record.
         return int(len(self._frozen[0]) * limits.changed_share_max)
 
 
 def _apply(changes: Entries, entries: Entries) -> None:
     """Apply a layer of changes, deletions included, to a dict of entries."""
     entries.update(changes)
+    # First all, then without the deleted ones: two passes in C, instead of a test for each entry in
+    # Python.
     for key in [key for key, entry in changes.items() if entry is DELETED]:
         del entries[key]
 
@@ -240,5 +247,6 @@ def iterate_layers(layers: Sequence[Entries]) -> Iterator[tuple[Any, Any]]:
     for index, layer in enumerate(layers):
         above = layers[index + 1 :]
         for key, entry in layer.items():
+            # A key counts where it lies highest; `any` looks at LAYERS_MAX layers at most.
             if entry is not DELETED and not any(key in upper for upper in above):
                 yield key, entry
