@@ -151,6 +151,8 @@ def _killer(link: Link) -> Callable[[str], None]:
 
     def kill_self(location: str) -> None:
         link.send(location)
+        # A signal of its own, and no exit: no destructor, `finally` or atexit runs, as in a real
+        # crash.
         os.kill(os.getpid(), signal.SIGKILL)
 
     return kill_self

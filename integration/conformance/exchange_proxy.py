@@ -111,7 +111,10 @@ class ExchangeProxy(LoopbackProxy):
             if server is None:
                 _end(client)
                 continue
+            # A paused server answers when it goes on: the test's deadline ends the wait, not the
+            # proxy's.
             server.settimeout(None)
+            # Else small requests wait up to 40 ms for each other, at each of hundreds of exchanges.
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets += [client, server]
@@ -144,6 +147,7 @@ class ExchangeProxy(LoopbackProxy):
             while chunk := server.recv(_CHUNK_BYTES):
                 if state.reply_lost.is_set():
                     break
+                # Before the reply is passed on: the client may ask again as soon as it has it.
                 state.asking.clear()
                 client.sendall(chunk)
         _end(client)

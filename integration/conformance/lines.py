@@ -45,6 +45,7 @@ class LineTracer:
 
     def run(self, call: Callable[[], object]) -> None:
         """Run `call` to its end."""
+        # Of this thread alone: a sink's own threads go on while a line is held up, as in a slot.
         sys.settrace(self._enter)
         try:
             call()
@@ -53,6 +54,7 @@ class LineTracer:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         module = str(frame.f_globals.get("__name__", ""))
+        # Other packages' frames are not traced: a client library's lines are no lines of the sink.
         return self._at if module.partition(".")[0] in self._packages else None
 
     def _at(self, frame: FrameType, event: str, argument: Any) -> _Trace:

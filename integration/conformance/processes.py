@@ -83,6 +83,7 @@ class Child:
     def go_on(self) -> None:
         """Let it run again, and tell its function, which waits for that."""
         os.kill(self.pid, signal.SIGCONT)
+        # After the SIGCONT: a stopped process takes nothing, and the pipe may be full.
         self._link.send(None)
 
     def kill(self) -> None:
@@ -160,6 +161,7 @@ def _run_armed(
     link: Link, crash_points: str, function: Callable[..., object], arguments: tuple[object, ...]
 ) -> object:
     """Run a function of the kit where it can be killed at crash points."""
+    # In the child alone: the process that runs the tests must not die at a crash point.
     os.environ[VARIABLE] = crash_points
     return function(link, *arguments)
 

@@ -38,6 +38,7 @@ def server_killed_before_commit(harness: Harness) -> None:
     first = harness.prepare(1, writer=writer)
     open_ids = harness.ids(50)
     expect(len(committer.in_doubt()) == 1, "in_doubt does not list what is pre-committed")
+    # Some targets notice only later that a row was written to a server that is gone.
     with suppress(OnceflowError):
         writer.write(harness.target.batch(open_ids))
     _bounce(harness)
@@ -213,6 +214,8 @@ def _each_exchange(harness: Harness, once: Callable[[_Remote, Lose, int], None])
     with ExchangeProxy(harness.target.address()) as proxy:
         for lose in Lose:
             for exchange in range(1, _EXCHANGES_MAX):
+                # A run in which nothing broke had fewer exchanges than that: all of them have been
+                # tried.
                 broken = proxy.breaks
                 once(_Remote(harness, proxy), lose, exchange)
                 if proxy.breaks == broken:

@@ -119,6 +119,7 @@ def killed_in_pre_commit(harness: Harness) -> None:
         harness.job.begin(number + 1)
         committer = harness.job.committer(number + 1)
         left = list(committer.in_doubt())
+        # One writer has pre-committed one checkpoint: two would be rows twice.
         expect(len(left) <= 1, f"{when}: in doubt are {left}")
         harness.expect_seen(*seen, when=when)
         # As if it had been decided after all: what is in doubt must be whole.
@@ -200,6 +201,7 @@ def _run_until_killed(
 
 def _each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:
     """Run whole once, then be killed at the first line, the last, and some in between."""
+    # Line 0 is never reached: this run counts the lines of a whole call, in this target.
     lines = attempt(0)
     expect(lines, "no line of the sink's own code ran")
     for line in spread(harness, lines or 1, 2 * harness.effort.rounds):
@@ -211,6 +213,7 @@ def spread(harness: Harness, lines: int, count: int) -> Sequence[int]:
     """Return `count` lines of 1 … `lines`: the ends, and one drawn from each part between."""
     if lines <= count:
         return range(1, lines + 1)
+    # One from each part, so that a few rounds reach the beginning, the middle and the end.
     bounds = [1 + lines * part // count for part in range(count + 1)]
     drawn = {harness.random.randrange(low, high) for low, high in pairwise(bounds)}
     return sorted({*drawn, 1, lines})

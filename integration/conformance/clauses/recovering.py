@@ -61,13 +61,17 @@ def notifications_late_and_twice(harness: Harness) -> None:
     prepare(1)
     prepare(2)
     hear(1, seen=1)
+    # The same decision twice, as a log that is read again tells it.
     hear(1, 1, seen=1)
     prepare(3)
+    # The newest first: it commits the older ones, and they change nothing when they are heard.
     hear(3, 2, 1, seen=3)
+    # A checkpoint without rows between others must not hold up the queue.
     queue.pre_committed(CheckpointId(4), writer.pre_commit(CheckpointId(4)))
     prepare(5)
     hear(4, 4, 3, seen=3)
     prepare(6)
+    # 5 is heard after 6, which has committed it: it changes nothing.
     hear(6, 5, 6, seen=5)
     harness.expect_in_doubt(when="after every checkpoint was decided")
     expect(queue.committed_through == 6, f"committed through {queue.committed_through}, not 6")
@@ -128,6 +132,8 @@ def rescaling_loses_nothing(harness: Harness) -> None:
             for subtask in range(parallelism)
         ]
         for subtask in range(parallelism):
+            # What the next checkpoint has prepared and nobody has decided: aborted by whichever
+            # subtask takes over.
             harness.prepare(checkpoint + 1, attempt=attempt, subtask=subtask)
         attempt += 1
         _recover(harness, attempt=attempt, decided=decided)
@@ -176,6 +182,8 @@ def replay_beside_an_orphan(harness: Harness) -> None:
 def another_job_is_refused(harness: Harness) -> None:
     """A job with another decision log is refused the sink id, whatever its attempt."""
     harness.job.check(3)
+    # Lower, equal and higher than the attempt seen: another log's numbers say nothing about this
+    # one's.
     for attempt in (1, 3, 9):
         other = harness.another_job(harness.job.sink_id, log="another-log")
         try:
@@ -190,6 +198,7 @@ def another_job_is_refused(harness: Harness) -> None:
             f"check of attempt {attempt} with another decision log was let in: two jobs would"
             " commit and abort each other's rows"
         )
+    # The refusals left no trace: the owner goes on.
     harness.job.check(4)
 
 
@@ -212,6 +221,7 @@ def older_attempt_is_harmless(harness: Harness) -> None:
     old = harness.job.writer()
     before = harness.prepare(1, writer=old)
     ids = harness.ids()
+    # Before the newer attempt begins: the transaction is open while it is fenced.
     old.write(harness.target.batch(ids))
     _recover(harness, attempt=2, decided=[before])
     try:
@@ -251,6 +261,7 @@ def commits_are_told_before_a_start(harness: Harness) -> None:
     harness.commit_all(*first)
     _expect_record(harness, Decided(1, 3), when="after the commit of checkpoint 3")
     harness.commit_all(harness.prepare(5, attempt=2))
+    # The proofs go; the last commit must be told all the same.
     harness.job.committer(2).prune(CheckpointId(5))
     harness.prepare(7, attempt=2)
     _expect_record(harness, Decided(2, 5), when="after the commit of checkpoint 5, and pruning")

@@ -15,6 +15,7 @@ def hidden_after_write(harness: Harness) -> None:
     """Rows that were only written are seen by nobody."""
     writer = harness.job.writer()
     for _ in range(3):
+        # Several batches, so that a sink that sends rows when it has enough has sent some.
         writer.write(harness.target.batch(harness.ids(200)))
         harness.expect_seen(when="after write")
 
@@ -37,6 +38,8 @@ def names_follow_the_checkpoint(harness: Harness) -> None:
     for attempt in (1, 2):
         for subtask in (0, 3):
             writer, before = harness.job.writer(attempt, subtask, first_checkpoint=5), 4
+            # Beyond 31 bits: a target that keeps the number in a narrow field fails here, and not
+            # after years.
             for checkpoint in (5, 6, 2**31):
                 transaction = harness.prepare(checkpoint, writer=writer).committable.transaction
                 parts = (transaction.sink_id, transaction.attempt, transaction.subtask)
@@ -61,6 +64,7 @@ def commit_shows_its_rows(harness: Harness) -> None:
     first = harness.prepare(1, writer=writer, ids=harness.ids(300))
     second = harness.prepare(2, writer=writer)
     open_ids = harness.ids()
+    # Written and still open while others are committed: they must neither be seen nor lost.
     writer.write(harness.target.batch(open_ids))
     harness.commit_all(first)
     harness.expect_seen(first.ids, when="after commit of 1 of 2 checkpoints")
@@ -75,6 +79,7 @@ def empty_checkpoint(harness: Harness) -> None:
     """A checkpoint without rows returns nothing, prepares nothing, and does not end the writer."""
     writer = harness.job.writer()
     committables = [*writer.pre_commit(CheckpointId(1))]
+    # A batch without rows is no reason to prepare a transaction.
     writer.write(harness.target.batch(()))
     committables += writer.pre_commit(CheckpointId(2))
     expect(not committables, f"pre_commit without rows returned {committables}")
@@ -121,6 +126,7 @@ def death_rolls_back_what_is_open(harness: Harness) -> None:
     child.kill()
     harness.expect_in_doubt(when="after the writer's process was killed")
     harness.expect_seen(when="after the writer's process was killed")
+    # The same rows: what the dead writer has left behind, a lock on a key say, would block them.
     again = harness.prepare(1, attempt=2, ids=ids)
     harness.commit_all(again)
     harness.expect_seen(ids, when="after the same rows were written again")
