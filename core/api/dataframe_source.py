@@ -275,6 +275,8 @@ class DataFrameReader(SourceReader):
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         del timeout_s
         while self._left:
+            # Always the first one left: a dict keeps its order, so a restart reads on where the
+            # last one stood.
             split_id = next(iter(self._left))
             position = self._left[split_id]
             if position.is_read:

@@ -83,6 +83,8 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
     try:
         compute(left.cast(kind), right.cast(kind))
     except pa.ArrowInvalid:
+        # Arrow names no row, so it is looked for; this is the end of the job, and may take its
+        # time.
         for row in range(len(result)):
             one, other = left.slice(row, 1), right.slice(row, 1)
             try:
@@ -121,9 +123,12 @@ def _find_in_expression(expression: Any, conditions: tuple[Any, ...]) -> Iterato
     if operator in ("AND", "OR"):
         left, right = operands
         yield from _find_in_expression(left, conditions)
+        # The engine may compute the right side for all rows and throw it away where the left one
+        # decides: only what counts must not overflow.
         decides_not = _is_true(left) if operator == "AND" else ~_is_true(left)
         yield from _find_in_expression(right, (*conditions, decides_not))
         return
+    # A negation is checked as 0 - x: it leaves its type for the lowest value alone.
     if operator in _CHECKED or variant == "Negative":
         literal: Any = import_module("datafusion").lit
         left, right = operands if operator else (literal(0), operands[0])
@@ -142,6 +147,7 @@ def _find_in_case(case: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmeti
         yield from _find_in_expression(wrap(when), conditions)
         holds = wrap(when) if subject is None else wrap(subject) == wrap(when)
         yield from _find_in_expression(wrap(then), (*conditions, _is_true(holds)))
+        # A branch counts where none before it has held.
         conditions = (*conditions, ~_is_true(holds))
     if otherwise is not None:
         yield from _find_in_expression(wrap(otherwise), conditions)

@@ -83,6 +83,8 @@ class MergedColumns(ProcessJoinFunction):
                     continue
                 name = field.name + (suffixes[side] if field.name in twice else "")
                 self._columns.append((side, field.name, name))
+                # The other side's outer records have nothing in this side's columns; a shared key
+                # they have themselves.
                 may_lack = outer[1 - side] and field.name not in shared
                 fields.append(field.with_name(name).with_nullable(field.nullable or may_lack))
         names = [name for _, _, name in self._columns]
@@ -114,6 +116,8 @@ class MergedColumns(ProcessJoinFunction):
         pair = (left, right)
         arrays: list[pa.Array] = []
         for (side, column, name), field in zip(self._columns, self._schema, strict=True):
+            # Shared keys stand on the left, and are taken from the right where there is no left
+            # record.
             mine = pair[1] if left is None and name in self._shared else pair[side]
             if mine is None:
                 arrays.append(pa.nulls(count, field.type))

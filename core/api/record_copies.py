@@ -14,6 +14,8 @@ from onceflow.core.api.functions import Record
 
 def copy_value(value: Any) -> Any:
     """Return `value`, with every list, dict, set, bytearray and numpy array in it copied."""
+    # The exact classes first: nearly all values are of one of them, and `isinstance` with an
+    # abstract class is slow.
     kind = value.__class__
     if kind is list or kind is tuple:
         return [copy_value(one) for one in value]

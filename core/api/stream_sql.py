@@ -70,6 +70,7 @@ class StreamSql:
             OverflowError: An integer leaves its type; names the expression and both values.
         """
         context = self._context
+        # Planned anew for each batch: a plan holds the rows of the table that it was made for.
         context.deregister_table(_TABLE)
         context.register_record_batches(_TABLE, [[rows]])
         frame = self._plan(context)
@@ -91,6 +92,8 @@ class StreamSql:
     def _engine(self, rows: pa.RecordBatch) -> Any:
         with naming_extras():
             datafusion: Any = import_module("datafusion")
+        # One partition: several would be computed on threads of their own, and come back in any
+        # order.
         settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
         # Columns are called what they are called; Spark, too, keeps their letters.
         settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")
@@ -109,9 +112,11 @@ class StreamSql:
         scans = names.count("TableScan")
         strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
+            # Again after the optimizer, which turns some subqueries into joins.
             names = list(_logical_nodes(frame.optimized_logical_plan()))
             strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
+            # Last, for a subquery inside of an expression is no node of a logical plan.
             strange = self._strange_physical(frame)
         if strange:
             node = strange[0].removesuffix("Expr").removesuffix("Exec")

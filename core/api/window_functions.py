@@ -199,6 +199,7 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
     def forget(self, parts: Mapping[int, int]) -> None:
         """Remove the records."""
         for part, count in parts.items():
+            # By number and not by listing the map: a listing reads all windows of the key.
             for number in range(count):
                 self._records[part < 0].remove((part, number))
 
@@ -370,6 +371,8 @@ class WindowsOfRecords:
         mine: list[OpenWindow] = []
         placed = list(windows)
         for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
+            # Over: its records are forgotten, and the record is late for this window, if perhaps
+            # not for the next.
             if end - 1 + self.lateness_ms <= now:
                 continue
             known = next((window for window in windows if window[1] == end), None)

@@ -188,6 +188,8 @@ find_client(PyObject *consumer, const char *client_id)
         PyErr_SetString(PyExc_RuntimeError, "the Consumer is closed, or holds no client");
         return NULL;
     }
+    /* If the layout were another one, this would read foreign memory: hence the check of sizes above,
+     * and of the name that the caller has given the client. */
     const char *name = kafka.name(client);
     size_t length = strlen(client_id);
     if (kafka.type(client) != CONSUMER_TYPE || name == NULL ||
@@ -211,6 +213,7 @@ reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Osn", names, &consumer, &client_id,
                                      &size_known))
         return -1;
+    /* `__init__` may be called twice, and the first queue would be lost. */
     if (self->consumer != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this reader has a consumer already");
         return -1;
@@ -229,6 +232,7 @@ reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "librdkafka makes no queue");
         return -1;
     }
+    /* The client lives as long as the Consumer does. */
     Py_INCREF(consumer);
     self->consumer = consumer;
     self->client = client;
@@ -328,6 +332,7 @@ static Found
 take_messages(Reader *self, size_t count_max, size_t bytes_max, int timeout_ms)
 {
     Found found = {0};
+    /* One at first: nothing is known of how large they are, and a record may have megabytes. */
     size_t step = 1, largest = 1;
     while (found.count < count_max && found.value_bytes + found.key_bytes < bytes_max) {
         if (step > count_max - found.count)
@@ -354,9 +359,12 @@ take_messages(Reader *self, size_t count_max, size_t bytes_max, int timeout_ms)
                 largest = value + key;
         }
         found.count += (size_t)got;
+        /* The queue is empty. To wait for more would hold back what is here. */
         if ((size_t)got < step)
             break;
         size_t had = found.value_bytes + found.key_bytes;
+        /* As many as would fit if all were as large as the largest so far: too few, rather than too
+         * many, for what is taken cannot be put back. */
         step = had < bytes_max ? (bytes_max - had) / largest + 1 : 1;
         if (step > STEP_MAX)
             step = STEP_MAX;
@@ -407,6 +415,7 @@ copy_messages(Reader *self, const Found *found, const Columns *to, char separato
         Message *message = self->messages[at];
         if (message->err)
             continue;
+        /* Records come in runs of one partition: the names are compared where a run begins. */
         if (message->rkt != topic || message->partition != partition) {
             topic = message->rkt;
             partition = message->partition;
@@ -419,6 +428,7 @@ copy_messages(Reader *self, const Found *found, const Columns *to, char separato
         } else {
             objects = 0;
         }
+        /* Between two values, so that a parser of many JSON documents takes them as one text. */
         if (separator)
             *value++ = separator;
         if (message->key != NULL && message->key_len > 0) {
@@ -437,6 +447,8 @@ copy_messages(Reader *self, const Found *found, const Columns *to, char separato
         row++;
         to->value_ends[row] = (int32_t)(value - to->values);
         to->key_ends[row] = (int32_t)(key - to->keys);
+        /* At once, not at the end: librdkafka frees a fetched batch with its last message, and else
+         * the copy and the original of all records would be there together. */
         kafka.message_destroy(message);
         self->messages[at] = NULL;
     }
@@ -585,11 +597,13 @@ reader_read(PyObject *object, PyObject *args)
         self->messages = grown;
         self->message_capacity = (size_t)count_max;
     }
+    /* Before the interpreter's lock is released: another thread may call `read` or `close` then. */
     self->busy = 1;
     Found found;
     Py_BEGIN_ALLOW_THREADS
     found = take_messages(self, (size_t)count_max, (size_t)bytes_max, timeout_ms);
     Py_END_ALLOW_THREADS
+    /* With the lock: it makes Python objects. Records that did not fit are destroyed below. */
     PyObject *read = make_read(self, &found, separator_bytes ? separator[0] : 0);
     destroy_messages(self, &found);
     self->busy = 0;
