@@ -34,6 +34,7 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.integration.workload import PAYMENT_SCHEMA, Payments
 from onceflow.sinks import PostgresSink
 from onceflow.sources import KafkaSource
@@ -163,6 +164,8 @@ def _trickling(released: str, trickle_s: float) -> Callable[[pa.RecordBatch], pa
 
 def main(directory: Path, master: str) -> None:
     """Run whatever job appears, for as long as this process lives."""
+    if master == LOCAL_PROCESSES:
+        fork_own_host()
     cluster = LocalProcesses() if master == LOCAL_PROCESSES else _session(master)
     (directory / READY).touch()
     while True:

@@ -21,6 +21,7 @@ from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
 
 from onceflow import JobStatus, LocalProcesses
+from onceflow.core.runtime.cluster.local_processes import fork_own_host
 
 
 def main() -> None:
@@ -56,6 +57,7 @@ def main() -> None:
 
 def _cluster(master: str) -> AnyCluster:
     if not master:
+        fork_own_host()
         return LocalProcesses()
     from pyspark.sql import SparkSession
     from tests.support.standalone import SPARK_JVM

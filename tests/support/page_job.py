@@ -23,6 +23,7 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.sinks import FileSink, SQLiteSink
 from onceflow.sources import DatagenSource
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rows-per-second", type=int, default=ROWS_PER_S)
     parser.add_argument("--parallelism", type=int, default=2)
     arguments = parser.parse_args()
+    fork_own_host()
     os.environ["PAGE_JOB_MISTAKE"] = str(arguments.directory / "mistake")
     pipeline = build(
         arguments.directory, arguments.port, arguments.rows_per_second, arguments.parallelism

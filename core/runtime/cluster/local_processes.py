@@ -20,6 +20,7 @@ from onceflow.core.runtime.cluster.process_host import (
     ProcessKilled,
     Raised,
     Returned,
+    import_for_slots,
 )
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.slot import run_slot
@@ -188,7 +189,11 @@ _HOSTS_LOCK = threading.Lock()
 
 
 def fork_own_host() -> None:
-    """Let this process's slots be forks of it as it is now; it must have a single thread."""
+    """Let this process's slots be forks of it as it is now; it must have a single thread.
+
+    Another program would have to import everything once more, which takes seconds of a core.
+    """
+    import_for_slots()
     host = ProcessHost.fork()
     host.close_at_exit()
     _HOSTS[:] = [host]

@@ -222,11 +222,16 @@ class ProcessHost:
         return self._control
 
 
-def serve(descriptor: int) -> NoReturn:
-    """Be a host until the other end of the socket `descriptor` is closed. The main program."""
+def import_for_slots() -> None:
+    """Import what slots need in any case, so that forks of this process have it."""
     for module in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Be a host until the other end of the socket `descriptor` is closed. The main program."""
+    import_for_slots()
     _serve(socket.socket(fileno=descriptor))
 
 
