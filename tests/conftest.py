@@ -40,6 +40,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Let each process of a run of all tests compile its share of the modules."""
+    config = collector.config
+    worker = getattr(config, "workerinput", None)
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if worker is not None and whole and isinstance(collector, pytest.Session):
+        from tests.sharing import import_share
+
+        import_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations",
