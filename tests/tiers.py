@@ -85,6 +85,9 @@ SIBLINGS = (
     "tests/integration/test_mysql_durability.py::test_every_setting_that_a_crash_gets_through_is_known[EmbeddedMariaDB",
     "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMariaDB",
     "tests/integration/test_mysql_sink_replicas.py::test_replica_is_refused_as_a_target[EmbeddedMariaDB",
+    "tests/runtime/test_recovery.py::test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once[3-2",
+    "tests/runtime/test_requests.py::test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next[spark",
+    "tests/runtime/test_state_types_change.py::test_a_function_goes_on_with_a_wider_dataclass_and_not_with_another[heap",
     # The same mistake in another function of the program.
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
@@ -96,16 +99,66 @@ SIBLINGS = (
     "tests/integration/sql/test_sql_target_set_back.py::test_running_committer_notices_that_its_server_came_back_as_an_older_copy[postgres-ledger",
     "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[copy_object",
     "tests/integration/test_file_sink_crashes.py::test_job_killed_before_a_request_to_s3_writes_each_row_once[/staged/",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[logged@2",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[producing@3",
     "tests/integration/test_mysql_sink_replicas.py::test_rows_reach_the_replica_once_and_at_their_commit[EmbeddedMySQL-ledger",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[offset@2",
     "tests/integration/test_kafka_sink_crashes.py::test_job_killed_at_a_step_writes_each_record_once[record@2",
+    "tests/integration/test_kafka_sink_faults.py::test_stale_rows_are_there_once_when_the_error_is_followed_for_each_transaction[after",
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[flushed-postgres",
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[write-postgres",
     "tests/spark_formats/test_replaced_tables.py::test_a_killed_batch_that_replaces_a_table_leaves_the_old_rows_or_the_new[settled-postgres",
     "tests/spark_formats/test_stream_sink.py::test_a_query_whose_process_is_killed_writes_every_row_once[prepared",
 )
 """Parameters of tests that have others in the default run."""
+
+COSTLY = (
+    # What takes long, where docs/internals/proofs.md names something shorter for the same line.
+    "tests/crash/test_kills.py::test_a_killed_driver_is_replaced_by_one_that_goes_on",
+    "tests/integration/sql/test_sql_blocked_checkpoints.py::test_checkpoint_that_times_out_names_the_sink",
+    "tests/integration/sql/test_sql_sink_faults.py::test_frozen_server_hangs_nobody",
+    "tests/integration/test_kafka_storage_behind.py::test_a_savepoint_that_is_older_than_the_topic",
+    "tests/integration/test_kafka_storage_behind.py::test_an_older_copy_of_the_storage_is_refused",
+    "tests/integration/test_kafka_storage_behind.py::test_another_storage_of_a_job_that_writes_to_kafka",
+    "tests/runtime/test_job_commands.py::test_a_driver_that_was_killed_is_not_taken_for_a_running_one",
+    "tests/runtime/test_job_commands.py::test_a_job_whose_files_cannot_be_read",
+    "tests/runtime/test_job_events.py::test_listeners_that_raise_or_hang_stop_nothing",
+    "tests/runtime/test_page.py::test_a_frozen_driver_is_told_and_the_page_goes_on",
+    "tests/runtime/test_requests.py::test_stop_whose_checkpoint_times_out_is_repeated",
+    "tests/runtime/test_slow_storage.py::test_a_job_is_cancelled_while_its_state_is_restored",
+    "tests/runtime/test_slow_storage.py::test_a_restore_that_takes_longer",
+    "tests/runtime/test_storage_behind.py::test_a_job_begins_again_from_a_savepoint_in_its_own_storage",
+    "tests/runtime/test_ui.py::test_jobs_are_there_whether_they_run_have_ended_or_were_killed",
+    "tests/runtime/test_unaligned.py::test_rows_behind_a_barrier_that_timed_out_on_its_way",
+    "tests/runtime/test_unaligned.py::test_the_last_rows_of_the_input_are_checkpointed",
+    "tests/spark/test_partitions.py::test_slots_that_are_cut_off_from_each_other",
+    "tests/spark/test_stuck_commit.py::test_commit_that_is_stuck_while_its_job_fails_over",
+    "tests/spark_formats/test_refused_rows.py::test_save_names_a_row_that_breaks_a_constraint",
+    "tests/spark_formats/test_register.py::test_threads_of_a_pool_that_register_first",
+    "tests/spark_formats/test_restarted_server.py::test_a_write_whose_database_is_killed_after_its_last_commit",
+    "tests/spark_formats/test_stream_sink.py::test_an_older_copy_of_a_checkpoint_is_refused",
+    # What no guarantee names, and other tests of the default run show on another target or in
+    # another way: faults of Kafka that the kit makes on databases, readers, servers that stay away.
+    "tests/crash/test_crash_points.py::test_a_driver_that_dies_right_after_deciding_has_decided",
+    "tests/crash/test_crash_points.py::test_at_least_once_the_same_death_shows_duplicates",
+    "tests/integration/sql/test_sql_txn.py::test_a_paused_server_is_given_up_after_the_timeout",
+    "tests/integration/test_doctor.py::test_a_paused_database_does_not_keep_the_other_checks",
+    "tests/integration/test_file_sink_s3.py::test_server_that_is_away_is_asked_again",
+    "tests/integration/test_kafka_ranges.py::test_a_range_that_is_not_there_any_more",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_and_started_at_another_parallelism",
+    "tests/integration/test_kafka_sink_crashes.py::test_job_killed_while_it_makes_good_an_earlier_kill",
+    "tests/integration/test_kafka_sink_faults.py::test_at_least_once_says_that_the_broker_is_gone",
+    "tests/integration/test_kafka_sink_faults.py::test_commit_that_never_landed_is_produced_again",
+    "tests/integration/test_kafka_sink_faults.py::test_damaged_rows_are_named_and_may_be_aborted",
+    "tests/integration/test_kafka_sink_faults.py::test_outage_after_the_commit_was_sent_is_unknown",
+    "tests/integration/test_kafka_sink_faults.py::test_storage_that_fails_after_the_commit",
+    "tests/integration/test_kafka_sink_faults.py::test_unreachable_broker_is_retry_later",
+    "tests/runtime/test_dead_letters.py::test_dead_letters_are_there_exactly_once_with_the_rest",
+    "tests/runtime/test_local_processes.py::test_a_frozen_process_is_lost_and_killed",
+    "tests/spark/test_file_sink_job.py::test_job_whose_slots_are_killed_writes_each_row_once",
+    "tests/spark_formats/test_sql_readers.py::test_spark_reads_and_filters_a_table",
+)
+"""Tests of which what they show is shown by a shorter one in the default run."""
 
 ONLY_LEFT_OUT = ("containers", "documents")
 """Folders of which the default run has no test, or is run without."""
@@ -118,7 +171,7 @@ KEPT = (
 
 def is_left_out(node_id: str) -> bool:
     """Return whether the test is for `--servers`, though it carries no mark."""
-    if node_id.startswith(SIBLINGS):
+    if node_id.startswith((*SIBLINGS, *COSTLY)):
         return True
     if node_id.startswith(LEFT_OUT):
         return not node_id.startswith(KEPT)

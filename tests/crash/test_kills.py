@@ -64,7 +64,6 @@ def test_slots_killed_one_after_the_other_neither_lose_nor_double_a_row(
     assert assert_finished_exactly_once(run, judge).restores == 2
 
 
-@pytest.mark.only_proof
 @SLOWLY_ON_SPARK
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_driver_is_replaced_by_one_that_goes_on(

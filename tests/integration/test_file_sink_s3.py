@@ -171,7 +171,6 @@ def test_missing_bucket_is_refused_at_start(server: S3Server) -> None:
         job.check()
 
 
-@pytest.mark.only_proof
 def test_server_that_is_away_is_asked_again_and_no_secret_is_told() -> None:
     server = S3Server()
     options = {**server.options, "retry_timeout_s": 1}

@@ -187,7 +187,6 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
-@pytest.mark.only_proof
 def test_unreachable_broker_is_retry_later_and_nothing_has_changed(
     job: KafkaJob, broker: EmbeddedKafka, topic: str, tmp_path: Path
 ) -> None:

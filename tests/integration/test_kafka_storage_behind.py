@@ -50,7 +50,6 @@ def moving(
     return MovingJob(cluster, tmp_path, target, f"m.{topic[-16:]}")
 
 
-@pytest.mark.only_proof
 def test_an_older_copy_of_the_storage_is_refused_at_every_try_by_what_is_in_the_topic(
     moving: MovingJob,
 ) -> None:

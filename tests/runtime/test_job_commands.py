@@ -168,7 +168,6 @@ def test_clients_without_a_token_keep_no_job_from_being_asked_or_from_ending(
     finish(tmp_path)
 
 
-@pytest.mark.only_proof
 def test_a_driver_that_was_killed_is_not_taken_for_a_running_one(tmp_path: Path) -> None:
     """SIGKILL right after a savepoint was asked for: the command says so, and the job goes on."""
     with a_job(tmp_path) as process:
@@ -289,7 +288,6 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
         released.set()
 
 
-@pytest.mark.only_proof
 def test_a_job_whose_files_cannot_be_read_keeps_neither_list_nor_status_from_answering(
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import assert_exactly_once, ledger
 
@@ -114,7 +113,6 @@ def test_events_alone_tell_the_status(cluster: LocalProcesses, tmp_path: Path) -
     assert last.records_in == 2_000
 
 
-@pytest.mark.only_proof
 def test_listeners_that_raise_or_hang_stop_nothing(cluster: LocalProcesses, tmp_path: Path) -> None:
     source = CountingSource(2_000)
     go_on = threading.Event()

@@ -69,7 +69,6 @@ class SlowlyOpened(StateBackend):
         return HeapBackend().open(context, restored, reader)
 
 
-@pytest.mark.only_proof
 def test_a_restore_that_takes_longer_than_the_driver_waits_for_slots_costs_no_attempt(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
@@ -82,7 +81,6 @@ def test_a_restore_that_takes_longer_than_the_driver_waits_for_slots_costs_no_at
     assert_exactly_once(sink, source)
 
 
-@pytest.mark.only_proof
 def test_a_job_is_cancelled_while_its_state_is_restored(tmp_path: Path) -> None:
     """Slots hear of it, and none of them has to be killed."""
     cluster = LocalProcesses(tmp_path / "logs")

@@ -94,7 +94,6 @@ def row_of(page: Page, job: str) -> Locator:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=job, exact=True))
 
 
-@pytest.mark.only_proof
 def test_jobs_are_there_whether_they_run_have_ended_or_were_killed(tmp_path: Path) -> None:
     job = PageJobProcess(tmp_path)
     with start_chromium() as browser:

@@ -107,7 +107,6 @@ def test_restarts_add_nothing_to_the_rows_in_flight_however_many_come(
     assert_each_once(sink, source)
 
 
-@pytest.mark.only_proof
 def test_the_last_rows_of_the_input_are_checkpointed_while_they_wait(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
@@ -156,7 +155,6 @@ def test_a_barrier_that_waits_its_turn_overtakes_when_its_time_has_come(
     assert_each_once(sink)
 
 
-@pytest.mark.only_proof
 def test_rows_behind_a_barrier_that_timed_out_on_its_way_are_part_of_the_next_checkpoint(
     cluster: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,12 @@ from tests.simulation.variant import Variant
 
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "1"))
-SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "500"))
+SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "200"))
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "schedules", [SCHEDULES, pytest.param(10 * SCHEDULES, marks=pytest.mark.slow)]
+    "schedules", [SCHEDULES, pytest.param(25 * SCHEDULES, marks=pytest.mark.slow)]
 )
 @pytest.mark.only_proof
 def test_every_invariant_holds_in_random_schedules(schedules: int) -> None:
@@ -45,7 +45,7 @@ def test_a_broken_variant_is_caught(variant: Variant) -> None:
 
 def test_a_seed_gives_the_same_run_again_in_every_process() -> None:
     """Processes hash text, by which sets are ordered, each in its own way."""
-    seeds = (2612, *range(SEED, SEED + 20))  # the first has several requests left at a restart
+    seeds = (2612, *range(SEED, SEED + 5))  # the first has several requests left at a restart
     here = [run_schedule(seed, Variant()) for seed in seeds]
     assert here == [run_schedule(seed, Variant()) for seed in seeds]
     program = (

@@ -74,7 +74,6 @@ def started(
     return pipeline.start()
 
 
-@pytest.mark.only_proof
 def test_slots_that_are_cut_off_from_each_other_end_the_attempt_by_name(
     spark: SparkSession, tmp_path: Path, network: list[TcpProxy]
 ) -> None:

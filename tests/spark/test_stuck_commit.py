@@ -18,7 +18,6 @@ from onceflow import Checkpointing, FixedDelay, JobState, Pipeline, Record
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.only_proof
 def test_commit_that_is_stuck_while_its_job_fails_over_is_never_applied_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

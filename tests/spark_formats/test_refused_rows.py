@@ -15,7 +15,6 @@ from onceflow import connectors
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
-@pytest.mark.only_proof
 def test_save_names_a_row_that_breaks_a_constraint_at_once_and_the_corrected_rows_are_written(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

@@ -373,7 +373,6 @@ def test_an_infinite_timestamp_is_refused_by_its_column(postgres: Database) -> N
 
 
 @pytest.mark.spark
-@pytest.mark.only_proof
 def test_spark_reads_and_filters_a_table(spark: SparkSession, postgres: Database) -> None:
     postgres.execute(
         "CREATE TABLE few AS SELECT i AS id, 'w' || i AS w FROM generate_series(1, 9) i"

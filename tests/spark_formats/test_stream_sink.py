@@ -173,7 +173,6 @@ def test_a_query_without_new_rows_asks_the_database_nothing(
     assert ids_in(postgres_database) == list(range(10))
 
 
-@pytest.mark.only_proof
 def test_an_older_copy_of_a_checkpoint_is_refused_and_nothing_is_written(
     spark: SparkSession, postgres_database: str, tmp_path: Path
 ) -> None:

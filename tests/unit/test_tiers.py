@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.budget import BUDGET_S, LONG_S, Durations, default_run
-from tests.tiers import KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, has_all_folders, is_left_out
+from tests.tiers import COSTLY, KEPT, LEFT_OUT, ON_MYSQL, SIBLINGS, has_all_folders, is_left_out
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("rule", [*LEFT_OUT, *SIBLINGS, *ON_MYSQL, *KEPT])
+@pytest.mark.parametrize("rule", [*LEFT_OUT, *SIBLINGS, *COSTLY, *ON_MYSQL, *KEPT])
 def test_every_rule_names_a_module_and_a_test_of_it(rule: str) -> None:
     module, _, test = rule.partition("::")
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))

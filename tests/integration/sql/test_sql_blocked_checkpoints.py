@@ -60,7 +60,6 @@ def _start(directory: Path, sink: Any, tolerable_failures: int = 0) -> Job:
     return pipeline.start()
 
 
-@pytest.mark.only_proof
 def test_checkpoint_that_times_out_names_the_sink_and_who_holds_its_rows(
     tmp_path: Path, database: Database, table: str
 ) -> None:

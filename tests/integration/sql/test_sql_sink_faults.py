@@ -240,7 +240,6 @@ def test_commit_whose_connection_breaks_and_whose_server_stays_away_is_unknown(
     assert database.ids_in() == [1]
 
 
-@pytest.mark.only_proof
 def test_frozen_server_hangs_nobody_and_nothing_is_called_done_or_lost(
     database: Database, server: SqlServer, job: SqlJob
 ) -> None:
