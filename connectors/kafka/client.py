@@ -72,6 +72,8 @@ class ClientTroubles:
         """Keep `error`; return whether nothing of its kind has been reported since `clear`."""
         text, code = hide_secrets(error.str(), self._options), error.code()
         with self._lock:
+            # Taken out and put in again, so that the newest stands last; one of each kind, for the
+            # same one comes once a second while a broker is away.
             is_new = self._reports.pop(code, None) is None
             self._reports[code] = text
             if code in _AUTHENTICATION_CODES:
@@ -92,6 +94,8 @@ def client_config(
     """
     config: dict[str, Any] = {
         **defaults,
+        # Above the defaults, and below what follows: a user may tune a client, and not send it
+        # elsewhere.
         **LIBRDKAFKA.resolve_secrets(cluster.options),
         "bootstrap.servers": cluster.bootstrap_servers,
         "client.id": client_id,
@@ -120,6 +124,7 @@ def open_client(
 
 def error_of(error: KafkaException) -> KafkaError:
     """Return the error inside `error`."""
+    # Some bindings raise it with a text alone.
     inner = error.args[0] if error.args else None
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
 

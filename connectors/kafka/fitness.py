@@ -37,6 +37,8 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
 
     Otherwise a row is found too large only after its checkpoint was decided.
     """
+    # What may not be read is taken as good: a missing right to describe must not keep a job from
+    # its start.
     accepted = int(value.get("max.message.bytes") or limit)
     if accepted >= limit:
         return area.ok(f"it takes records of {limit} bytes")
@@ -61,11 +63,13 @@ def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) 
     """
     outlives = "what is acknowledged outlives a broker's process"
     in_sync = int(value.get("min.insync.replicas") or 1)
+    # One broker has no other to hold the record: there is nothing that a setting could mend.
     if replicas == brokers == in_sync == 1 and value.get("flush.messages") != "1":
         return [area.ok(f"{outlives}, and not its machine: there is one broker")]
     more = "min.insync.replicas = 2 and three replicas, or it is gone with a broker's machine"
     alter = "kafka-configs.sh --alter --entity-type topics --entity-name <topic> --add-config"
     findings: list[Finding] = []
+    # First, for no record is taken at all then; the others only lose some when a machine does.
     if replicas < in_sync:
         text = f"it has {replicas} replicas and demands {in_sync} in sync (min.insync.replicas)"
         needed = "as many replicas as it demands, or it takes no record"

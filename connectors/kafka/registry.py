@@ -155,6 +155,7 @@ class RegistrySettings:
                     f"schema_registry: {parts.hostname or url!r} is not the URL of a registry;"
                     " write http://host:port or https://host:port"
                 )
+            # Refused and not moved to the options: the address is in logs and in the plan by then.
             if parts.username or parts.password:
                 raise ConfigError(
                     f"schema_registry: the address of {parts.hostname} holds a user, and addresses"
@@ -194,6 +195,7 @@ class SchemaRegistry:
         options: dict[str, Any] = {
             **RULES.resolve_secrets(settings.options),
             "url": settings.url,
+            # Of one question; `until` bounds all of its repetitions.
             "timeout": _ASK_S,
             # The client's own repetition knows no deadline.
             "max.retries": 0,

@@ -120,6 +120,8 @@ class _Part:
         """Yield the bytes of an Arrow IPC stream, a batch at a time."""
         yield self._schema.serialize()
         size_bytes = 0
+        # Parts of bounded size are restored by several slots at once, each reading only those of
+        # its key groups.
         while size_bytes < PART_BYTES:
             batch = next(self._batches, None)
             if batch is None:
@@ -164,6 +166,7 @@ def write_layer(
         "layer": layer,
         "whole": [index for index, (meta, _) in enumerate(states) if meta.name in whole],
     }
+    # Twelve digits, so that names sort as the checkpoints do, whatever their number.
     prefix = f"{CHANGES_PREFIX}{layer:012d}-{unique}-"
     return _write_parts(writer, context, states, prefix, about, shared=True)
 
@@ -189,6 +192,7 @@ def _write_parts(
     handles: list[StateHandle] = []
     is_last = False
     while not is_last:
+        # Numbered with leading zeros: parts are sorted by their names.
         name = f"{prefix}{len(handles):05d}.arrow"
         part = _Part(schema, batches)
         groups = context.key_groups
@@ -222,6 +226,8 @@ def merge_chunks(chunks: Iterable[StateRows]) -> Iterator[StateRows]:
     for rows in chunks:
         waiting.append(rows)
         count += len(rows)
+        # A batch costs some hundred bytes of its own, and chunks of a backend may have a few rows
+        # each.
         if count >= BATCH_ROWS:
             yield _concat(waiting)
             waiting, count = [], 0
@@ -310,6 +316,7 @@ class _Layers:
     def begin_layer(self, *, is_base: bool) -> None:
         """Let what was read so far decide what counts of the next layer down."""
         self._is_base = is_base
+        # Only now: the parts of one layer do not replace each other's rows.
         self._complete |= self._whole_here
         self._whole_here = set()
         for name, keys in self._changed_here.items():
@@ -332,6 +339,8 @@ class _Layers:
         changed = self._changed.get(meta.name, frozenset[bytes]())
         if self._is_base and not changed:
             return rows
+        # By entry and not by row: a layer has a map's entry as a whole, so any older item of it is
+        # gone.
         owners = _owners(rows.keys.to_pylist(), meta.kind)
         if not self._is_base:
             self._changed_here.setdefault(meta.name, set()).update(owners)
@@ -355,6 +364,7 @@ def _owners(keys: Sequence[bytes], kind: StateKind) -> Sequence[bytes]:
     """Return what of each row's key names the entry that a layer replaces as a whole."""
     if kind != "map":
         return keys
+    # What `add_length` writes: the length of the key, then the key; the item's own key follows.
     return [key[: 4 + int.from_bytes(key[:4], "big")] for key in keys]
 
 
