@@ -47,6 +47,7 @@ def check_bucket(url: str) -> Sequence[Finding]:
             )
         ]
     finally:
+        # By name: what somebody else keeps below the prefix is not touched.
         for name in ("record", "state", "rivals"):
             files.delete_quietly(f"{scratch}/{name}")
         with suppress(StorageError):
@@ -64,6 +65,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     def rival(number: int) -> CreateOutcome:
         return files.create_if_absent(f"{scratch}/rivals", b"%d" % number)
 
+    # At once, and not one after the other: some stores check the condition first and write later.
     with ThreadPoolExecutor(_RIVALS) as threads:
         outcomes = list(threads.map(rival, range(_RIVALS)))
     if sum(isinstance(one, Created) for one in outcomes) > 1:
@@ -71,6 +73,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     began = time.monotonic()
     files.write(f"{scratch}/state", (bytes(1 << 20) for _ in range(_LARGE_BYTES >> 20)))
     rate = _LARGE_BYTES / (time.monotonic() - began) / 1e6
+    # A gateway that breaks off an upload in parts may call it done.
     if files.size(f"{scratch}/state") != _LARGE_BYTES:
         return [area.problem("an object has another size than was written", "whole objects", "")]
     if set(files.list(scratch)) != {"record", "rivals", "state"}:

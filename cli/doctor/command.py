@@ -109,6 +109,7 @@ class Examined:
             Check("java", partial(check_java, self.timeout_s)),
             Check("python", check_python),
         ]
+        # Asked before any check runs: two of them make directories there.
         missing = missing_directories(self.storage) if self.storage is not None else ()
         if self.spark:
             question = SparkQuestion(
@@ -124,6 +125,7 @@ class Examined:
         elif self.topics or self.group or self.kafka_options:
             raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
         if self.url is not None:
+            # Before the scheme is looked at: the whole URL may be a secret.
             url = follow_references(self.url, setting="--url")
             checks.append(Check("database", self._database(url)))
         if self.source is not None:
@@ -277,6 +279,7 @@ def examine(checks: Sequence[Check], timeout_s: float) -> tuple[Finding, ...]:
 
     A check that hangs is left behind on its thread, which ends with the process.
     """
+    # All begin at once: a server that hangs then costs its own time, and not that of the others.
     running = [_Running(check) for check in checks]
     deadline = time.monotonic() + timeout_s
     return tuple(finding for one in running for finding in one.findings(deadline, timeout_s))
@@ -286,6 +289,7 @@ class _Running:
     def __init__(self, check: Check) -> None:
         self._check = check
         self._found: Sequence[Finding] = ()
+        # A daemon, for a client library may wait for ever, and the command must end all the same.
         self._thread = threading.Thread(target=self._run, name=f"doctor {check.area}", daemon=True)
         self._thread.start()
 
@@ -342,6 +346,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def _lines_of(finding: Finding) -> list[str]:
+    # One line each, so that a script can cut them; errors of servers have line breaks of their own.
     lines = [f"{finding.level.value:<8} {finding.area}: {' '.join(finding.found.split())}"]
     lines += [f"{'':<8} needed: {finding.needed}"] if finding.needed else []
     return lines + ([f"{'':<8} mend:   {finding.remedy}"] if finding.remedy else [])

@@ -29,6 +29,7 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
     """Look at JAVA_HOME, which Spark asks first, and at PATH."""
     area, needed = Area("java"), f"Java {JAVA_VERSION_MIN} or newer"
     home, on_path = os.environ.get("JAVA_HOME", ""), shutil.which("java")
+    # JAVA_HOME first, as Spark does: one that is wrong wins over a good one on PATH.
     if home:
         used = f"{home}/bin/java"
         if not os.access(used, os.X_OK):
@@ -66,6 +67,7 @@ def java_version(java: str, timeout_s: float) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+    # Java tells its version on stderr; some vendors' wrappers do so on stdout.
     match = _JAVA_VERSION.search(done.stderr) or _JAVA_VERSION.search(done.stdout)
     if match is None:
         return None
@@ -131,4 +133,5 @@ def _requirement(package: str, version: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    # Two numbers are enough to compare: a release candidate has letters in the third.
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

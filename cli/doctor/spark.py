@@ -57,6 +57,8 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
                 "probe": shared.probe,
                 "token": shared.token,
             }
+            # Around the whole run: an executor's clock is off only where it lies before the
+            # beginning or after the end.
             began = time.time()
             output = _run(settings, answer, question.timeout_s)
             ended = time.time()
@@ -110,12 +112,14 @@ class _Shared:
         with suppress(OSError):
             for path in self._directory.iterdir():
                 path.unlink()
+            # Not recursively: what is in it besides the probe would be somebody else's.
             self._directory.rmdir()
         remove_empty(self._missing)
 
 
 def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
     """Run the probe; return what it printed on its way, should it not answer."""
+    # The probe runs this onceflow, and not another one that is installed beside it.
     source = str(Path(onceflow.__file__).resolve().parents[1])
     paths = [source, os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
@@ -147,6 +151,8 @@ def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
 def _last_words(printed: str) -> str:
     """Return the end of what a failed start has printed: its error, without the way there."""
     lines = [line for line in printed.splitlines() if line.strip()]
+    # The last error that begins a line is the cause: those above it are of attempts, and what is
+    # indented is a stack.
     errors = [n for n, line in enumerate(lines) if line[0] not in " \t" and "Error" in line]
     return " ".join(lines[errors[-1] if errors else 0 :])[-_ERROR_LENGTH_MAX:].strip()
 
@@ -160,6 +166,7 @@ def _session(area: Area, answer: Mapping[str, Any], parallelism: int) -> list[Fi
         if answer["conf"][name] == "true":
             remedy = f"start the session with {name}=false"
             findings.append(area.problem(f"{name}=true {why}", f"{name}=false", remedy))
+    # 0: nobody can tell, or there is no executor yet.
     if 0 < answer["slots"] < parallelism:
         findings.append(
             area.problem(

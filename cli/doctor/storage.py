@@ -61,7 +61,9 @@ def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
         return check_bucket(root)
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)
+    # The directory may not be there yet; what is above it tells whose file system it will be on.
     there = _nearest(directory)
+    # Before the rights: on a read-only mount they say that the user may write.
     if os.statvfs(there).f_flag & os.ST_RDONLY:
         mount = _mount_point(there)
         return [
@@ -111,6 +113,7 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
             )
         ]
     fs.write(f"{scratch}/state", (b"x" * _MIB,))
+    # RocksDB's files become part of a checkpoint by a hard link, so that no byte is copied.
     Path(fs.location(f"{scratch}/source")).write_bytes(b"y")
     linked = fs.adopt(f"{scratch}/linked", Path(fs.location(f"{scratch}/source")))
     if set(fs.list(scratch)) < {"record", "state"}:
@@ -140,6 +143,7 @@ def _durability(area: Area, directory: Path) -> list[Finding]:
     mount_point = str(_mount_point(directory))
     mounts = [line.split() for line in _MOUNTS.read_text().splitlines()] if _MOUNTS.exists() else []
     mounted = [(one[2], one[3].split(",")) for one in mounts if one[1] == mount_point]
+    # The last one: what is mounted later lies on top of what was there.
     kind, options = mounted[-1] if mounted else ("", [""])
     covered = "a disk: here it outlives processes and is gone when the machine ends"
     if kind in {"tmpfs", "ramfs"}:

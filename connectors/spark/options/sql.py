@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from onceflow.connectors.spark.options.tables import OptionTable
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from onceflow.sinks.mysql import MySQLSink
     from onceflow.sinks.postgres import PostgresSink
     from onceflow.sinks.sqlite import SQLiteSink
+
+_Sink = TypeVar("_Sink")
 
 _NO_DRIVER = "no JDBC driver is used"
 _IGNORED = {
@@ -38,13 +40,7 @@ def describe_postgres_writes() -> OptionTable[PostgresSink]:
     """Return the options of `onceflow-postgres` when it is written; imports its sink."""
     from onceflow.sinks.postgres import PostgresSink
 
-    return OptionTable(
-        format="onceflow-postgres",
-        direction="write",
-        description=PostgresSink,
-        ignored=_IGNORED,
-        refused=_REFUSED,
-    )
+    return _describe_writes("onceflow-postgres", PostgresSink)
 
 
 @cache
@@ -52,13 +48,7 @@ def describe_mysql_writes() -> OptionTable[MySQLSink]:
     """Return the options of `onceflow-mysql` when it is written; imports its sink."""
     from onceflow.sinks.mysql import MySQLSink
 
-    return OptionTable(
-        format="onceflow-mysql",
-        direction="write",
-        description=MySQLSink,
-        ignored=_IGNORED,
-        refused=_REFUSED,
-    )
+    return _describe_writes("onceflow-mysql", MySQLSink)
 
 
 @cache
@@ -66,10 +56,14 @@ def describe_sqlite_writes() -> OptionTable[SQLiteSink]:
     """Return the options of `onceflow-sqlite` when it is written; imports its sink."""
     from onceflow.sinks.sqlite import SQLiteSink
 
+    return _describe_writes("onceflow-sqlite", SQLiteSink)
+
+
+def _describe_writes(format_name: str, sink: type[_Sink]) -> OptionTable[_Sink]:
     return OptionTable(
-        format="onceflow-sqlite",
+        format=format_name,
         direction="write",
-        description=SQLiteSink,
+        description=sink,
         ignored=_IGNORED,
         refused=_REFUSED,
     )

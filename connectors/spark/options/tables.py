@@ -106,6 +106,7 @@ class OptionTable(Generic[T_co]):
                 names, missing, or its value cannot be read.
         """
         known = {
+            # Spark keeps the case in which an option was given, and looks it up in any.
             name.lower(): option
             for option in self.options
             for name in (option.name, *option.meaning.aliases)
@@ -130,6 +131,8 @@ class OptionTable(Generic[T_co]):
                     arguments.setdefault(self.clients[prefix].argument, dict[str, object]()),
                 )
                 kind = self.clients[prefix].meaning.kind
+                # A client's option keeps its case: the client's own names may differ by it. Any of
+                # them may be a secret.
                 client[name[len(prefix) :]] = self._value(name, kind, text, secret=True)
             elif not self._is_known_elsewhere(name):
                 raise ConfigError(self._unknown(name))
@@ -145,6 +148,8 @@ class OptionTable(Generic[T_co]):
 
     def _prefix_of(self, name: str) -> str | None:
         """Return what says which client's option `name` is; None: none's."""
+        # A refused name may begin as a client's options do; its advice says more than the client's
+        # error.
         if name.lower() in {other.lower() for other in self.refused}:
             return None
         return next((one for one in self.clients if name.lower().startswith(one)), None)
@@ -251,6 +256,7 @@ class SinkOptions(Mapping[str, str]):
         return self._values[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
+        # Whoever lists all options has asked for all of them.
         self._asked.update({name: name for name in self._values if name not in self._asked})
         return iter(self._values)
 

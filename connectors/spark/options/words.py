@@ -57,8 +57,10 @@ class OptionWords:
             text = pattern.sub(replacement, text)
         for named, replacement in self.instead.items():
             text = text.replace(named, replacement)
+        # The longest first: `table` would else be found in `table_column`.
         by_length = sorted(self.names, key=len, reverse=True)
         given = rf"(?<![\w'\".])(?P<name>{'|'.join(by_length)})=(?!=){_VALUE}"
+        # Without an underscore it may be a word of the sentence.
         bare = "|".join(name for name in by_length if "_" in name)
         text = re.sub(given, self._to_option, _CALL.sub(r"option \1", text))
         if not bare:
@@ -90,6 +92,8 @@ class OptionWords:
                 seen.add(id(cause))
                 if isinstance(cause, OnceflowError) and cause.args:
                     cause.args = (self.spoken(str(cause.args[0])), *cause.args[1:])
+                # Spark prints the whole chain, so a cause in Python's words would contradict its
+                # effect.
                 cause = cause.__cause__ or cause.__context__
             raise
 
@@ -122,6 +126,7 @@ def in_option_words(
     def call_translated(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with self.words.translate_errors():
             made = method(self, *args, **kwargs)
+        # A generator raises while it is read, after this call has returned.
         if isinstance(made, Iterator):
             return cast("_R", self.words.over(cast("Iterator[object]", made)))
         return made
