@@ -101,8 +101,6 @@ class DeltaDataFiles(DataFiles):
         names = to_arrow_schema(table).names
         self._file_columns = [name for name in names if name not in self._partition_by]
         self._prefix = f"onceflow-{context.attempt}"
-        # The token keeps two writers apart that the log knows as one: a slot that was taken for
-        # dead may go on writing under the same attempt and subtask.
         self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
         self._checkpoint = context.first_checkpoint
         self._number = 0
@@ -129,8 +127,6 @@ class DeltaDataFiles(DataFiles):
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
         with library_errors(f"{self._location}: data files are not durable"):
             self._checkpoint = CheckpointId(checkpoint + 1)
-            # Encoded only here: a description that names a file exists only once that file is
-            # durable.
             return encode_files(self._table_id, self._files.end())
 
     @override
@@ -177,13 +173,9 @@ class _OpenFile(EncodedFile[DeltaFile]):
         assert self._writer is not None
         self._writer.close()
         metadata = cast("Any", self._writer).writer.metadata
-        # After the footer is written and before the stream is closed: a closed stream no longer
-        # tells its position.
         size_bytes = self.size_bytes
         self._stream.close()
         if self._location.directory is not None:
-            # The file first, then the entry that leads to it: after a power cut a name without its
-            # bytes would look like a whole file.
             make_durable(self._location.directory / self.path)
             make_durable(self._location.directory)
         return DeltaFile(self.path, size_bytes, self._partition, _statistics(metadata))
@@ -229,16 +221,12 @@ def _statistics(metadata: Any) -> str:
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             name, bounds = column.path_in_schema, column.statistics
-            # A path with a dot is a leaf inside of a struct, list or map: bounds of those are
-            # nested objects in Delta, which readers do not need.
             if "." in name or bounds is None or not bounds.has_null_count:
                 continue
             nulls[name] = nulls.get(name, 0) + bounds.null_count
             if bounds.has_min_max and _is_exact(bounds.min) and _is_exact(bounds.max):
                 lowest[name] = min(lowest.get(name, bounds.min), bounds.min)
                 highest[name] = max(highest.get(name, bounds.max), bounds.max)
-            # A group with values and without bounds could hold any: bounds of the other groups
-            # would make readers skip the file wrongly.
             elif bounds.null_count < column.num_values:
                 unbounded.add(name)
     return json.dumps(
@@ -252,8 +240,6 @@ def _statistics(metadata: Any) -> str:
 
 
 def _is_exact(value: object) -> bool:
-    # `datetime` before `date`, whose subclass it is. Instants are rounded to milliseconds in JSON
-    # by some writers, and readers may take a rounded bound at its word.
     if isinstance(value, bool | datetime):
         return False
     if isinstance(value, str):

@@ -105,7 +105,6 @@ class DeltaSink(LakeSink):
         table = self._location.find_table()
         if table is not None:
             layout.check_table(self._location, table)
-            # A column that is about to be added is not there to be compared with.
             added = {one.name for one in layout.find_new_columns(table, schema)}
             known = [one for one in schema if not (self.evolve and one.name in added)]
             layout.make_columns(str(self._location), table, pa.schema(known))
@@ -117,8 +116,6 @@ class DeltaSink(LakeSink):
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
-        # Again, though `validate` was called before: the table may have changed since, and nothing
-        # is altered for rows that do not fit.
         self.validate(context, schema)
         from onceflow.sinks.delta import layout
         from onceflow.sinks.delta.table import DeltaLakeTable
@@ -128,7 +125,6 @@ class DeltaSink(LakeSink):
         table = DeltaLakeTable(self._location, context.sink_id)
         if self.evolve:
             layout.evolve_table(self._location, table.load().table, schema)
-        # Last: an attempt that cannot write must not take the sink id from one that does.
         claim_table(table, context)
 
     @override

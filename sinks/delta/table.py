@@ -81,15 +81,12 @@ class DeltaVersion(TableVersion):
         """A RESTORE takes rows away, and leaves `txn`."""
         if not self._through:
             return ""
-        # Of each version one object is read: a table of many thousands costs a request each, so the
-        # history is read further back only while no commit of ours is among what was read.
         for limit in _VERSIONS_READ:
             with library_errors(f"{self.location}: its history cannot be read"):
                 history = self.table.history(limit)
             for commit in history:
                 if commit.get(f"{_PREFIX}sink-id") == self.sink_id:
                     return ""
-                # Newest first: a restore that is met before our last commit was made after it.
                 if commit.get("operation") == "RESTORE":
                     return (
                         f"{self.location}: version {commit['version']} has restored an older"
@@ -97,8 +94,6 @@ class DeltaVersion(TableVersion):
                         f" {self._through}: rows that the job has committed may be gone. Restore"
                         f" version {commit['version'] - 1}, the one before, and start again"
                     )
-            # The history is shorter than that, or was cut by log retention: nothing older can be
-            # looked at.
             if limit is None or len(history) < limit:
                 break
         return ""
@@ -139,8 +134,6 @@ class DeltaVersion(TableVersion):
                 self._claim(record, info)
             else:
                 self._append_files(staged, record, info)
-        # The library has looked: another version stands where this one should. Nothing else proves
-        # that a commit was not made; a request that timed out may have been carried out.
         except CommitFailedError as error:
             raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
         except Exception as error:
@@ -188,7 +181,6 @@ class DeltaVersion(TableVersion):
             partition_by=self.table.metadata().partition_columns,
             commit_properties=CommitProperties(
                 custom_metadata=info,
-                # The committer reads the table again and decides; the library would append anew.
                 max_commit_retries=0,
                 app_transactions=[Transaction(self.sink_id, record.through)],
             ),

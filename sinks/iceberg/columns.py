@@ -26,8 +26,6 @@ def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
     """
     fields = {field.name: field for field in schema.fields}
     required = [name for name, field in fields.items() if field.required]
-    # Parquet takes Avro's names alone, so the library writes others as `_x20`; readers find columns
-    # by their field ids.
     target: pa.Schema = schema_to_pyarrow(sanitize_column_names(schema))
     columns = TableColumns(table, fields.keys(), required, target, rows)
     try:
@@ -74,7 +72,6 @@ def _is_promoted(expected: IcebergType, given: IcebergType) -> bool:
 
 
 def _refuse_struct(expected: StructType, given: StructType) -> str:
-    # In this order, too: Arrow casts the fields of a struct one by one, by position.
     names = [field.name for field in expected.fields]
     if names != [field.name for field in given.fields]:
         return f"the table has the fields {names}, and the rows {[f.name for f in given.fields]}"

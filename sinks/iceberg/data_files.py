@@ -54,13 +54,9 @@ class IcebergDataFiles(DataFiles):
             ConfigError: The rows cannot go into the table.
         """
         self._address, self._table, self._bad_rows = address, table, bad_rows
-        # Kept as they were: a manifest describes files of one spec, and whoever changes the table
-        # under a running job must not split a checkpoint's files in two layouts.
         self._schema, self._spec = table.schema(), table.spec()
         self._columns = make_columns(str(address), self._schema, context.schema)
         self._prefix = f"onceflow-{context.attempt}"
-        # The token keeps two writers of one attempt and subtask apart: a slot that was taken for
-        # dead may go on writing.
         self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
         self._checkpoint = context.first_checkpoint
         self._number = 0
@@ -83,8 +79,6 @@ class IcebergDataFiles(DataFiles):
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
         with library_errors(f"{self._address}: data files are not durable"):
             self._checkpoint = CheckpointId(checkpoint + 1)
-            # Encoded only here: a description that names a file exists only once that file is
-            # durable.
             return encode_files(self._table, self._files.end())
 
     @override
@@ -199,7 +193,5 @@ def _make_local_file_durable(location: str) -> None:
     """Wait for the disk; what stores objects is durable when the file is closed."""
     url = urlparse(location)
     if url.scheme in ("", "file"):
-        # The file first, then the entry that leads to it: after a power cut a name without its
-        # bytes would look like a whole file.
         make_durable(Path(url.path))
         make_durable(Path(url.path).parent)

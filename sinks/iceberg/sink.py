@@ -128,7 +128,6 @@ class IcebergSink(LakeSink):
     @override
     def open(self, context: CommitterContext, schema: pa.Schema) -> None:
         """Create or evolve the table, as far as the user asked for it, and claim the sink id."""
-        # Again, though `validate` was called before: the table may have changed since.
         self.validate(context, schema)
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
@@ -139,7 +138,6 @@ class IcebergSink(LakeSink):
                 )
             if self.evolve:
                 layout.evolve_table(self._address, table, schema)
-            # Last: an attempt that cannot write must not take the sink id from one that does.
             claim_table(table, context)
 
     @override

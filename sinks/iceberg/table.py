@@ -130,8 +130,6 @@ class IcebergVersion(TableVersion):
         ancestors = list(ancestors_of(self._head, self.table.metadata))
         if any(one.snapshot_id == snapshot_id for one in ancestors):
             return ""
-        # Expiry is everyday maintenance and takes no rows away; a roll-back leaves the snapshot
-        # where nobody but a reader of old versions finds it.
         if ancestors and self._has_expired(snapshot_id, sequence_number, ancestors):
             return ""
         head = f"is at snapshot {ancestors[0].snapshot_id}" if ancestors else "has no snapshot"
@@ -163,8 +161,6 @@ class IcebergVersion(TableVersion):
         record: SinkRecord,
         transactions: Sequence[TransactionId],
     ) -> None:
-        # Read from the same metadata that the commit is checked against: nobody can have committed
-        # between.
         before = self.record
         summary = {
             f"{_PREFIX}log-id": record.log_id,
