@@ -102,7 +102,8 @@ class ChangeRules:
         """Return the columns of `schema` that go into the table.
 
         Raises:
-            ConfigError: A column named in the settings is missing, or is no text or no key.
+            ConfigError: A column named in the settings is missing, or is no text or no key; or
+                every row would be a tombstone.
         """
         for setting, name in (
             ("operation_column", self.operation_column),
@@ -114,7 +115,15 @@ class ChangeRules:
             for name in self.primary_key:
                 _require_key(schema, name)
         control = {self.operation_column, self.table_column}
-        return pa.schema([field for field in schema if field.name not in control])
+        columns = pa.schema([field for field in schema if field.name not in control])
+        if self.tombstones and not set(columns.names) - set(self.primary_key):
+            raise ConfigError(
+                "tombstones=True deletes each row that is null in all columns outside the key, and"
+                f" the rows have only the key ({', '.join(columns.names)}): every row would be a"
+                " delete. Omit tombstones=True; if rows are to be deleted, say which by"
+                " operation_column="
+            )
+        return columns
 
     def classify(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Classified:
         """Tell puts from deletes; rows without a whole key or with an unknown operation are bad.

@@ -132,7 +132,8 @@ def _unique_keys(
             collations |= {
                 column: collation_name
                 for _, column, collation_name in parts
-                if collation_name != "BINARY"
+                # SQLite keeps the word as the table's author wrote it, and ignores its case.
+                if str(collation_name).upper() != "BINARY"
             }
     return keys, collations
 

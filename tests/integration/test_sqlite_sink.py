@@ -260,6 +260,29 @@ def test_keys_need_a_unique_index_that_tells_them_apart(tmp_path: Path) -> None:
         job.open(2)
 
 
+def test_the_collation_binary_is_accepted_in_whatever_case_it_is_written(tmp_path: Path) -> None:
+    job = _Job(tmp_path, create=False, write_mode="upsert", primary_key=("v",))
+    job.query('CREATE TABLE "odd ü table" (id INTEGER, v TEXT COLLATE binary PRIMARY KEY)')
+    rows = [{"id": 1, "v": "a"}, {"id": 2, "v": "A"}]
+    assert job.open().committer().commit(job.prepare(1, rows)) == Committed()
+    assert job.query('SELECT id, v FROM "odd ü table" ORDER BY id') == [(1, "a"), (2, "A")]
+
+
+def test_tombstones_of_rows_that_have_only_a_key_are_refused_before_a_row_is_deleted(
+    tmp_path: Path,
+) -> None:
+    """All columns outside the key are null in each of them, so each would delete its key."""
+    given = {"write_mode": "upsert", "primary_key": ("v",), "tombstones": True}
+    job = _Job(tmp_path, pa.schema([("v", pa.string())]), **given)
+    with pytest.raises(ConfigError, match="every row would be a delete.*operation_column="):
+        job.open()
+    assert job.query("SELECT name FROM sqlite_master WHERE name LIKE 'odd%'") == []
+    schema = pa.schema([("v", pa.string()), ("op", pa.string())])
+    by_operation = _Job(tmp_path, schema, **{**given, "operation_column": "op"})
+    with pytest.raises(ConfigError, match="every row would be a delete"):
+        by_operation.open(2)
+
+
 @pytest.mark.parametrize("write_mode", ["upsert", "update"])
 def test_changes_meet_only_the_row_of_their_key_though_the_column_ignores_case(
     tmp_path: Path, write_mode: str
