@@ -3,16 +3,23 @@
 RFC 4180 holds: fields with commas, quotes or line ends stand in double quotes, and a quote in them
 is doubled. An empty field is null; an empty field in quotes is empty text. Arrow reads all values
 of a batch as one text if each is surely one line; else it reads value by value.
+
+Arrow takes more than that: text behind a closing quote, a quote that is never closed, hexadecimal
+digits of an integer (which wrap around), and a number beyond a float's range, as infinity. Each is
+a bad record here.
 """
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Message
 from pyarrow import csv
 from pyarrow import types as arrow
@@ -20,7 +27,18 @@ from pyarrow import types as arrow
 from onceflow.connectors.kafka.decoding import Decoded, PlainDecoder
 from onceflow.connectors.kafka.fitting import Faults, fit_column
 from onceflow.connectors.kafka.wire import TOMBSTONE
+from onceflow.core.arrow.kinds import IsKind, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError
+
+_FIELD = rb'(?:"[^"]*(?:""[^"]*)*"|[^",][^,]*|)'
+_QUOTED_LINE = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*")
+"""A line in which a quote that begins a field ends it, too."""
+_MISQUOTED = (
+    "a quote does not stand around a whole field: it is never closed, or text follows it; in a"
+    " quoted field a quote is doubled"
+)
+_HEXADECIMAL = r"^\s*0[xX]"
+_INFINITY = r"(?i)^\s*[+-]?inf"
 
 _BLOCK_BYTES = 1 << 30
 """More bytes than a batch has, so that its text is read as one block."""
@@ -29,8 +47,25 @@ _BLOCK_BYTES = 1 << 30
 def require_csv_columns(columns: pa.Schema) -> None:
     """Raise ConfigError unless CSV can fill `columns`; names the column that it cannot fill."""
     for column in columns:
-        if arrow.is_nested(column.type):
+        if not _is_readable(column.type):
             raise ConfigError(f"column {column.name!r} is {column.type}, which no CSV field holds")
+
+
+def _is_readable(kind: pa.DataType) -> bool:
+    """Return whether Arrow makes values of `kind` of a CSV field."""
+    if arrow.is_nested(kind):
+        return False
+    options = csv.ConvertOptions(column_types={"field": kind}, null_values=[""])
+    try:
+        csv.read_csv(
+            pa.BufferReader(b"\n"),
+            read_options=csv.ReadOptions(use_threads=False, column_names=["field"]),
+            parse_options=csv.ParseOptions(ignore_empty_lines=False),
+            convert_options=options,
+        )
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 class CsvDecoder(PlainDecoder):
@@ -42,12 +77,8 @@ class CsvDecoder(PlainDecoder):
             use_threads=False, column_names=columns.names, block_size=_BLOCK_BYTES
         )
         self._parse_options = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-        self._convert_options = csv.ConvertOptions(
-            column_types=pa.schema([column.with_nullable(True) for column in columns]),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
+        self._integers = _names_of(columns, arrow.is_integer)
+        self._floats = _names_of(columns, arrow.is_floating)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Decode `values`, one line each."""
@@ -58,11 +89,13 @@ class CsvDecoder(PlainDecoder):
         for at, value in enumerate(values):
             # Arrow takes a byte order mark off the first line of a text alone.
             line = None if value is None else value.removeprefix(BOM_UTF8).rstrip(b"\r\n")
-            if line:
+            if not line:
+                faults[at] = TOMBSTONE if line is None else "it is empty"
+            elif b'"' in line and not _QUOTED_LINE.fullmatch(line):
+                faults[at] = _MISQUOTED
+            else:
                 indices.append(at)
                 lines.append(line)
-            else:
-                faults[at] = TOMBSTONE if line is None else "it is empty"
         decoded = self._decode_lines(lines, indices)
         return replace(decoded, faults={**faults, **decoded.faults})
 
@@ -101,28 +134,81 @@ class CsvDecoder(PlainDecoder):
             ArrowInvalid: A line has other fields.
             _OtherLines: There are fewer lines, or more.
         """
-        table = self._read(text)
+        table = self._read(text, self._columns)
         if table.num_rows != len(indices):
             raise _OtherLines(table.num_rows)
-        late: Faults = {}
+        late = self._find_changed_numbers(text, table)
         columns = [
             fit_column(_one_chunk(table.column(at)), column, late)
             for at, column in enumerate(self._columns)
         ]
         return Decoded(columns, indices, {}).drop_rows(late)
 
-    def _read(self, text: bytes) -> pa.Table:
+    def _find_changed_numbers(self, text: bytes, table: pa.Table) -> Faults:
+        """Return the rows of `table`, read from `text`, with numbers that are not those written."""
+        infinite = [name for name in self._floats if _has_infinities(table.column(name))]
+        hexadecimal = self._integers if b"0x" in text or b"0X" in text else []
+        if not infinite and not hexadecimal:
+            return {}
+        texts = pa.schema([pa.field(name, pa.string()) for name in (*infinite, *hexadecimal)])
+        written = self._read(text, texts)
+        faults: Faults = {}
+        for name in infinite:
+            read = to_plain_column(_one_chunk(table.column(name)))
+            words: Any = pc.match_substring_regex(_one_chunk(written.column(name)), _INFINITY)
+            beyond: Any = pc.and_(_is_infinite(read), pc.invert(words))
+            self._note(faults, beyond, name, "is beyond what it holds", written)
+        for name in hexadecimal:
+            column = _one_chunk(written.column(name))
+            self._note(
+                faults,
+                pc.match_substring_regex(column, _HEXADECIMAL),
+                name,
+                "is hexadecimal; write it in decimal digits",
+                written,
+            )
+        return faults
+
+    def _note(self, faults: Faults, rows: Any, name: str, why: str, written: pa.Table) -> None:
+        kind = self._columns.field(name).type
+        for row in pc.indices_nonzero(pc.fill_null(rows, False)).to_pylist():
+            given = written.column(name)[row].as_py()
+            faults.setdefault(row, f"column {name!r} ({kind}): {given!r} {why}")
+
+    def _read(self, text: bytes, columns: pa.Schema) -> pa.Table:
+        """Read those of the columns of `text` that `columns` names, as the types that it has."""
         table: pa.Table = csv.read_csv(
             pa.BufferReader(text),
             read_options=self._read_options,
             parse_options=self._parse_options,
-            convert_options=self._convert_options,
+            convert_options=csv.ConvertOptions(
+                column_types=pa.schema([column.with_nullable(True) for column in columns]),
+                include_columns=columns.names,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
         )
         return table
 
 
 class _OtherLines(Exception):
     """Raised when there are not as many lines as values."""
+
+
+def _names_of(columns: pa.Schema, is_kind: IsKind) -> list[str]:
+    return [column.name for column in columns if is_kind(to_plain_type(column.type))]
+
+
+def _has_infinities(column: pa.ChunkedArray) -> bool:
+    return any(
+        pc.any(_is_infinite(to_plain_column(column.chunk(at)))).as_py() is True
+        for at in range(column.num_chunks)
+    )
+
+
+def _is_infinite(column: pa.Array) -> Any:
+    return pc.is_inf(column)
 
 
 def _is_one_line(line: bytes) -> bool:

@@ -22,11 +22,13 @@ import pyarrow as pa
 from pyarrow import types
 from typing_extensions import NotRequired
 
+from onceflow.core.arrow.exact_arrays import exact_array
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 
-_FLOAT32_MAX = 3.4028235677973366e38
-"""The largest double that rounds to a finite float32."""
+_FLOAT32_MAX = 3.4028235677973362e38
+"""The largest double that rounds to a finite float32: the next one is halfway to 2**128."""
 
 
 def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
@@ -89,13 +91,13 @@ def _python_type(kind: pa.DataType, column: str) -> Any:
 
 def _compound_type(kind: pa.DataType, column: str) -> Any:
     if types.is_list(kind) or types.is_large_list(kind):
-        return list[_python_type(kind.value_type, column) | None]  # type: ignore[misc]
+        return list[_member_type(kind.value_field, column)]  # type: ignore[misc]
     if types.is_struct(kind):
         return _struct_type(kind, column)
     if types.is_map(kind):
         if not types.is_string(kind.key_type):
             raise _refusal(kind, column)
-        return dict[str, _python_type(kind.item_type, column) | None]  # type: ignore[misc]
+        return dict[str, _member_type(kind.item_field, column)]  # type: ignore[misc]
     raise _refusal(kind, column)
 
 
@@ -122,6 +124,12 @@ def _integer_type(kind: pa.DataType) -> Any:
         # msgspec takes no bound beyond int64; the column's own conversion checks the upper one.
         return Annotated[int, msgspec.Meta(ge=0)]
     return Annotated[int, msgspec.Meta(ge=0, le=2**kind.bit_width - 1)]
+
+
+def _member_type(member: pa.Field, column: str) -> Any:
+    """Return the type of each item of a list or of a map."""
+    kind = _python_type(member.type, column)
+    return kind | None if member.nullable else kind
 
 
 def _struct_type(kind: pa.DataType, column: str) -> Any:
@@ -158,10 +166,14 @@ def converter_of(kind: pa.DataType) -> Convert:
     if code is not None:
         return _packing_converter(kind, code)
 
+    if types.is_nested(kind) and holds(kind, types.is_temporal):
+        # pyarrow cuts off what the unit of a timestamp inside does not hold.
+        return lambda values: exact_array(values, kind)
+
     def convert(values: Sequence[Any]) -> pa.Array:
         return pa.array(values, type=kind)
 
-    return _within_python(convert) if types.is_nested(kind) or types.is_date(kind) else convert
+    return _within_python(convert) if types.is_date(kind) else convert
 
 
 def _within_python(convert: Convert) -> Convert:

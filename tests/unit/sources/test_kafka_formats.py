@@ -99,9 +99,50 @@ def test_lines_that_are_bad_change_no_other_and_say_why() -> None:
     assert why[6] == "it holds 2 lines instead of one"
 
 
-def test_columns_that_no_csv_field_holds_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "line", "why"),
+    [
+        (pa.float64(), b"1e400", "column 'v' (double): '1e400' is beyond what it holds"),
+        (pa.float32(), b"-1e39", "column 'v' (float): '-1e39' is beyond what it holds"),
+        (pa.int64(), b"0x10", "column 'v' (int64): '0x10' is hexadecimal"),
+        (pa.int64(), b"0XFFFFFFFFFFFFFFFF", "is hexadecimal; write it in decimal digits"),
+        (pa.uint8(), b"0x1F", "is hexadecimal"),
+        (pa.string(), b'"x"y', "a quote does not stand around a whole field"),
+        (pa.string(), b'"x" ', "a quote does not stand around a whole field"),
+        (pa.string(), b'"x', "it is never closed"),
+        (pa.string(), b'"x"""y"', "a quote does not stand around a whole field"),
+    ],
+)
+def test_a_field_that_arrow_reads_as_another_value_is_a_bad_record(
+    kind: pa.DataType, line: bytes, why: str
+) -> None:
+    """Whole batches are read at once, and value by value beside a line that cannot be."""
+    given = source("csv", pa.schema([("v", kind), ("n", pa.int64())]), on_bad_record="dead_letter")
+    for others in ([b"1,1", b"1,2"], [b"1,1", b'1,"2\n"', b"1,2"]):
+        found, faulty = faults(given, [others[0], line + b",9", *others[1:]])
+        assert [row["n"] for row in found] == [1, 2]
+        assert list(faulty) == ([1] if len(others) == 2 else [1, 2])
+        assert why in faulty[1]
+
+
+def test_words_for_infinity_and_quotes_inside_of_fields_are_read_as_they_are() -> None:
+    numbers = source("csv", "v DOUBLE, w FLOAT")
+    found = read(numbers, [b"inf,-Infinity", b"1e308,INF"])
+    inf = float("inf")
+    assert found == [{"v": inf, "w": -inf}, {"v": 1e308, "w": inf}]
+    texts = source("csv", "v STRING, w STRING")
+    assert read(texts, [b'0x10,"0x""10"', b'x"y,a"b"']) == [
+        {"v": "0x10", "w": '0x"10'},
+        {"v": 'x"y', "w": 'a"b"'},
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.string()), pa.float16(), pa.decimal256(50, 2), pa.string_view()]
+)
+def test_columns_that_no_csv_field_holds_are_refused(kind: pa.DataType) -> None:
     with pytest.raises(ConfigError, match="which no CSV field holds"):
-        source("csv", "tags ARRAY<STRING>")
+        source("csv", pa.schema([("v", kind)]))
 
 
 ORDER = {
