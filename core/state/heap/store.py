@@ -20,7 +20,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from onceflow.core.errors import InvariantViolation, StateIncompatible
-from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
@@ -211,6 +211,8 @@ class HeapStore(KeyedStateStore):
         self._tables: dict[StateMeta, AccumulatorTable] = {}
         self._restored = RestoredStates(context)
         self._rows: dict[str, list[StateRows]] = {}
+        self._last_filled: dict[str, CheckpointId] = {}
+        """By state the last snapshot for which it had entries."""
         self._pending: list[HeapSnapshot] = []
 
     @classmethod
@@ -371,6 +373,8 @@ class HeapStore(KeyedStateStore):
     def _freeze(self, checkpoint: CheckpointId) -> None:
         for table in self._entries.values():
             table.freeze(checkpoint)
+        filled = (meta.name for meta, table in self._list_tables().items() if len(table))
+        self._last_filled.update(dict.fromkeys(filled, checkpoint))
 
     def _add_pending(
         self, upload: Callable[[StateWriter], tuple[StateHandle, ...]]
@@ -439,13 +443,16 @@ class HeapStore(KeyedStateStore):
         # A restore must know which states of a layer replace all that older files have of them:
         # aggregates and small states do, for they do not say what has changed.
         whole = {meta.name for meta, _ in states} - changes.keys()
+        # The files below may hold rows of a state that is empty now: a layer without its rows says
+        # that they are gone.
+        is_emptied = any(self._last_filled.get(name, GENESIS) >= since for name in whole)
         older = tuple(base.values())
         unique = self._id
 
         def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
             # Nothing has changed: the files of the last completed checkpoint are the snapshot.
             handles = older
-            if written:
+            if written or is_emptied:
                 handles += write_layer(writer, context, states, whole, checkpoint, unique)
             files.note_upload(checkpoint, {handle.name: handle for handle in handles})
             return handles
@@ -454,8 +461,11 @@ class HeapStore(KeyedStateStore):
 
     def _count(self, leave_out: Container[str] = ()) -> int:
         """Return about how many keys the states have."""
-        tables: Mapping[StateMeta, Sized] = {**self._entries, **self._tables}
-        return sum(len(table) for meta, table in tables.items() if meta.name not in leave_out)
+        tables = self._list_tables().items()
+        return sum(len(table) for meta, table in tables if meta.name not in leave_out)
+
+    def _list_tables(self) -> Mapping[StateMeta, Sized]:
+        return {**self._entries, **self._tables}
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
         """Let later snapshots build on the files of `checkpoint`; merge what was kept apart."""

@@ -33,7 +33,7 @@ class MemoryStorage:
         self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
     ) -> StateHandle:
         raw = bytes(data)
-        handle = _handle(name, f"f{len(self.files)}/{name}", raw, key_groups)
+        handle = _handle(name, f"f{len(self.written)}/{name}", raw, key_groups)
         if len(raw) <= self._inline_bytes_max:
             return dataclasses.replace(handle, path="", inline=raw)
         self.files[handle.path] = raw
@@ -61,7 +61,7 @@ class MemoryStorage:
         raw = path.read_bytes()
         if shared:
             return self._share(name, raw, key_groups)
-        place = f"f{len(self.files)}/{name}"
+        place = f"f{len(self.written)}/{name}"
         self.files[place] = raw
         self.written.append(name)
         return _handle(name, place, raw, key_groups)

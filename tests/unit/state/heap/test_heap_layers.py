@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
@@ -24,6 +27,8 @@ from onceflow.core.state import (
     StateHandle,
     ValueStateDescriptor,
 )
+from onceflow.core.state.aggregates.accumulators import REMOVED_MIN, AccumulatorTable
+from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.heap.store import HeapStore
 from onceflow.core.state.heap.tables import LayerLimits
 from onceflow.core.state.snapshots.stored import list_pieces, read_metas_by_name
@@ -33,10 +38,14 @@ RECENT = ListStateDescriptor[bytes]("recent", bytes)
 BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
 KEYS = 60
 LARGE = 3000
+FLAGGED = ValueStateDescriptor[int]("flagged", int)
 EAGER = LayerLimits(entries_min=0, changed_share_max=2, layers_share_max=3, layer_files_max=9)
 """Layers for states of any size."""
+SOME_SMALL = replace(EAGER, entries_min=12)
+"""Layers, too, but a state of a few keys is in each of them as a whole."""
 
-Contents = tuple[int | None, list[bytes], dict[str, int]]
+Contents = tuple[int | None, list[bytes], dict[str, int], int | None]
+NOTHING: Contents = (None, [], {}, None)
 
 
 class States:
@@ -47,12 +56,13 @@ class States:
         self.balance = store.value_state(BALANCE)
         self.recent = store.list_state(RECENT)
         self.by_day = store.map_state(BY_DAY)
+        self.flagged = store.value_state(FLAGGED)
         self.model: dict[int, Contents] = {}
 
     def change(self, rng: random.Random, count: int) -> None:
         for key in rng.sample(range(KEYS), count):
             self.store.set_current_key(key)
-            balance, recent, by_day = self.model.get(key, (None, [], {}))
+            balance, recent, by_day, flagged = self.model.get(key, NOTHING)
             match rng.randrange(6):
                 case 0:
                     balance, recent, by_day = None, [], {}
@@ -72,11 +82,22 @@ class States:
                     day = f"day {rng.randrange(4)}"
                     by_day = {name: count for name, count in by_day.items() if name != day}
                     self.by_day.remove(day)
-            self.model[key] = (balance, recent, by_day)
+            self.model[key] = (balance, recent, by_day, flagged)
+
+    def flag(self, keys: Collection[int]) -> None:
+        """Leave nothing in the smallest state but an entry for each of `keys`."""
+        for key in range(KEYS):
+            contents = self.model.get(key, NOTHING)
+            flagged = key if key in keys else None
+            if contents[3] != flagged:
+                self.store.set_current_key(key)
+                self.flagged.set(flagged)  # type: ignore[arg-type]
+                self.model[key] = (*contents[:3], flagged)
 
     def read(self, key: int) -> Contents:
         self.store.set_current_key(key)
-        return self.balance.get(), self.recent.get(), dict(self.by_day.items())
+        recent, by_day = self.recent.get(), dict(self.by_day.items())
+        return self.balance.get(), recent, by_day, self.flagged.get()
 
 
 class Job:
@@ -119,7 +140,7 @@ class Job:
         """Restore `handles` and compare every key with the model."""
         restored = States(self.open(handles))
         for key in range(KEYS):
-            assert restored.read(key) == model.get(key, (None, [], {})), f"{label}, key {key}"
+            assert restored.read(key) == model.get(key, NOTHING), f"{label}, key {key}"
         restored.store.close()
 
 
@@ -162,7 +183,7 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
 ) -> None:
     """Overlapping checkpoints, upload in any order, aborts, and notifications late or left out."""
     rng = random.Random(seed)
-    states = States(job.open())
+    states = States(job.open(limits=rng.choice([EAGER, SOME_SMALL])))
     store = states.store
     retention = Retention(job)
     expected: dict[int, dict[int, Contents]] = {}
@@ -170,7 +191,8 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
     news: list[Callable[[], None]] = []
     layers = 0
     for number in range(2, 122, 2):
-        states.change(rng, rng.choice([0, 3, 20]))
+        states.change(rng, rng.choice([0, 0, 3, 20]))
+        states.flag(rng.sample(range(KEYS), rng.choice([0, 0, 4])))
         waiting.append((number, store.snapshot(CheckpointId(number))))
         expected[number] = dict(states.model)
         states.change(rng, rng.choice([0, 5]))
@@ -202,8 +224,8 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
             job.check(savepoint, states.model, f"seed {seed}, savepoint {number}")
             store.notify_aborted(CheckpointId(number + 1))
     for key in range(KEYS):
-        assert states.read(key) == states.model.get(key, (None, [], {}))
-    assert layers > 3
+        assert states.read(key) == states.model.get(key, NOTHING)
+    assert layers > 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -220,23 +242,28 @@ def test_layers_are_restored_at_another_parallelism_in_rocksdb_and_as_rows(
         for key in rng.sample(range(KEYS), 9):
             for half in halves:
                 # Only the one that owns the key has anything of it.
-                balance, recent, by_day = half.read(key)
+                balance, recent, by_day, flagged = half.read(key)
                 if balance is not None:
                     half.balance.set(number)
-                    whole.model[key] = (number, recent, by_day)
+                    whole.model[key] = (number, recent, by_day, flagged)
                 if by_day:
                     half.by_day.clear()
-                    whole.model[key] = (half.balance.get(), recent, {})
+                    whole.model[key] = (half.balance.get(), recent, {}, flagged)
         parts = [job.snapshot(half.store, number) for half in halves]
     assert all(any(handle.name.startswith("changes-") for handle in part) for part in parts)
     together = (*parts[0], *parts[1])
     job.check(together, whole.model, f"seed {seed}")
     moved = States(job.open(together, backend=RocksDBBackend()))
-    assert all(moved.read(key) == whole.model.get(key, (None, [], {})) for key in range(KEYS))
+    assert all(moved.read(key) == whole.model.get(key, NOTHING) for key in range(KEYS))
     pieces = list_pieces([(i, OperatorSnapshot("op", part)) for i, part in enumerate(parts)], 128)
-    assert set(read_metas_by_name(pieces, job.storage)) == {"balance", "recent", "by day"}
+    assert set(read_metas_by_name(pieces, job.storage)) == {
+        "balance",
+        "recent",
+        "by day",
+        "flagged",
+    }
     rows = sum(len(rows) for one in pieces for rows in one.rows("balance", job.storage))
-    assert rows == sum(balance is not None for balance, _, _ in whole.model.values())
+    assert rows == sum(balance is not None for balance, *_ in whole.model.values())
 
 
 def fill(store: KeyedStateStore, keys: range) -> None:
@@ -288,6 +315,38 @@ def test_a_state_of_which_most_changes_is_one_dict_and_written_as_a_whole(
     second = job.snapshot(store, 2)
     assert not set(first) & set(second)
     assert size_bytes(second) < 1.1 * size_bytes(first)
+
+
+def test_a_state_that_is_empty_now_is_restored_empty_if_nothing_else_has_changed(job: Job) -> None:
+    """Timers that have fired, and windows that are over, would come out again."""
+    store = job.open(limits=LayerLimits())
+    fill(store, range(2 * LARGE))
+    timers, windows = store.value_state(FLAGGED), windows_of(store)
+    for key in range(10):
+        store.set_current_key(key)
+        timers.set(key)
+    # So many that a table does not keep them as removed.
+    keys = pa.array(range(REMOVED_MIN + 1))
+    windows.finish(windows.fold(np.zeros(len(keys), np.int64), [keys], None, {}))
+    job.snapshot(store, 1)
+    second = job.snapshot(store, 2)
+    for key in range(10):
+        store.set_current_key(key)
+        timers.clear()
+    windows.remove(windows.select(0, 1))
+    third = job.snapshot(store, 3)
+    assert set(second) < set(third)
+    # That they are empty is written once.
+    assert job.snapshot(store, 4) == third
+    restored = job.open(third)
+    restored.value_state(FLAGGED)
+    assert list(restored.entries(FLAGGED)) == []
+    assert len(windows_of(restored)) == 0
+
+
+def windows_of(store: KeyedStateStore) -> AccumulatorTable:
+    columns = [AccumulatorColumn("rows", "count", pa.int64())]
+    return store.accumulators("windows", [pa.int64()], columns, namespaced=True)
 
 
 def test_a_small_state_shares_no_file(job: Job) -> None:
