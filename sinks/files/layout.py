@@ -1,6 +1,6 @@
 """Every name that the file sink uses below its url. Nobody else puts a path together.
 
-    <partition>/…/part-<sink>-<attempt>-<checkpoint>-<subtask>-<sequence>-<number>.<suffix>
+    <partition>/…/part-<sink>-<attempt>-<checkpoint>-<subtask>-<sequence>-<number>-<token>.<suffix>
     _onceflow/<sink>/owner.json             which decision log owns the sink id
     _onceflow/<sink>/attempts/<attempt>     one for each attempt, created if absent: the fence; says
                                             what was committed when it and those before claimed
@@ -12,7 +12,9 @@
     _onceflow/<sink>/pruned/<checkpoint>    proofs of checkpoints before it are deleted
 
 `<sink>` is the sink id, or a digest of it where it is no safe file name; `<transaction>` is
-`<attempt>-<checkpoint>-<subtask>-<sequence>`. Readers that take a directory for a table pass over
+`<attempt>-<checkpoint>-<subtask>-<sequence>`. `<token>` is the writer's own. A new decision log
+begins to count anew, and without a token its files would replace those that an older one has
+published. Readers that take a directory for a table pass over
 names that begin with "_" or "."; those that take a pattern (`**/*.parquet`) find no such suffix in
 `_onceflow`.
 
@@ -43,7 +45,8 @@ HIDDEN = "_onceflow"
 
 _TRANSACTION = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)")
 _OPEN = re.compile(r"(\d+)-\d+-[0-9a-f]+-\d+")
-_PART = re.compile(r"part-(.+)-(\d+)-(\d+)-(\d+)-(\d+)-(\d+)\.[a-z0-9.]+")
+_PART_OF_SINK = r"-(\d+)-(\d+)-(\d+)-(\d+)-\d{5,}(?:-[0-9a-f]{12})?\.[a-z0-9.]+"
+"""Ends a public name. An older onceflow wrote no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class SinkPaths:
         return f"{self.directory}/open"
 
     def data(self, attempt: AttemptId, subtask: int, token: str, number: int) -> str:
-        """The file that one writer writes as its `number`th; `token` is the writer's own."""
+        """The file that one writer writes as its `number`th; `token` is `draw_writer_token`'s."""
         return f"{self.open}/{attempt}-{subtask}-{token}-{number}"
 
     @staticmethod
@@ -121,16 +124,20 @@ class SinkPaths:
         transactions = [TransactionId(self.sink_id, *map(int, m.groups())) for m in matches if m]
         return sorted(transactions, key=lambda t: (t.checkpoint, t.attempt, t.subtask, t.sequence))
 
-    def part(self, transaction: TransactionId, number: int, suffix: str) -> str:
+    def part(self, transaction: TransactionId, number: int, token: str, suffix: str) -> str:
         """Return the public name of a transaction's `number`th file, without its directory."""
-        return f"part-{safe_name(self.sink_id)}-{name_of(transaction)}-{number:05}.{suffix}"
+        sink = safe_name(self.sink_id)
+        return f"part-{sink}-{name_of(transaction)}-{number:05}-{token}.{suffix}"
 
     def transaction_of_part(self, name: str) -> TransactionId | None:
         """Return the transaction that published the file called `name`; None: another's."""
-        match = _PART.fullmatch(name)
-        if match is None or match[1] != safe_name(self.sink_id):
-            return None
-        return TransactionId(self.sink_id, *map(int, match.groups()[1:5]))
+        match = re.fullmatch(f"part-{re.escape(safe_name(self.sink_id))}{_PART_OF_SINK}", name)
+        return TransactionId(self.sink_id, *map(int, match.groups())) if match else None
+
+
+def draw_writer_token() -> str:
+    """Return what makes the names of one writer's files unlike those of any other."""
+    return uuid.uuid4().hex[:12]
 
 
 def name_of(transaction: TransactionId) -> str:

@@ -10,7 +10,6 @@ deletes them.
 from __future__ import annotations
 
 import io
-import uuid
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.filesystem import StorageRefused, StreamedFiles
 from onceflow.sinks.files.formats import FileEncoder, FileFormat
-from onceflow.sinks.files.layout import SinkPaths
+from onceflow.sinks.files.layout import SinkPaths, draw_writer_token
 from onceflow.sinks.files.partitions import Partitions
 from onceflow.sinks.files.publication import (
     ManifestFile,
@@ -177,7 +176,7 @@ class FileWriter(SinkWriter):
             [context.schema.field(name) for name in self._partitions.file_columns],
             metadata=context.schema.metadata,
         )
-        self._token = uuid.uuid4().hex[:12]
+        self._token = draw_writer_token()
         self._created = 0
         self._open: OrderedDict[str, PartFile] = OrderedDict()
         """Open files by directory, the least recently written first."""
@@ -238,18 +237,16 @@ class FileWriter(SinkWriter):
     def _manifest(
         self, transaction: TransactionId, files: Sequence[PartFile]
     ) -> TransactionManifest:
-        suffix = self._settings.form.suffix
+        def name(number: int) -> str:
+            return self._paths.part(transaction, number, self._token, self._settings.form.suffix)
+
         return TransactionManifest(
             transaction=str(transaction),
             staged_at=datetime.now(timezone.utc),
             files=tuple(
                 ManifestFile(
                     staged=file.path,
-                    path="/".join(
-                        filter(
-                            None, (file.directory, self._paths.part(transaction, number, suffix))
-                        )
-                    ),
+                    path="/".join(filter(None, (file.directory, name(number)))),
                     rows=file.rows,
                     size_bytes=file.size_bytes,
                 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -60,7 +62,8 @@ def test_rows_are_seen_after_their_commit_and_not_before(job: FileJob, directory
     assert seen_rows(directory) == []
     writer.close()
     assert job.committer().commit(committable) == Committed()
-    assert public_files(directory) == ["part-job.files-1-1-0-0-00000.zstd.parquet"]
+    (name,) = public_files(directory)
+    assert re.fullmatch(r"part-job\.files-1-1-0-0-00000-[0-9a-f]{12}\.zstd\.parquet", name)
     assert seen_rows(directory) == rows(range(5)).to_pylist()
 
 
@@ -83,6 +86,18 @@ def test_checkpoint_without_rows_leaves_nothing(job: FileJob, directory: Path) -
     assert writer.pre_commit(CheckpointId(2)) == ()
     assert committables(job.committer().in_doubt()) == []
     assert hidden_files(directory, "open") == []
+
+
+def test_a_new_decision_log_replaces_no_file_of_the_one_that_is_gone(directory: Path) -> None:
+    """As after "The checkpoint storage is gone" in docs/operations.md, which counts anew."""
+    for log_id, ids in (("log-1", range(5)), ("log-2", range(5, 10))):
+        with FileJob(FileSink(str(directory)), log_id=log_id) as job:
+            writer = job.check().writer()
+            writer.write(rows(ids))
+            (committable,) = writer.pre_commit(CheckpointId(1))
+            job.committer().commit(committable)
+        shutil.rmtree(directory / "_onceflow" / job.sink_id)
+    assert seen_ids(directory) == list(range(10))
 
 
 def test_what_was_written_and_not_pre_committed_is_deleted_on_close(
