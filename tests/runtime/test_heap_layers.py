@@ -22,6 +22,7 @@ from onceflow import (
     Pipeline,
     Record,
     StateAccess,
+    Timer,
     ValueStateDescriptor,
 )
 from onceflow.core.crash_points import VARIABLE
@@ -30,6 +31,7 @@ from onceflow.core.storage import FileSystemStorage, JobStorage
 
 ACCOUNTS = 8_000
 """More than a quarter of them are not changed between two checkpoints."""
+REMINDED = 10
 
 
 class Balance(KeyedFunction):
@@ -51,7 +53,11 @@ class Balance(KeyedFunction):
 
 
 def balances(
-    cluster: AnyCluster, directory: Path, source: CountingSource, parallelism: int
+    cluster: AnyCluster,
+    directory: Path,
+    source: CountingSource,
+    parallelism: int,
+    function: KeyedFunction | None = None,
 ) -> tuple[Pipeline, DirectorySink]:
     sink = DirectorySink(str(directory / "out"))
     pipeline = Pipeline(
@@ -63,7 +69,8 @@ def balances(
         settings=SETTINGS,
     )
     records = pipeline.read(source, uid="records")
-    records.key_by("account").process(Balance(), uid="balance").write(sink, uid="out")
+    accounts = records.key_by("account")
+    accounts.process(function or Balance(), uid="balance").write(sink, uid="out")
     return pipeline, sink
 
 
@@ -125,3 +132,44 @@ def test_layers_are_exactly_once_and_leave_no_file_through_kills_and_rescaling(
             (tmp_path / "ends").touch()
             assert job.wait(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
+
+
+class Reminder(Balance):
+    """Keeps the balance of each account, and emits the first accounts once, later."""
+
+    def __init__(self, at_ms: int) -> None:
+        self._at_ms = at_ms
+
+    def open(self, state: StateAccess) -> None:
+        super().open(state)
+        self._timers = state.timers()
+
+    def process(self, record: Record) -> None:  # type: ignore[override]
+        super().process(record)
+        if record["id"] < REMINDED:
+            self._timers.register_processing_time_timer(self._at_ms)
+
+    def on_timer(self, timer: Timer) -> Record:
+        return {"id": 0, "account": timer.key, "amount": 0, "balance": 0, "n": 0}
+
+
+@pytest.mark.servers
+def test_a_timer_that_fired_while_no_other_state_changed_does_not_fire_again(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(ACCOUNTS, accounts=ACCOUNTS, ends_with=str(tmp_path / "ends"))
+    function = Reminder(int(time.time() * 1000) + 6_000)
+    pipeline, sink = balances(cluster, tmp_path, source, 1, function)
+    job = pipeline.start()
+    job.wait_for(checkpoints=2)
+    deadline = time.monotonic() + 60
+    while len(sink.rows()) < REMINDED:
+        assert time.monotonic() < deadline, f"{len(sink.rows())} of {REMINDED} rows"
+        time.sleep(0.05)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 3)
+    os.kill(job.status().slots[0].pid, signal.SIGKILL)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 3)
+    assert job.status().restores == 1
+    (tmp_path / "ends").touch()
+    assert job.wait(60).state is JobState.FINISHED
+    assert sorted(row["account"] for row in sink.rows()) == sorted(map(str, range(REMINDED)))
