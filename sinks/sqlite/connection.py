@@ -6,6 +6,7 @@ commit meanwhile (write-ahead log). A commit is on the disk when it returns (syn
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -186,7 +187,8 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> SQLiteEndpo
             f"url={url!r}: the path {path} is relative, and each process of a job has a directory "
             f"of its own; give sqlite:///{Path(path).absolute()}"
         )
-    return SQLiteEndpoint(path, access.connect_timeout_s, lock_timeout_s)
+    # One file under two names would be two databases, each with transactions of its own.
+    return SQLiteEndpoint(os.path.realpath(path), access.connect_timeout_s, lock_timeout_s)
 
 
 def own(session: Session) -> SQLiteSession:

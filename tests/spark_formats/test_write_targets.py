@@ -73,6 +73,23 @@ def test_a_token_is_written_once_however_its_table_is_spelled(
     assert case.ids() == list(range(9))
 
 
+def test_a_token_is_written_once_however_its_directory_is_spelled(tmp_path: Path) -> None:
+    """By a link, by `..`, and as Spark writes a path."""
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    token = {**TOKEN, "staginglocation": str(tmp_path / "staging")}
+    for directory in (real, link, tmp_path / "link" / ".." / "real", f"file:{real}"):
+        save(FilesFormat.make_sink, {"path": str(directory), **token}, range(5))
+        save(SQLiteFormat.make_sink, sqlite_options(_file_in(directory), "orders", **token), [1])
+    assert file_ids(real) == list(range(5))
+    assert sqlite_ids(real / "shop.db", "orders") == [1]
+
+
+def _file_in(directory: Path | str) -> Path:
+    return Path(str(directory).removeprefix("file:")) / "shop.db"
+
+
 @pytest.mark.integration
 def test_a_token_writes_each_table_of_one_name_that_search_paths_lead_to(
     postgres_database: str,

@@ -225,7 +225,7 @@ def _write_location(sink: Sink) -> _WriteLocation:
         from onceflow.sinks.files.sink import FileSink
 
         assert isinstance(sink, FileSink)
-        return _WriteLocation("FileSink", str(sink.settings.location), {})
+        return _WriteLocation("FileSink", sink.settings.location.identity, {})
     return _WriteLocation("", type(sink).__name__, {}, is_known=False)
 
 

@@ -24,7 +24,6 @@ from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
 
 _DIGEST_LENGTH = 10
-_ONE_SLASH = re.compile(r"file:/(?!/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,7 @@ class CheckpointLocation:
         Raises:
             ConfigError: It is no place that files can be in.
         """
-        # Hadoop writes file:/path.
-        self._place = FileLocation.parse(
-            _ONE_SLASH.sub("file:///", location), publish="auto", options={}
-        )
+        self._place = FileLocation.parse(location, publish="auto", options={})
         self._files = self._place.open(CHECKPOINT_STORAGE)
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from onceflow.core.storage.filesystems.webhdfs import HdfsSettings, is_hdfs
 Publish = Literal["auto", "rename", "copy"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
 
 # Where a name appears with all its bytes or not at all, and nothing can be renamed; besides those
@@ -43,11 +45,18 @@ class FileLocation:
     def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> FileLocation:
         """Return what `url` names: a path, `file://…`, or a url of a protocol of fsspec.
 
+        Hadoop and Spark write `file:/path` for a local path.
+
         Raises:
             ConfigError: It is none of these; or one that is not known to show files whole.
         """
         if publish not in ("auto", "rename", "copy"):
             raise ConfigError(f"publish={publish!r}: choose one of auto, rename, copy")
+        one_slash = _ONE_SLASH.match(url)
+        if one_slash is not None and one_slash[1] not in ("file", "local"):
+            # As a path it would name a directory below the one where the process was started.
+            raise ConfigError(f"url {url!r}: a url has two slashes, as in {one_slash[1]}://…")
+        url = url if one_slash is None else f"file:///{url[one_slash.end() :]}"
         match = _URL.fullmatch(url)
         if match is None or match[1] in ("file", "local"):
             if publish == "copy":
@@ -77,6 +86,11 @@ class FileLocation:
         """The whole url, with a password if it has one; of a local directory the path."""
         return self.root if self.protocol == "file" else f"{self.protocol}://{self.root}"
 
+    @property
+    def identity(self) -> str:
+        """What a local directory has alone, named through links and `..` or not; else its text."""
+        return os.path.realpath(self.root) if self.protocol == "file" else str(self)
+
     def __repr__(self) -> str:
         return f"FileLocation({self})"
 
@@ -101,6 +115,11 @@ class FileLocation:
 def _local_root(path: str, url: str) -> str:
     if not path:
         raise ConfigError(f"url {url!r} names no directory; write file:///path/of/it")
+    if url != path:
+        host, slash, below = path.partition("/")
+        if host not in ("", "localhost"):
+            raise ConfigError(f"url {url!r} names the host {host!r}: write file:///{path}")
+        path = slash + below
     # Absolute, for the driver and the executors need not have one working directory.
     return str(Path(unquote(path) if url != path else path).expanduser().absolute())
 

@@ -217,11 +217,18 @@ def test_directories_behind_fsspec_publish_by_rename(
         ("s3://", "names no bucket"),
         ("ftp://host/x", r"not known how ftp:// makes a file visible.*publish='rename'"),
         ("http://host/x", "not known how"),
+        ("s3:/bucket/x", "a url has two slashes, as in s3://"),
+        ("file://data/out", "names the host 'data': write file:///data/out"),
     ],
 )
 def test_url_that_cannot_work_is_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FileSink(url)
+
+
+@pytest.mark.parametrize("url", ["/data/out", "file:///data/out", "file:/data/out"])
+def test_a_local_directory_may_be_written_as_spark_writes_it(url: str) -> None:
+    assert FileSink(url).url == "/data/out"
 
 
 def test_unknown_protocol_works_when_the_user_says_how_it_publishes() -> None:
