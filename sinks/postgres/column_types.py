@@ -53,9 +53,18 @@ def column_type(field: pa.Field) -> _SqlType | None:
         return postgresql.UUID()
     array = _scalar_type(given)
     if array is None and (arrow.is_list(given) or arrow.is_large_list(given)):
-        element = _scalar_type(given.value_type)
+        element = _element_type(given.value_type)
         array = None if element is None else postgresql.ARRAY(element)
     return array
+
+
+def _element_type(given: pa.DataType) -> _SqlType | None:
+    """Return the type of an array's elements; None where rows could not be written to it."""
+    # COPY announces elements of these types under another one: see `_ELEMENTS` of `types`.
+    is_zoned = arrow.is_timestamp(given) and given.tz is not None
+    if is_zoned or arrow.is_time(given) or arrow.is_duration(given):
+        return None
+    return _scalar_type(given)
 
 
 def _scalar_type(given: pa.DataType) -> _SqlType | None:

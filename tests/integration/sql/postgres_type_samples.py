@@ -233,7 +233,14 @@ POSTGRES = TypeTables(
     refused_by_server=_REFUSED_BY_SERVER,
     forbidden=_FORBIDDEN,
     created=_CREATED,
-    uncreated=[pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.string())],
+    uncreated=[
+        pa.struct([("a", pa.int64())]),
+        pa.map_(pa.string(), pa.string()),
+        # Such a table would be created, and then refuse the rows that it was created for.
+        pa.list_(pa.timestamp("us", "UTC")),
+        pa.list_(pa.time64("us")),
+        pa.list_(pa.duration("us")),
+    ],
     said_of_uncreated="no Postgres type is made from",
     keys=_KEYS,
     fuzzed={
