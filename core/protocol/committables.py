@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from onceflow.core.errors import ConfigError
@@ -38,6 +38,9 @@ class Committable:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """This call made the rows visible."""
+
+    files: int = field(default=0, compare=False)
+    """Of a version of a target that keeps versions: how many data files it has added. A metric."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,13 @@
 """Data files of one subtask: Parquet in the table's directory, without its partition columns.
 
-    <table>/onceflow-<attempt>-<checkpoint>-<subtask>-<token>-<number>.parquet
-
-`<checkpoint>` is the one that the writer expects next when it begins the file. A staged description
-is one row: the table's id, and the `DeltaFile`s as JSON.
+They are named as `lake.data_file_names` says. A staged description is one row: the table's id, and
+the `DeltaFile`s as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timezone
@@ -31,6 +28,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.lake.data_file_names import DataFileNames
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles, group_rows
@@ -100,10 +98,7 @@ class DeltaDataFiles(DataFiles):
         self._partition_by = list(metadata.partition_columns)
         names = to_arrow_schema(table).names
         self._file_columns = [name for name in names if name not in self._partition_by]
-        self._prefix = f"onceflow-{context.attempt}"
-        self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
-        self._checkpoint = context.first_checkpoint
-        self._number = 0
+        self._file_names = DataFileNames(context)
         roll_bytes = metadata.configuration.get("delta.targetFileSize", "")
         self._files = RollingFiles(int(roll_bytes) if roll_bytes.isdigit() else _ROLL_BYTES, _path)
 
@@ -126,7 +121,7 @@ class DeltaDataFiles(DataFiles):
     @override
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
         with library_errors(f"{self._location}: data files are not durable"):
-            self._checkpoint = CheckpointId(checkpoint + 1)
+            self._file_names.advance_past(checkpoint)
             return encode_files(self._table_id, self._files.end())
 
     @override
@@ -134,9 +129,7 @@ class DeltaDataFiles(DataFiles):
         delete_files(self._fs, self._files.drop())
 
     def _begin(self, partition: Mapping[str, str | None]) -> _OpenFile:
-        name = f"{self._prefix}-{self._checkpoint}-{self._suffix}-{self._number}.parquet"
-        self._number += 1
-        return _OpenFile(self._location, self._fs, name, partition)
+        return _OpenFile(self._location, self._fs, self._file_names.next(), partition)
 
 
 class _OpenFile(EncodedFile[DeltaFile]):

@@ -22,7 +22,7 @@ from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.fence import check_sink_id
-from onceflow.sinks.lake.claim import claim_table, read_target_record
+from onceflow.sinks.lake.claim import read_target_record
 from onceflow.sinks.lake.committer import LakeCommitter
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
@@ -125,7 +125,7 @@ class DeltaSink(LakeSink):
         table = DeltaLakeTable(self._location, context.sink_id)
         if self.evolve:
             layout.evolve_table(self._location, table.load().table, schema)
-        claim_table(table, context)
+        self.claim(table, context)
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord:

@@ -10,8 +10,9 @@ A version is made right after the one that was read, or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -19,13 +20,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSelector, FileType
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.delta.data_files import decode_files, delete_files
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
@@ -50,10 +52,22 @@ class DeltaLakeTable(LakeTable):
         return DeltaVersion(self._location, self._sink_id, table)
 
     @override
-    def delete_files(self, staged: pa.RecordBatch) -> None:
-        _, files = decode_files(staged)
+    def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
+        return [file.path for file in decode_files(staged)[1]]
+
+    @override
+    def list_files(self) -> Iterator[tuple[str, datetime]]:
+        """Yield those of the table's own directory, where the sink writes also partitions."""
+        with library_errors(f"{self._location}: its files cannot be listed"):
+            files = self._location.open_files().get_file_info(FileSelector(""))
+        for file in files:
+            if file.type is FileType.File and file.mtime is not None:
+                yield file.path, file.mtime
+
+    @override
+    def delete_files(self, paths: Sequence[str]) -> None:
         with library_errors(f"{self._location}: data files are not deleted"):
-            delete_files(self._location.open_files(), [file.path for file in files])
+            delete_files(self._location.open_files(), paths)
 
     @override
     def close(self) -> None:
@@ -120,7 +134,7 @@ class DeltaVersion(TableVersion):
         staged: Sequence[pa.RecordBatch],
         record: SinkRecord,
         transactions: Sequence[TransactionId],
-    ) -> None:
+    ) -> int:
         info: dict[str, Any] = {
             f"{_PREFIX}sink-id": self.sink_id,
             f"{_PREFIX}log-id": record.log_id,
@@ -132,8 +146,8 @@ class DeltaVersion(TableVersion):
         try:
             if record.through == self._through:
                 self._claim(record, info)
-            else:
-                self._append_files(staged, record, info)
+                return 0
+            return self._append_files(staged, record, info)
         except CommitFailedError as error:
             raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
         except Exception as error:
@@ -158,6 +172,13 @@ class DeltaVersion(TableVersion):
         with library_errors(f"{self.location}: its files cannot be listed"):
             return any(uri.rpartition("/")[2] in paths for uri in self.table.file_uris())
 
+    @override
+    def find_unnamed(self, names: Collection[str]) -> Collection[str]:
+        """Return what a vacuum with the table's own retention would delete."""
+        with library_errors(f"{self.location}: its files cannot be listed"):
+            unneeded = self.table.vacuum(dry_run=True, full=True)
+        return {to_name(path) for path in unneeded} & set(names)
+
     def _claim(self, record: SinkRecord, info: dict[str, Any]) -> None:
         self.table.alter.set_table_properties(
             {self._record_name: record.to_json()},
@@ -167,7 +188,7 @@ class DeltaVersion(TableVersion):
 
     def _append_files(
         self, staged: Sequence[pa.RecordBatch], record: SinkRecord, info: dict[str, Any]
-    ) -> None:
+    ) -> int:
         now_ms = int(time.time() * 1000)
         files = [file for one in staged for file in decode_files(one)[1]]
         actions: list[AddAction | RemoveAction] = [
@@ -185,6 +206,7 @@ class DeltaVersion(TableVersion):
                 app_transactions=[Transaction(self.sink_id, record.through)],
             ),
         )
+        return len(files)
 
     @property
     def _through(self) -> int:

@@ -1,24 +1,24 @@
 """Data files of one subtask: Parquet by pyiceberg's own writer, in the table's layout.
 
-    <data>/<partition>/onceflow-<attempt>-<checkpoint>-<subtask>-<token>-<number>.parquet
-
-`<checkpoint>` is the one that the writer expects next when it begins the file. Rows wait until they
-make a row group; a file is ended when it has the table's target size.
+Rows wait until they make a row group; a file is ended when it has the table's target size. Its name
+is of `lake.data_file_names`, below the directories of its partition.
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlparse
 
 import pyarrow as pa
+from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.io.fileformat import FileFormatFactory
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.schema import sanitize_column_names
@@ -26,6 +26,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Record
 from typing_extensions import override
 
+from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
 from onceflow.core.spi.bad_rows import BadRows
@@ -34,6 +35,7 @@ from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files
+from onceflow.sinks.lake.data_file_names import DataFileNames
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles
@@ -56,10 +58,7 @@ class IcebergDataFiles(DataFiles):
         self._address, self._table, self._bad_rows = address, table, bad_rows
         self._schema, self._spec = table.schema(), table.spec()
         self._columns = make_columns(str(address), self._schema, context.schema)
-        self._prefix = f"onceflow-{context.attempt}"
-        self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
-        self._checkpoint = context.first_checkpoint
-        self._number = 0
+        self._names = DataFileNames(context)
         roll_bytes = table.properties.get(
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
@@ -78,7 +77,7 @@ class IcebergDataFiles(DataFiles):
     @override
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
         with library_errors(f"{self._address}: data files are not durable"):
-            self._checkpoint = CheckpointId(checkpoint + 1)
+            self._names.advance_past(checkpoint)
             return encode_files(self._table, self._files.end())
 
     @override
@@ -86,9 +85,7 @@ class IcebergDataFiles(DataFiles):
         delete_files(self._table.io, self._files.drop())
 
     def _begin(self, key: PartitionKey | None) -> _OpenFile:
-        name = f"{self._prefix}-{self._checkpoint}-{self._suffix}-{self._number}.parquet"
-        self._number += 1
-        path = self._table.location_provider().new_data_location(name, key)
+        path = self._table.location_provider().new_data_location(self._names.next(), key)
         return _OpenFile(self._table, path, key)
 
 
@@ -103,6 +100,28 @@ def delete_files(io: FileIO, paths: Sequence[str]) -> None:
             _logger.warning(
                 "data file %s is not deleted, and nothing refers to it: %s", path, error
             )
+
+
+def list_files(io: FileIO, location: str) -> Iterator[tuple[str, datetime]]:
+    """Yield every file below `location`, with the time at which it was written last.
+
+    Raises:
+        SinkError: They cannot be listed.
+    """
+    if not isinstance(io, PyArrowFileIO):
+        raise SinkError(
+            f"{location} is reached by {type(io).__name__}, which lists no files; leave out the"
+            " catalog's property py-io-impl, or remove orphan files by an engine"
+        )
+    root = location.rstrip("/")
+    with library_errors(f"the files below {location} cannot be listed"):
+        scheme, netloc, path = io.parse_location(root)
+        files = io.fs_by_scheme(scheme, netloc).get_file_info(
+            FileSelector(path, recursive=True, allow_not_found=True)
+        )
+    for file in files:
+        if file.type is FileType.File and file.mtime is not None:
+            yield root + file.path[len(path) :], file.mtime
 
 
 class _OpenFile(EncodedFile[DataFile]):

@@ -23,7 +23,7 @@ from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.iceberg.catalogs import TableAddress
-from onceflow.sinks.lake.claim import claim_table, read_target_record
+from onceflow.sinks.lake.claim import read_target_record
 from onceflow.sinks.lake.committer import LakeCommitter
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
@@ -138,7 +138,7 @@ class IcebergSink(LakeSink):
                 )
             if self.evolve:
                 layout.evolve_table(self._address, table, schema)
-            claim_table(table, context)
+            self.claim(table, context)
 
     @override
     def target_record(self, context: CommitterContext) -> TargetRecord:

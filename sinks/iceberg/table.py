@@ -12,9 +12,10 @@ commit has read it. So an attempt claims the sink id by a snapshot without rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby
 
 import pyarrow as pa
@@ -35,8 +36,9 @@ from typing_extensions import override
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.iceberg.catalogs import TableAddress
-from onceflow.sinks.iceberg.data_files import delete_files
+from onceflow.sinks.iceberg.data_files import delete_files, list_files
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
+from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
@@ -85,10 +87,19 @@ class IcebergTable(LakeTable):
         return IcebergVersion(self._address, self._sink_id, table)
 
     @override
-    def delete_files(self, staged: pa.RecordBatch) -> None:
+    def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
+        return [file.file_path for file in decode_files(staged).files]
+
+    @override
+    def list_files(self) -> Iterator[tuple[str, datetime]]:
+        table = self.load().table
+        yield from list_files(table.io, table.location_provider().data_path)
+
+    @override
+    def delete_files(self, paths: Sequence[str]) -> None:
         table = self.find_table()
         if table is not None:
-            delete_files(table.io, [file.file_path for file in decode_files(staged).files])
+            delete_files(table.io, paths)
 
     @override
     def close(self) -> None:
@@ -160,7 +171,7 @@ class IcebergVersion(TableVersion):
         staged: Sequence[pa.RecordBatch],
         record: SinkRecord,
         transactions: Sequence[TransactionId],
-    ) -> None:
+    ) -> int:
         before = self.record
         summary = {
             f"{_PREFIX}log-id": record.log_id,
@@ -172,9 +183,8 @@ class IcebergVersion(TableVersion):
         }
         commit = _Commit(self.table)
         with library_errors(f"{self.address}: no snapshot was made"):
-            last = commit.append_files(
-                [self._decode(one) for one in staged], summary, self.address.branch
-            )
+            decoded = [self._decode(one) for one in staged]
+            last = commit.append_files(decoded, summary, self.address.branch)
             commit.set_properties(
                 {
                     self.record_name: record.to_json(),
@@ -182,6 +192,7 @@ class IcebergVersion(TableVersion):
                 }
             )
         commit.send(str(self.address))
+        return sum(len(one.files) for one in decoded)
 
     @override
     def is_committed(self, transaction: TransactionId) -> bool:
@@ -206,6 +217,20 @@ class IcebergVersion(TableVersion):
                 for manifest in manifests.values()
                 for entry in manifest.fetch_manifest_entry(self.table.io)
             )
+
+    @override
+    def find_unnamed(self, names: Collection[str]) -> Collection[str]:
+        unnamed = set(names)
+        with library_errors(f"{self.address}: its manifests cannot be read"):
+            manifests = {
+                manifest.manifest_path: manifest
+                for snapshot in self._snapshots()
+                for manifest in snapshot.manifests(self.table.io)
+            }
+            for manifest in manifests.values():
+                for entry in manifest.fetch_manifest_entry(self.table.io):
+                    unnamed.discard(to_name(entry.data_file.file_path))
+        return unnamed
 
     @property
     def _snapshot_name(self) -> str:

@@ -105,7 +105,7 @@ class LakeCommitter(GlobalCommitter):
                 return AlreadyCommitted() if version.is_committed(transaction) else Aborted()
             committed = version.refers_to(staged)
             if not committed:
-                self._table.delete_files(staged)
+                self._table.delete_files(self._table.list_paths(staged))
             self._staging.discard(transaction)
         except (SinkError, StorageError) as error:
             return RetryLater(str(error))
@@ -139,10 +139,10 @@ class LakeCommitter(GlobalCommitter):
         if loss:
             return Lost(loss)
         # 3.
-        version.append(staged, record.advance(checkpoint), transactions)
+        files = version.append(staged, record.advance(checkpoint), transactions)
         # 4.
         self._forget(committables)
-        return Committed()
+        return Committed(files)
 
     def _find_refusal(self, version: TableVersion, record: SinkRecord | None) -> str:
         if record is None:

@@ -7,10 +7,16 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import CommitInterval
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.spi import CommittedBy, Sink
+from onceflow.core.spi import CommittedBy, CommitterContext, Sink
 from onceflow.core.spi.options import COUNT, DURATION, option
+from onceflow.sinks.lake.claim import claim_table
+from onceflow.sinks.lake.orphans import try_to_remove_orphans
+from onceflow.sinks.lake.table import LakeTable
+
+_ORPHAN_AGE_MIN_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,8 +42,18 @@ class LakeSink(Sink):
         ),
     )
 
+    remove_orphans_after: float | str | None = field(
+        default=None,
+        metadata=option(
+            "At each start, delete data files of earlier attempts of this job that nothing names"
+            " and that are older than this: `3 d`, or seconds, at least an hour. Without it they"
+            " are left",
+            DURATION,
+        ),
+    )
+
     def __post_init__(self) -> None:
-        _ = self.gathering  # raises where the two make no interval
+        _ = self.gathering, self._orphan_age_s  # raise where a setting is wrong
 
     @property
     @override
@@ -54,3 +70,29 @@ class LakeSink(Sink):
         if seconds is None and self.commit_checkpoints is None:
             return None
         return CommitInterval(self.commit_checkpoints, seconds)
+
+    def claim(self, table: LakeTable, context: CommitterContext) -> None:
+        """Claim the sink id, and remove orphan files as far as the user asked for it.
+
+        Raises:
+            ConfigError: Another decision log owns the sink id.
+            Fenced: This attempt or a newer one has claimed it.
+            PreparedTransactionLost: The table has lost what the sink id committed last.
+            SinkError: The table does not answer, or is changed by others all the time.
+        """
+        claim_table(table, context)
+        if self._orphan_age_s is not None:
+            try_to_remove_orphans(table, context, self._orphan_age_s)
+
+    @property
+    def _orphan_age_s(self) -> float | None:
+        given = self.remove_orphans_after
+        if given is None:
+            return None
+        age_s = seconds_of(given, setting="remove_orphans_after")
+        if age_s < _ORPHAN_AGE_MIN_S:
+            raise ConfigError(
+                f"remove_orphans_after={given!r}: give at least {_ORPHAN_AGE_MIN_S} seconds, for a"
+                " slot of an earlier attempt may still write its files"
+            )
+        return age_s

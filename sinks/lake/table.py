@@ -8,7 +8,8 @@ checkpoint one finds the other's record.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -48,8 +49,10 @@ class TableVersion(ABC):
         staged: Sequence[pa.RecordBatch],
         record: SinkRecord,
         transactions: Sequence[TransactionId],
-    ) -> None:
+    ) -> int:
         """Make the next version, with all data files of `staged` and `record`, in one step.
+
+        Returns how many files these are.
 
         Raises:
             CommitConflict: Another version came first.
@@ -65,6 +68,14 @@ class TableVersion(ABC):
     def refers_to(self, staged: pa.RecordBatch) -> bool:
         """Return whether any version that is kept has a data file of `staged`."""
 
+    @abstractmethod
+    def find_unnamed(self, names: Collection[str]) -> Collection[str]:
+        """Return those of `names`, of data files, that no version needs which readers may ask for.
+
+        Raises:
+            SinkError: It cannot be told now.
+        """
+
 
 class LakeTable(ABC):
     """One table, for one sink id. Connects when it is first asked; used by one thread."""
@@ -78,8 +89,20 @@ class LakeTable(ABC):
         """
 
     @abstractmethod
-    def delete_files(self, staged: pa.RecordBatch) -> None:
-        """Delete the data files of `staged`; those that are gone are no error.
+    def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
+        """Return the paths of the data files of `staged`."""
+
+    @abstractmethod
+    def list_files(self) -> Iterator[tuple[str, datetime]]:
+        """Yield every file where data files are, with the time at which it was written last.
+
+        Raises:
+            SinkError: They cannot be listed.
+        """
+
+    @abstractmethod
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete data files; those that are gone are no error.
 
         Raises:
             SinkError: One is still there.

@@ -34,6 +34,7 @@ from onceflow.core.spi import (
 )
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import DeltaSink, IcebergSink
+from onceflow.sinks.lake.table import LakeTable
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 SINK_ID = "job.rows"
@@ -140,6 +141,12 @@ class LakeJob(ABC):
             yield committer
         finally:
             committer.close()
+
+    @contextmanager
+    def open_table(self) -> Generator[LakeTable, None, None]:
+        """Lend the table as committers have it."""
+        with self.committer() as committer:
+            yield cast("Any", committer)._table
 
     def ids(self) -> list[int]:
         return [row["id"] for row in self.rows()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.sinks import DeltaSink, IcebergSink
+from onceflow.sinks.lake.orphans import remove_orphans
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
@@ -121,6 +123,26 @@ def test_aborted_objects_are_deleted_and_committed_ones_never(job: LakeJob) -> N
         assert committer.abort(committed) == AlreadyCommitted()
     assert job.ids() == [2]
     assert len(job.data_files()) == 1
+
+
+def test_orphan_objects_are_deleted_and_described_and_committed_ones_never(job: LakeJob) -> None:
+    if isinstance(job, S3DeltaJob):
+        table = DeltaTable(job.url, storage_options=job.options)
+        table.alter.set_table_properties(
+            {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+        )
+    orphan = job.prepare(1, one(1))
+    job.staging.discard(orphan.transaction)
+    waiting, committed = job.prepare(2, one(2), subtask=1), job.prepare(1, one(3))
+    assert job.commit(1, committed) == Committed()
+    assert len(job.data_files()) == 3
+    time.sleep(1.1)  # objects have the time of their writing in whole seconds
+    job.open(attempt=2)
+    with job.open_table() as opened:
+        assert remove_orphans(opened, job.context(2), age_s=0) == 1
+    assert len(job.data_files()) == 2
+    assert job.commit(2, waiting, attempt=2) == Committed()
+    assert job.ids() == [2, 3]
 
 
 def test_a_server_that_is_away_before_and_in_a_commit_loses_and_doubles_nothing(

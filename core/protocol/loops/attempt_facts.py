@@ -158,6 +158,10 @@ class GlobalCommitEnded:
     sink_id: str
     checkpoint: CheckpointId
     error: BaseException | None = None
+    versions: int = 0
+    """How many versions of the target it has made since it last said so."""
+    files: int = 0
+    """How many data files these have added."""
 
 
 @dataclass(frozen=True, slots=True)

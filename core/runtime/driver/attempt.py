@@ -282,7 +282,9 @@ class Attempt:
             case CommittedThrough(subtask, _, _, committed):
                 self._publish(SubtaskCommitted(subtask, committed))
             case GlobalCommitEnded(_, uid, _, checkpoint):
-                self._publish(CheckpointCommitted(uid, checkpoint))
+                self._publish(
+                    CheckpointCommitted(uid, checkpoint, versions=fact.versions, files=fact.files)
+                )
             case AppendEnded(_, completed, append_ms):
                 self._publish(CheckpointCompleted(completed.checkpoint, append_ms))
             case BlockersListed():

@@ -13,7 +13,7 @@ from functools import partial
 from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
-from onceflow.core.protocol.committables import CommitOutcome
+from onceflow.core.protocol.committables import CommitOutcome, Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
@@ -43,12 +43,14 @@ class GlobalCommits:
         plan, restored = self._context.plan, self._context.restored.checkpoint
         retry = CommitRetryPolicy(deadline_s=plan.settings.commit_deadline_s)
         for uid, sink_id, sink, committer in self._context.recovery.global_committers():
+            made = _VersionsMade()
             self._workers.append(
                 _GlobalWorker(
                     uid,
                     GlobalCommitQueue(sink_id, retry, restored, sink.gathering),
                     committer,
-                    committed=partial(self._report_commit, uid, sink_id),
+                    made,
+                    committed=partial(self._report_commit, uid, sink_id, made),
                     failed=partial(self._report_failure, uid, sink_id),
                 )
             )
@@ -63,14 +65,34 @@ class GlobalCommits:
         return [worker.uid for worker in self._workers if not worker.close(timeout_s)]
 
     def _report_commit(
-        self, uid: str, sink_id: str, through: CheckpointId, commit_ms: float
+        self, uid: str, sink_id: str, made: _VersionsMade, through: CheckpointId, commit_ms: float
     ) -> None:
         del commit_ms
-        self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, through))
+        versions, files = made.take()
+        attempt = self._context.plan.attempt
+        self._tell(
+            GlobalCommitEnded(attempt, uid, sink_id, through, versions=versions, files=files)
+        )
 
     def _report_failure(self, uid: str, sink_id: str, error: BaseException) -> None:
         restored = self._context.restored.checkpoint
         self._tell(GlobalCommitEnded(self._context.plan.attempt, uid, sink_id, restored, error))
+
+
+class _VersionsMade:
+    """What one sink's thread has made and not reported yet; used by that thread alone."""
+
+    def __init__(self) -> None:
+        self._versions = self._files = 0
+
+    def add(self, files: int) -> None:
+        self._versions += 1
+        self._files += files
+
+    def take(self) -> tuple[int, int]:
+        made = self._versions, self._files
+        self._versions = self._files = 0
+        return made
 
 
 class _GlobalWorker(CommitThread[GlobalCommit]):
@@ -79,6 +101,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         uid: str,
         queue: GlobalCommitQueue,
         committer: GlobalCommitter,
+        made: _VersionsMade,
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
@@ -87,6 +110,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         self.uid = uid
         self._queue = queue
         self._committer = committer
+        self._made = made
         self._thread.start()
 
     def commit_decided(self, completed: CompletedCheckpoint) -> None:
@@ -95,7 +119,10 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:
-        return self._committer.commit_checkpoint(commit.checkpoint, commit.committables)
+        outcome = self._committer.commit_checkpoint(commit.checkpoint, commit.committables)
+        if isinstance(outcome, Committed):
+            self._made.add(outcome.files)
+        return outcome
 
     def _record_end(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
         """Count nothing: the slots count what is committed."""

@@ -251,6 +251,10 @@ class CheckpointCommitted(_Timed):
 
     uid: str
     checkpoint: CheckpointId
+    versions: int = 0
+    """How many versions of the target it has made since the event before."""
+    files: int = 0
+    """How many data files these have added."""
 
 
 @dataclass(frozen=True, slots=True)

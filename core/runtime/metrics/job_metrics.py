@@ -22,6 +22,7 @@ from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
     AttemptEnded,
+    CheckpointCommitted,
     CheckpointCompleted,
     JobEvent,
     JobRestarting,
@@ -143,6 +144,8 @@ class JobMetrics:
         """Completed checkpoints whose commits are not known to have ended."""
         self._subtasks: dict[SubtaskRef, _SubtaskTotal] = {}
         self._sinks: dict[str, _SinkTotal] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
+        """By sink that makes versions: how many, and how many files they have added."""
         self._functions = FunctionTotals()
         self._latency = CommitLatency(sinks)
         self._last_subtasks: dict[SubtaskRef, SubtaskMetrics] = {}
@@ -194,8 +197,8 @@ class JobMetrics:
     def _take(self, event: JobEvent, status: JobStatus) -> None:
         if isinstance(event, SlotReported):
             self._add_report(event)
-        elif isinstance(event, SubtaskCommitted):
-            self._observe_commits(status)
+        elif isinstance(event, SubtaskCommitted | CheckpointCommitted):
+            self._observe_commits(event, status)
         elif isinstance(event, CheckpointCompleted):
             self._observe_checkpoint(event, status)
         elif isinstance(event, SavepointCompleted):
@@ -257,7 +260,12 @@ class JobMetrics:
         for part, duration_ms in _list_parts(stats):
             self._observe(stats.kind, part, duration_ms)
 
-    def _observe_commits(self, status: JobStatus) -> None:
+    def _observe_commits(
+        self, event: SubtaskCommitted | CheckpointCommitted, status: JobStatus
+    ) -> None:
+        if isinstance(event, CheckpointCommitted):
+            versions, files = self._versions.get(event.uid, (0, 0))
+            self._versions[event.uid] = versions + event.versions, files + event.files
         # What the status waits for no longer has been committed by all sinks.
         ended = self._uncommitted - status.tally.decided_at_s.keys()
         if not ended:
@@ -327,6 +335,9 @@ class JobMetrics:
         sinks = sorted(self._sinks.items())
         for name, metric in _SINK_COUNTERS.items():
             yield Family(metric, tuple(((uid,), getattr(total, name)) for uid, total in sinks))
+        made = sorted(self._versions.items())
+        yield Family(metric_catalog.SINK_VERSIONS, tuple(((uid,), n) for uid, (n, _) in made))
+        yield Family(metric_catalog.SINK_VERSION_FILES, tuple(((uid,), n) for uid, (_, n) in made))
         transactions: list[tuple[tuple[str, ...], Value]] = []
         ages: list[tuple[tuple[str, ...], Value]] = []
         # Slots of an attempt that has failed have prepared nothing that they could still commit.

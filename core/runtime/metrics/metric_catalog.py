@@ -191,6 +191,19 @@ SINK_RETRIES = _counter(
     "How many tries of commits failed and were repeated.",
     "sink",
 )
+SINK_VERSIONS = _counter(
+    "sink_versions_total",
+    "versions",
+    "How many versions with rows (snapshots of an Iceberg table, say) the driver has made of a"
+    " target that keeps versions. Those that a start has made of what waited do not count.",
+    "sink",
+)
+SINK_VERSION_FILES = _counter(
+    "sink_version_files_total",
+    "files",
+    "How many data files these versions have added.",
+    "sink",
+)
 SINK_REJECTED = _counter(
     "sink_rejected_rows_total",
     "rows",

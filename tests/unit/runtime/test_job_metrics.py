@@ -33,6 +33,7 @@ from onceflow.core.runtime.events.job_events import (
     AttemptEnded,
     AttemptRunning,
     CheckpointAcked,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
@@ -260,6 +261,18 @@ def test_a_scrape_of_1000_subtasks_costs_no_more_for_each_than_one_of_100() -> N
     assert measure_scrape(1_000) <= 20 * measure_scrape(100)
 
 
+def test_versions_of_tables_and_their_files_are_counted_over_all_attempts() -> None:
+    """A checkpoint without rows has no version, and neither have sinks of other targets."""
+    job = Measuring()
+    job.take(JobStarted(frozenset({"in"})), *begin(1), report(sinks=(sink(committed=1),)))
+    assert job.value("sink_versions_total", sink="out") is None
+    for number, versions, files in ((1, 1, 4), (2, 0, 0), (3, 1, 2)):
+        job.take(CheckpointCommitted("out", CheckpointId(number), versions=versions, files=files))
+    job.take(*begin(2), CheckpointCommitted("out", CheckpointId(4), versions=1, files=1))
+    assert job.value("sink_versions_total", sink="out") == 3
+    assert job.value("sink_version_files_total", sink="out") == 7
+
+
 def test_names_with_quotes_and_newlines_are_read_back_as_they_are() -> None:
     job = Measuring(odd := 'o"d\\d\n}')
     job.take(JobStarted(frozenset({odd})), *begin(1))
@@ -273,6 +286,7 @@ def every_event() -> Iterable[JobEvent]:
     yield SinkBlocked("out", ("session 7",))
     yield LagMeasured("in", (SplitOffsets("0", 3, 10),))
     yield from complete(1)
+    yield CheckpointCommitted("out", CheckpointId(1), versions=1, files=2)
     yield CheckpointTriggered(CheckpointId(2), CheckpointKind.SAVEPOINT)
     yield SavepointCompleted(CheckpointId(2), "/kept", 100)
     yield from (*fail(), *begin(2), SinksRecovered(()), AttemptRunning())
