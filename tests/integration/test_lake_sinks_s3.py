@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import deltalake
 import pyarrow as pa
@@ -17,9 +18,12 @@ from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
 from tests.support.servers.s3 import EmbeddedS3, S3Factory
 from typing_extensions import override
 
+from onceflow.core.errors import PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
+    CommitOutcome,
+    Committable,
     Committed,
     RetryLater,
     Unknown,
@@ -28,6 +32,8 @@ from onceflow.sinks import DeltaSink, IcebergSink
 from onceflow.sinks.lake.orphans import remove_orphans
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
+
+R = TypeVar("R")
 
 _BUCKET = "lake"
 
@@ -94,11 +100,27 @@ def job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> LakeJob:
     monkeypatch.setattr(deltalake, "DeltaTable", FaultyDeltaTable)
-    server = s3_server()
+    return _make_job(request.param, s3_server(), tmp_path, monkeypatch).open()
+
+
+@pytest.fixture(params=[S3IcebergJob, S3DeltaJob], ids=["iceberg", "delta"])
+def throttled_job(
+    request: pytest.FixtureRequest,
+    s3_server: S3Factory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> LakeJob:
+    """Have a server that takes one request at a time, and answers others with 503 SlowDown."""
+    server = s3_server({"max-requests": "1"})
+    return _make_job(request.param, server, tmp_path, monkeypatch)
+
+
+def _make_job(
+    kind: type[LakeJob], server: EmbeddedS3, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> LakeJob:
     server.create_bucket(_BUCKET)
-    monkeypatch.setattr(request.param, "server", server, raising=False)
-    made: LakeJob = request.param(tmp_path)
-    return made.open()
+    monkeypatch.setattr(kind, "server", server, raising=False)
+    return kind(directory)
 
 
 def test_two_drivers_and_another_writer_make_one_version_of_a_checkpoint(job: LakeJob) -> None:
@@ -162,3 +184,33 @@ def test_a_server_that_is_away_before_and_in_a_commit_loses_and_doubles_nothing(
     outcome = job.commit(1, prepared)
     assert outcome in (Committed(), AlreadyCommitted())
     assert job.ids() == [1]
+
+
+def test_a_server_that_throttles_writers_and_driver_loses_and_doubles_nothing(
+    throttled_job: LakeJob,
+) -> None:
+    """What is refused is written, or committed, again: here by hand, as the engine does."""
+    job = throttled_job
+
+    def try_again(step: Callable[[], R]) -> R:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return step()
+            except (SinkError, PreCommitFailed):
+                assert time.monotonic() < deadline
+
+    def prepare(number: int) -> Committable:
+        return try_again(lambda: job.prepare(1, one(number), subtask=number))
+
+    def commit() -> CommitOutcome:
+        outcome = job.commit(1, *prepared)
+        if isinstance(outcome, RetryLater | Unknown):
+            raise SinkError(outcome.reason)
+        return outcome
+
+    try_again(job.open)
+    with ThreadPoolExecutor(8) as threads:
+        prepared = list(threads.map(prepare, range(24)))
+    assert try_again(commit) in (Committed(), AlreadyCommitted())
+    assert try_again(job.ids) == list(range(24))

@@ -118,13 +118,14 @@ def test_what_waits_is_committed_by_the_next_attempt_and_by_the_end_of_the_job(
     made.assert_each_row_once()
 
 
+@pytest.mark.parametrize("drain", [False, True], ids=["stopped", "drained"])
 def test_a_job_that_is_stopped_commits_what_waits_and_its_savepoint_begins_with_nothing_in_doubt(
-    cluster: AnyCluster, tmp_path: Path
+    cluster: AnyCluster, tmp_path: Path, drain: bool
 ) -> None:
     made = GatheringJob(cluster, tmp_path)
     job = made.start()
     wait_for_checkpoints(job, 3)
-    stopped = job.stop(60, savepoint=str(tmp_path / "kept"))
+    stopped = job.stop(60, savepoint=str(tmp_path / "kept"), drain=drain)
     assert made.ids()
     place = stopped.savepoints[-1].place
     made.finish(made.start(storage="others", parallelism=3, savepoint=place))
