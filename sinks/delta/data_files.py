@@ -98,7 +98,7 @@ class DeltaDataFiles(DataFiles):
         self._partition_by = list(metadata.partition_columns)
         names = to_arrow_schema(table).names
         self._file_columns = [name for name in names if name not in self._partition_by]
-        self._file_names = DataFileNames(context)
+        self._file_names = DataFileNames.of_writer(context)
         roll_bytes = metadata.configuration.get("delta.targetFileSize", "")
         self._files = RollingFiles(int(roll_bytes) if roll_bytes.isdigit() else _ROLL_BYTES, _path)
 

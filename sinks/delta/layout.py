@@ -74,6 +74,20 @@ def check_table(location: TableLocation, table: DeltaTable) -> None:
         )
 
 
+def check_names(location: TableLocation, rows: pa.Schema) -> None:
+    """Raise ConfigError unless a merge can name every column of `rows`.
+
+    Raises:
+        ConfigError: One has a quotation mark in its name, with which deltalake's SQL fails.
+    """
+    quoted = [name for name in rows.names if '"' in name or "`" in name]
+    if quoted:
+        raise ConfigError(
+            f"{location}: write_mode='upsert' cannot name column {quoted[0]!r}, which has a"
+            " quotation mark; rename it before the sink"
+        )
+
+
 def create_table(
     location: TableLocation,
     rows: pa.Schema,

@@ -22,8 +22,8 @@ from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.fence import check_sink_id
+from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
-from onceflow.sinks.lake.committer import LakeCommitter
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
@@ -102,14 +102,17 @@ class DeltaSink(LakeSink):
         self._location.require_library()
         from onceflow.sinks.delta import layout
 
+        rows = self.rules.select_table_columns(schema)
+        if self.upserts:
+            layout.check_names(self._location, rows)
         table = self._location.find_table()
         if table is not None:
             layout.check_table(self._location, table)
-            added = {one.name for one in layout.find_new_columns(table, schema)}
-            known = [one for one in schema if not (self.evolve and one.name in added)]
+            added = {one.name for one in layout.find_new_columns(table, rows)}
+            known = [one for one in rows if not (self.evolve and one.name in added)]
             layout.make_columns(str(self._location), table, pa.schema(known))
         elif self.create:
-            layout.make_schema(self._location, schema, self.partition_by)
+            layout.make_schema(self._location, rows, self.partition_by)
         else:
             raise ConfigError(f"{self._location} does not exist; create it, or say create=True")
 
@@ -120,11 +123,12 @@ class DeltaSink(LakeSink):
         from onceflow.sinks.delta import layout
         from onceflow.sinks.delta.table import DeltaLakeTable
 
+        rows = self.rules.select_table_columns(schema)
         if self.create:
-            layout.create_table(self._location, schema, self.partition_by, self.properties)
+            layout.create_table(self._location, rows, self.partition_by, self.properties)
         table = DeltaLakeTable(self._location, context.sink_id)
         if self.evolve:
-            layout.evolve_table(self._location, table.load().table, schema)
+            layout.evolve_table(self._location, table.load().table, rows)
         self.claim(table, context)
 
     @override
@@ -144,6 +148,13 @@ class DeltaSink(LakeSink):
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
         table = DeltaLakeTable(self._location, context.sink_id).load().table
+        if self.upserts:
+            from onceflow.sinks.delta.layout import make_columns
+
+            rows = self.rules.select_table_columns(context.schema)
+            columns = make_columns(str(self._location), table, rows)
+            table_id = str(table.metadata().id)
+            return LakeChangeWriter(context, self.rules, columns, table_id, bad_rows)
         files = DeltaDataFiles(self._location, table, context, bad_rows)
         return LakeWriter(context, files, bad_rows)
 
@@ -151,7 +162,7 @@ class DeltaSink(LakeSink):
     def committer(self, context: CommitterContext) -> GlobalCommitter:
         from onceflow.sinks.delta.table import DeltaLakeTable
 
-        return LakeCommitter(DeltaLakeTable(self._location, context.sink_id), context)
+        return self.make_committer(DeltaLakeTable(self._location, context.sink_id), context)
 
     @property
     def _location(self) -> TableLocation:

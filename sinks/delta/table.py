@@ -10,10 +10,11 @@ A version is made right after the one that was read, or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -27,6 +28,7 @@ from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.delta.data_files import decode_files, delete_files
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
@@ -115,13 +117,9 @@ class DeltaVersion(TableVersion):
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         decoded = [decode_files(one) for one in staged]
-        mine = str(self.table.metadata().id)
-        other = next((table_id for table_id, _ in decoded if table_id != mine), "")
+        other = next((table_id for table_id, _ in decoded if table_id != self.table_id), "")
         if other:
-            return (
-                f"{self.location} has id {mine}, and the rows were written for the table with id"
-                f" {other}, which was here before: it was deleted and created anew"
-            )
+            return self.describe_replaced(other)
         paths = [file.path for _, files in decoded for file in files]
         with library_errors(f"{self.location}: data files cannot be looked for"):
             files = self.location.open_files().get_file_info(paths)
@@ -135,26 +133,40 @@ class DeltaVersion(TableVersion):
         record: SinkRecord,
         transactions: Sequence[TransactionId],
     ) -> int:
-        info: dict[str, Any] = {
-            f"{_PREFIX}sink-id": self.sink_id,
-            f"{_PREFIX}log-id": record.log_id,
-            f"{_PREFIX}attempt": str(record.attempt),
-            f"{_PREFIX}checkpoint": str(record.through),
-            f"{_PREFIX}checkpoint-before": str(self._through),
-            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
-        }
-        try:
+        info = self._describe_commit(record, transactions)
+        with self._commit_errors():
             if record.through == self._through:
                 self._claim(record, info)
                 return 0
             return self._append_files(staged, record, info)
-        except CommitFailedError as error:
-            raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
-        except Exception as error:
-            raise CommitUnknown(
-                f"{self.location}: whether the version was made is not known:"
-                f" {describe_error(error)}"
-            ) from error
+
+    @override
+    def replace_rows(
+        self, changes: RowChanges, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> int:
+        """Merge, with `txn` in the same version.
+
+        A merge that finds nothing to change makes no version, and proves nothing: then the proof
+        has one of its own.
+        """
+        info, before = self._describe_commit(record, transactions), self.table.version()
+        with self._commit_errors():
+            metrics = self._merge(changes, record, info)
+            if self.table.version() == before:
+                return self._append_files((), record, info)
+            return int(metrics["num_target_files_added"])
+
+    @property
+    @override
+    def table_id(self) -> str:
+        return str(self.table.metadata().id)
+
+    @override
+    def describe_replaced(self, table_id: str) -> str:
+        return (
+            f"{self.location} has id {self.table_id}, and the rows were written for the table with"
+            f" id {table_id}, which was here before: it was deleted and created anew"
+        )
 
     @override
     def is_committed(self, transaction: TransactionId) -> bool:
@@ -166,7 +178,7 @@ class DeltaVersion(TableVersion):
     @override
     def refers_to(self, staged: pa.RecordBatch) -> bool:
         table_id, files = decode_files(staged)
-        if table_id != str(self.table.metadata().id):
+        if table_id != self.table_id:
             return False
         paths = {file.path for file in files}
         with library_errors(f"{self.location}: its files cannot be listed"):
@@ -178,6 +190,52 @@ class DeltaVersion(TableVersion):
         with library_errors(f"{self.location}: its files cannot be listed"):
             unneeded = self.table.vacuum(dry_run=True, full=True)
         return {to_name(path) for path in unneeded} & set(names)
+
+    def _describe_commit(
+        self, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> dict[str, Any]:
+        return {
+            f"{_PREFIX}sink-id": self.sink_id,
+            f"{_PREFIX}log-id": record.log_id,
+            f"{_PREFIX}attempt": str(record.attempt),
+            f"{_PREFIX}checkpoint": str(record.through),
+            f"{_PREFIX}checkpoint-before": str(self._through),
+            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+        }
+
+    @contextmanager
+    def _commit_errors(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            raise CommitConflict(f"{self.location}: {describe_error(error)}") from error
+        except Exception as error:
+            raise CommitUnknown(
+                f"{self.location}: whether the version was made is not known:"
+                f" {describe_error(error)}"
+            ) from error
+
+    def _merge(self, changes: RowChanges, record: SinkRecord, info: dict[str, Any]) -> Any:
+        equal = " AND ".join(f't."{name}" = s."{name}"' for name in changes.key)
+        deletes, puts = f"s.{DELETES}", f"NOT s.{DELETES}"
+        merger = self.table.merge(
+            cast("Any", changes.rows),
+            equal,
+            source_alias="s",
+            target_alias="t",
+            commit_properties=self._commit_properties(record, info),
+        )
+        merger.when_matched_delete(predicate=deletes)
+        merger.when_matched_update_all(predicate=puts, except_cols=[DELETES])
+        merger.when_not_matched_insert_all(predicate=puts, except_cols=[DELETES])
+        return merger.execute()
+
+    def _commit_properties(self, record: SinkRecord, info: dict[str, Any]) -> CommitProperties:
+        return CommitProperties(
+            custom_metadata=info,
+            max_commit_retries=0,
+            app_transactions=[Transaction(self.sink_id, record.through)],
+        )
 
     def _claim(self, record: SinkRecord, info: dict[str, Any]) -> None:
         self.table.alter.set_table_properties(
@@ -200,11 +258,7 @@ class DeltaVersion(TableVersion):
             "append",
             self.table.schema(),
             partition_by=self.table.metadata().partition_columns,
-            commit_properties=CommitProperties(
-                custom_metadata=info,
-                max_commit_retries=0,
-                app_transactions=[Transaction(self.sink_id, record.through)],
-            ),
+            commit_properties=self._commit_properties(record, info),
         )
         return len(files)
 

@@ -26,7 +26,7 @@ def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
     """
     fields = {field.name: field for field in schema.fields}
     required = [name for name, field in fields.items() if field.required]
-    target: pa.Schema = schema_to_pyarrow(sanitize_column_names(schema))
+    target = to_file_schema(schema)
     columns = TableColumns(table, fields.keys(), required, target, rows)
     try:
         given = pyarrow_to_schema(to_plain_schema(rows), name_mapping=schema.name_mapping)
@@ -40,6 +40,12 @@ def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
                 " the table's column"
             )
     return columns
+
+
+def to_file_schema(schema: Schema) -> pa.Schema:
+    """Return the columns of data files: with field ids, and names as Avro allows them."""
+    target: pa.Schema = schema_to_pyarrow(sanitize_column_names(schema))
+    return target
 
 
 def _refuse(expected: IcebergType, given: IcebergType) -> str:

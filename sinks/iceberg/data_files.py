@@ -56,22 +56,15 @@ class IcebergDataFiles(DataFiles):
             ConfigError: The rows cannot go into the table.
         """
         self._address, self._table, self._bad_rows = address, table, bad_rows
-        self._schema, self._spec = table.schema(), table.spec()
-        self._columns = make_columns(str(address), self._schema, context.schema)
-        self._names = DataFileNames(context)
-        roll_bytes = table.properties.get(
-            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
-            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
-        )
-        self._files = RollingFiles[DataFile](int(roll_bytes), lambda file: file.file_path)
+        self._columns = make_columns(str(address), table.schema(), context.schema)
+        self._names = DataFileNames.of_writer(context)
+        self._files = PartitionedFiles(table, self._names)
 
     @override
     def write(self, rows: pa.RecordBatch) -> int:
         rows = self._columns.convert(rows, self._bad_rows)
         with library_errors(f"{self._address}: rows cannot be written"):
-            for key, part in split_rows(rows, self._spec, self._schema):
-                name = key.to_path() if key else ""
-                self._files.add(name, part, partial(self._begin, key))
+            self._files.write(rows)
         return rows.num_rows
 
     @override
@@ -82,6 +75,34 @@ class IcebergDataFiles(DataFiles):
 
     @override
     def drop(self) -> None:
+        self._files.drop()
+
+
+class PartitionedFiles:
+    """Data files of rows that have the table's columns, one or more a partition. One thread."""
+
+    def __init__(self, table: Table, names: DataFileNames) -> None:
+        """Read the table's layout; write nothing yet."""
+        self._table, self._names = table, names
+        self._schema, self._spec = table.schema(), table.spec()
+        roll_bytes = table.properties.get(
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
+        )
+        self._files = RollingFiles[DataFile](int(roll_bytes), lambda file: file.file_path)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add `rows`."""
+        for key, part in split_rows(rows, self._spec, self._schema):
+            name = key.to_path() if key else ""
+            self._files.add(name, part, partial(self._begin, key))
+
+    def end(self) -> Sequence[DataFile]:
+        """Make all files durable, and begin anew; return them."""
+        return self._files.end()
+
+    def drop(self) -> None:
+        """Delete what was not ended. Safe to call twice."""
         delete_files(self._table.io, self._files.drop())
 
     def _begin(self, key: PartitionKey | None) -> _OpenFile:

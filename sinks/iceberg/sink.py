@@ -23,8 +23,8 @@ from onceflow.core.spi.connector import SinkConnector
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.fence import check_sink_id
 from onceflow.sinks.iceberg.catalogs import TableAddress
+from onceflow.sinks.lake.change_writer import LakeChangeWriter
 from onceflow.sinks.lake.claim import read_target_record
-from onceflow.sinks.lake.committer import LakeCommitter
 from onceflow.sinks.lake.sink import LakeSink
 from onceflow.sinks.lake.writer import LakeWriter
 
@@ -114,11 +114,12 @@ class IcebergSink(LakeSink):
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
 
+            rows = self.rules.select_table_columns(schema)
             loaded = table.find_table()
             if loaded is not None:
-                layout.check_rows(self._address, loaded, schema, evolve=self.evolve)
+                layout.check_rows(self._address, loaded, rows, evolve=self.evolve)
             elif self.create:
-                layout.check_new_table(self._address, schema, self.partition_by)
+                layout.check_new_table(self._address, rows, self.partition_by)
             else:
                 raise ConfigError(
                     f"{self._address} is not in catalog {self.catalog_name!r}; create it, or say"
@@ -132,12 +133,13 @@ class IcebergSink(LakeSink):
         with self._open_table(context.sink_id) as table:
             from onceflow.sinks.iceberg import layout
 
+            rows = self.rules.select_table_columns(schema)
             if self.create:
                 layout.create_table(
-                    self._address, table.catalog, schema, self.partition_by, self.properties
+                    self._address, table.catalog, rows, self.partition_by, self.properties
                 )
             if self.evolve:
-                layout.evolve_table(self._address, table, schema)
+                layout.evolve_table(self._address, table, rows)
             self.claim(table, context)
 
     @override
@@ -153,14 +155,21 @@ class IcebergSink(LakeSink):
 
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
         with self._open_table(context.sink_id) as table:
-            files = IcebergDataFiles(self._address, table.load().table, context, bad_rows)
+            version = table.load()
+        if self.upserts:
+            from onceflow.sinks.iceberg.columns import make_columns
+
+            rows = self.rules.select_table_columns(context.schema)
+            columns = make_columns(str(self._address), version.table.schema(), rows)
+            return LakeChangeWriter(context, self.rules, columns, version.table_id, bad_rows)
+        files = IcebergDataFiles(self._address, version.table, context, bad_rows)
         return LakeWriter(context, files, bad_rows)
 
     @override
     def committer(self, context: CommitterContext) -> GlobalCommitter:
         from onceflow.sinks.iceberg.table import IcebergTable
 
-        return LakeCommitter(IcebergTable(self._address, context.sink_id), context)
+        return self.make_committer(IcebergTable(self._address, context.sink_id), context)
 
     @property
     def _address(self) -> TableAddress:

@@ -30,15 +30,17 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
-from pyiceberg.table.update import AssertTableUUID, TableUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, TableUpdate
 from typing_extensions import override
 
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import delete_files, list_files
+from onceflow.sinks.iceberg.row_changes import RewrittenFiles, rewrite_files
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
-from onceflow.sinks.lake.data_file_names import to_name
+from onceflow.sinks.lake.changes import RowChanges
+from onceflow.sinks.lake.data_file_names import DataFileNames, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
@@ -155,13 +157,9 @@ class IcebergVersion(TableVersion):
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         decoded = [self._decode(one) for one in staged]
-        mine = str(self.table.metadata.table_uuid)
-        other = next((one.table_uuid for one in decoded if one.table_uuid != mine), "")
+        other = next((one.table_uuid for one in decoded if one.table_uuid != self.table_id), "")
         if other:
-            return (
-                f"{self.address} has UUID {mine}, and the rows were written for the table with"
-                f" UUID {other}, which stood here before: it was dropped and created anew"
-            )
+            return self.describe_replaced(other)
         missing = self._first_missing([file.file_path for one in decoded for file in one.files])
         return f"{self.address}: data file {missing} is gone" if missing else ""
 
@@ -172,27 +170,50 @@ class IcebergVersion(TableVersion):
         record: SinkRecord,
         transactions: Sequence[TransactionId],
     ) -> int:
-        before = self.record
-        summary = {
-            f"{_PREFIX}log-id": record.log_id,
-            f"{_PREFIX}sink-id": self.sink_id,
-            f"{_PREFIX}attempt": str(record.attempt),
-            f"{_PREFIX}checkpoint": str(record.through),
-            f"{_PREFIX}checkpoint-before": str(before.through if before else 0),
-            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
-        }
         commit = _Commit(self.table)
         with library_errors(f"{self.address}: no snapshot was made"):
             decoded = [self._decode(one) for one in staged]
+            summary = self._summarize(record, transactions)
             last = commit.append_files(decoded, summary, self.address.branch)
-            commit.set_properties(
-                {
-                    self.record_name: record.to_json(),
-                    self._snapshot_name: f"{last.snapshot_id} {last.sequence_number}",
-                }
-            )
+            self._set_record(commit, record, last)
         commit.send(str(self.address))
         return sum(len(one.files) for one in decoded)
+
+    @override
+    def replace_rows(
+        self, changes: RowChanges, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> int:
+        """Replace the data files that have rows of the changed keys, in one snapshot.
+
+        Once it was sent, nothing is deleted: a catalog may call a commit failed that it has made.
+        """
+        branch = self.address.branch
+        names = DataFileNames(self.sink_id, record.attempt, self._through + 1, subtask=0)
+        with library_errors(f"{self.address}: changes cannot be written"):
+            rewritten = rewrite_files(self.table, branch, changes, names)
+        commit = _Commit(self.table)
+        try:
+            with library_errors(f"{self.address}: no snapshot was made"):
+                summary = self._summarize(record, transactions)
+                last = commit.replace_files(rewritten, summary, branch)
+                self._set_record(commit, record, last)
+        except SinkError:
+            delete_files(self.table.io, [file.file_path for file in rewritten.added])
+            raise
+        commit.send(str(self.address))
+        return len(rewritten.added)
+
+    @property
+    @override
+    def table_id(self) -> str:
+        return str(self.table.metadata.table_uuid)
+
+    @override
+    def describe_replaced(self, table_id: str) -> str:
+        return (
+            f"{self.address} has UUID {self.table_id}, and the rows were written for the table with"
+            f" UUID {table_id}, which stood here before: it was dropped and created anew"
+        )
 
     @override
     def is_committed(self, transaction: TransactionId) -> bool:
@@ -202,7 +223,7 @@ class IcebergVersion(TableVersion):
     def refers_to(self, staged: pa.RecordBatch) -> bool:
         decoded = decode_files(staged)
         paths = {file.file_path for file in decoded.files}
-        if decoded.table_uuid != str(self.table.metadata.table_uuid):
+        if decoded.table_uuid != self.table_id:
             return False
         with library_errors(f"{self.address}: its manifests cannot be read"):
             later = [one for one in self._snapshots() if _number_of(one) > decoded.sequence_last]
@@ -231,6 +252,31 @@ class IcebergVersion(TableVersion):
                 for entry in manifest.fetch_manifest_entry(self.table.io):
                     unnamed.discard(to_name(entry.data_file.file_path))
         return unnamed
+
+    @property
+    def _through(self) -> int:
+        record = self.record
+        return record.through if record else 0
+
+    def _summarize(
+        self, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> Mapping[str, str]:
+        return {
+            f"{_PREFIX}log-id": record.log_id,
+            f"{_PREFIX}sink-id": self.sink_id,
+            f"{_PREFIX}attempt": str(record.attempt),
+            f"{_PREFIX}checkpoint": str(record.through),
+            f"{_PREFIX}checkpoint-before": str(self._through),
+            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+        }
+
+    def _set_record(self, commit: _Commit, record: SinkRecord, last: Snapshot) -> None:
+        commit.set_properties(
+            {
+                self.record_name: record.to_json(),
+                self._snapshot_name: f"{last.snapshot_id} {last.sequence_number}",
+            }
+        )
 
     @property
     def _snapshot_name(self) -> str:
@@ -294,6 +340,8 @@ class _Commit(Transaction):
         thousands takes a second then.
         """
         metadata, updates = self._table.metadata, self._updates
+        if not updates:
+            return metadata
         known = self._updated
         if known is None or known[0] is not metadata or known[1] is not updates:
             known = self._updated = metadata, updates, super().table_metadata
@@ -316,10 +364,27 @@ class _Commit(Transaction):
                 for file in group:
                     append.append_data_file(file)
         self._table.metadata = metadata
-        last = self.table_metadata.snapshot_by_name(branch)
-        if last is None:
-            raise SinkError(f"branch {branch!r} has no snapshot after an append")
-        return last
+        return self._find_added_snapshot()
+
+    def replace_files(
+        self, rewritten: RewrittenFiles, summary: Mapping[str, str], branch: str
+    ) -> Snapshot:
+        """Add a snapshot in which files stand in the place of others."""
+        if not rewritten.removed:
+            spec_id = self._table.metadata.default_spec_id
+            added = StagedFiles(str(self._table.metadata.table_uuid), spec_id, 0, rewritten.added)
+            return self.append_files([added], summary, branch)
+        update = self.update_snapshot(snapshot_properties=dict(summary), branch=branch)
+        with update.overwrite() as overwrite:
+            for file in rewritten.removed:
+                overwrite.delete_data_file(file)
+            for file in rewritten.added:
+                overwrite.append_data_file(file)
+        return self._find_added_snapshot()
+
+    def _find_added_snapshot(self) -> Snapshot:
+        """Return the last snapshot of the updates, without the copy that `table_metadata` is."""
+        return [one.snapshot for one in self._updates if isinstance(one, AddSnapshotUpdate)][-1]
 
     def send(self, table: str) -> None:
         """Send the commit, once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError
@@ -36,6 +37,8 @@ class TableColumns:
         """
         _require_columns(table, names, required, rows)
         self._target = target
+        self.names = tuple(names)
+        """The table's columns, in its order."""
         self._names = [name if name in rows.names else None for name in names]
         self._required = [name for name in names if name in required]
 
@@ -45,17 +48,49 @@ class TableColumns:
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
         """
-        for name in self._required:
-            if rows.column(name).null_count:
-                why = f"column {name!r} is required in the table, and the row has a null in it"
-                rows = bad_rows.sift(rows, rows.column(name).is_null(), why)
+        rows = self._sift_nulls(rows, bad_rows, None)
         try:
-            return self._cast(rows)
+            return self.cast(rows)
         except pa.ArrowInvalid:
-            rows = bad_rows.without(rows, dict(self._find_misfits(rows)))
-            return self._cast(rows)
+            return self.cast(bad_rows.without(rows, dict(self._find_misfits(rows))))
 
-    def _cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def sift(
+        self, rows: pa.RecordBatch, bad_rows: BadRows, *, exempt: pa.BooleanArray
+    ) -> pa.RecordBatch:
+        """Return those of `rows` that the table can take; others are rejected.
+
+        Those that `exempt` marks may have nulls anywhere.
+
+        Raises:
+            BadRow: There is a row that it cannot take, and bad rows fail the job.
+        """
+        rows = self._sift_nulls(rows, bad_rows, exempt)
+        try:
+            self.cast(rows)
+        except pa.ArrowInvalid:
+            return bad_rows.without(rows, dict(self._find_misfits(rows)))
+        return rows
+
+    def _sift_nulls(
+        self, rows: pa.RecordBatch, bad_rows: BadRows, exempt: pa.BooleanArray | None
+    ) -> pa.RecordBatch:
+        for name in self._required:
+            if not rows.column(name).null_count:
+                continue
+            bad = rows.column(name).is_null()
+            if exempt is not None:
+                bad = pc.and_not(bad, exempt)
+                exempt = exempt.filter(pc.invert(bad))
+            why = f"column {name!r} is required in the table, and the row has a null in it"
+            rows = bad_rows.sift(rows, bad, why)
+        return rows
+
+    def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return `rows` with the table's columns.
+
+        Raises:
+            ArrowInvalid: A value does not fit.
+        """
         columns = [
             pa.nulls(rows.num_rows, field.type)
             if name is None

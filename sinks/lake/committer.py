@@ -96,16 +96,15 @@ class LakeCommitter(GlobalCommitter):
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete its data files, unless a version of the table has them."""
+        """Delete its data files and what is staged, unless a version of the table has them."""
         transaction = committable.transaction
         try:
             version = self._table.load()
-            staged = self._read_staged(transaction)
-            if staged is None:
+            committed = self._is_in_table(version, transaction)
+            if committed is None:
                 return AlreadyCommitted() if version.is_committed(transaction) else Aborted()
-            committed = version.refers_to(staged)
             if not committed:
-                self._table.delete_files(self._table.list_paths(staged))
+                self._delete_data(transaction)
             self._staging.discard(transaction)
         except (SinkError, StorageError) as error:
             return RetryLater(str(error))
@@ -129,20 +128,45 @@ class LakeCommitter(GlobalCommitter):
             self._forget(committables)
             return AlreadyCommitted()
         transactions = [c.transaction for c in committables if c.checkpoint > record.through]
+        # 3.
+        outcome = self._make_version(version, record.advance(checkpoint), transactions)
+        # 4.
+        if isinstance(outcome, Committed):
+            self._forget(committables)
+        return outcome
+
+    def _make_version(
+        self, version: TableVersion, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> CommitOutcome:
+        """Make the version that has what is staged under `transactions`, and `record`.
+
+        Raises:
+            CommitConflict: Another version came first.
+            CommitUnknown: Nobody knows whether it was made.
+            SinkError: It was not made.
+            StorageError: What is staged cannot be read.
+        """
         staged: list[pa.RecordBatch] = []
         for transaction in transactions:
             description = self._read_staged(transaction)
             if description is None:
-                return self._explain_missing(checkpoint, transaction)
+                return self._explain_missing(record.through, transaction)
             staged.append(description)
         loss = version.find_loss(staged)
         if loss:
             return Lost(loss)
-        # 3.
-        files = version.append(staged, record.advance(checkpoint), transactions)
-        # 4.
-        self._forget(committables)
-        return Committed(files)
+        return Committed(version.append(staged, record, transactions))
+
+    def _is_in_table(self, version: TableVersion, transaction: TransactionId) -> bool | None:
+        """Return whether `version` has what is staged under `transaction`; None: nothing is."""
+        staged = self._read_staged(transaction)
+        return None if staged is None else version.refers_to(staged)
+
+    def _delete_data(self, transaction: TransactionId) -> None:
+        """Delete what was written into the table's directories under `transaction`."""
+        staged = self._read_staged(transaction)
+        if staged is not None:
+            self._table.delete_files(self._table.list_paths(staged))
 
     def _find_refusal(self, version: TableVersion, record: SinkRecord | None) -> str:
         if record is None:
@@ -154,15 +178,13 @@ class LakeCommitter(GlobalCommitter):
             return f"decision log {record.log_id!r} has claimed sink id {self._sink_id!r}"
         return version.damage
 
-    def _explain_missing(
-        self, checkpoint: CheckpointId, transaction: TransactionId
-    ) -> CommitOutcome:
+    def _explain_missing(self, checkpoint: int, transaction: TransactionId) -> CommitOutcome:
         """Tell what another committer has just committed from what is lost."""
         if self.read_committed_through() >= checkpoint:
             return AlreadyCommitted()
         return Lost(
-            f"the description of the data files of {transaction} is not in checkpoint storage"
-            " any more, and the table has not committed them: somebody deleted it"
+            f"what {transaction} has staged is not in checkpoint storage any more, and the table"
+            " has not committed it: somebody deleted it"
         )
 
     def _look_for(
@@ -179,8 +201,7 @@ class LakeCommitter(GlobalCommitter):
 
     def _forget_committed(self, version: TableVersion, transaction: TransactionId) -> bool:
         """Return whether `version` has its files, or nothing is staged; then it is forgotten."""
-        staged = self._read_staged(transaction)
-        if staged is not None and not version.refers_to(staged):
+        if self._is_in_table(version, transaction) is False:
             return False
         self._forget([make_staged_committable(transaction)])
         return True
@@ -189,7 +210,15 @@ class LakeCommitter(GlobalCommitter):
         parts = self._staging.read(transaction)
         if parts is None:
             return None
-        (description,) = [batch for _, batch in parts]
+        batches: list[pa.RecordBatch] = []
+        for part, batch in parts:
+            if part:
+                raise SinkError(
+                    f"{transaction} waits for its commit and was written with write_mode='upsert';"
+                    " start the job once with that setting, stop it, and change the setting then"
+                )
+            batches.append(batch)
+        (description,) = batches
         return description
 
     def _forget(self, committables: Sequence[Committable]) -> None:

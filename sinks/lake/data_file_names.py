@@ -16,14 +16,20 @@ from onceflow.core.spi import WriterContext
 
 
 class DataFileNames:
-    """Names the files of one writer."""
+    """Names the files of one writer, or of one version that the driver makes."""
 
-    def __init__(self, context: WriterContext) -> None:
-        """Begin with the first checkpoint of the writer."""
-        self._prefix = f"onceflow-{context.sink_id}-{context.attempt}"
-        self._suffix = f"{context.subtask}-{uuid.uuid4().hex}"
-        self._checkpoint = context.first_checkpoint
+    def __init__(self, sink_id: str, attempt: int, checkpoint: int, *, subtask: int) -> None:
+        """Begin with files of `checkpoint`."""
+        self._prefix = f"onceflow-{sink_id}-{attempt}"
+        self._suffix = f"{subtask}-{uuid.uuid4().hex}"
+        self._checkpoint = checkpoint
         self._number = 0
+
+    @classmethod
+    def of_writer(cls, context: WriterContext) -> DataFileNames:
+        """Return the names of a writer's files, from its first checkpoint on."""
+        first = context.first_checkpoint
+        return cls(context.sink_id, context.attempt, first, subtask=context.subtask)
 
     def next(self) -> str:
         """Return a name that no other file has."""
@@ -32,7 +38,7 @@ class DataFileNames:
 
     def advance_past(self, checkpoint: CheckpointId) -> None:
         """Name files from now on for the checkpoint after `checkpoint`."""
-        self._checkpoint = CheckpointId(checkpoint + 1)
+        self._checkpoint = checkpoint + 1
 
 
 def to_name(path: str) -> str:

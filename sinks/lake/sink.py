@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import CommitInterval
 from onceflow.core.setting_values import seconds_of
-from onceflow.core.spi import CommittedBy, CommitterContext, Sink
-from onceflow.core.spi.options import COUNT, DURATION, option
+from onceflow.core.spi import CommittedBy, CommitterContext, GlobalCommitter, Sink
+from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
+from onceflow.sinks.lake.change_committer import LakeChangeCommitter
 from onceflow.sinks.lake.claim import claim_table
+from onceflow.sinks.lake.committer import LakeCommitter
 from onceflow.sinks.lake.orphans import try_to_remove_orphans
 from onceflow.sinks.lake.table import LakeTable
+from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 _ORPHAN_AGE_MIN_S = 3600
 
@@ -52,8 +55,74 @@ class LakeSink(Sink):
         ),
     )
 
+    write_mode: Literal["append", "upsert"] = field(
+        default="append",
+        metadata=option(
+            "`append` adds rows. `upsert` replaces the row of the same key, or adds one. It needs"
+            " primary_key, sends the rows of a key to one subtask, and has the driver rewrite the"
+            " data files that have such rows",
+            choice("append", "upsert"),
+        ),
+    )
+    primary_key: tuple[str, ...] = field(
+        default=(),
+        metadata=option("Columns that identify a row, never null, of `upsert`", NAMES),
+    )
+    tombstones: bool = field(
+        default=False,
+        metadata=option(
+            "Whether a row that is null in all columns outside the key deletes the row of its key",
+            BOOLEAN,
+        ),
+    )
+    operation_column: str | None = field(
+        default=None,
+        metadata=option(
+            "Text column with the operation of each row. `insert`, `create`, `c`, `r`, `i`,"
+            " `upsert`, `update`, `u`: put the row. `delete`, `d`: delete the row of its key. The"
+            " column is not written"
+        ),
+    )
+
     def __post_init__(self) -> None:
-        _ = self.gathering, self._orphan_age_s  # raise where a setting is wrong
+        if self.write_mode not in ("append", "upsert"):
+            raise ConfigError(f"write_mode={self.write_mode!r}: give 'append' or 'upsert'")
+        if isinstance(self.primary_key, str):
+            raise ConfigError(f"primary_key={self.primary_key!r}: give a tuple of column names")
+        if self.primary_key and not self.upserts:
+            raise ConfigError(
+                f"primary_key={self.primary_key} finds rows to replace, which write_mode='append'"
+                " never does; pass write_mode='upsert', or no key"
+            )
+        object.__setattr__(self, "primary_key", tuple(self.primary_key))
+        _ = self.gathering, self._orphan_age_s, self.rules  # raise where a setting is wrong
+
+    @property
+    def upserts(self) -> bool:
+        """Whether rows replace others by key."""
+        return self.write_mode == "upsert"
+
+    @property
+    def rules(self) -> ChangeRules:
+        """How rows become changes; of appended rows, none."""
+        if not self.upserts and (self.tombstones or self.operation_column):
+            setting = "tombstones" if self.tombstones else "operation_column"
+            raise ConfigError(
+                f"{setting} deletes rows by their key, which write_mode='append' never looks at;"
+                " pass write_mode='upsert' with primary_key=(…)"
+            )
+        mode = WriteMode.UPSERT if self.upserts else WriteMode.INSERT
+        return ChangeRules(mode, self.primary_key, self.tombstones, self.operation_column)
+
+    @override
+    def routing_key(self) -> tuple[str, ...]:
+        """Have the changes of a key meet in one subtask."""
+        return self.primary_key
+
+    def make_committer(self, table: LakeTable, context: CommitterContext) -> GlobalCommitter:
+        """Return the committer of the write mode."""
+        kind = LakeChangeCommitter if self.upserts else LakeCommitter
+        return kind(table, context)
 
     @property
     @override

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.sinks.lake.changes import RowChanges
 from onceflow.sinks.lake.sink_record import SinkRecord
 
 
@@ -53,6 +54,29 @@ class TableVersion(ABC):
         """Make the next version, with all data files of `staged` and `record`, in one step.
 
         Returns how many files these are.
+
+        Raises:
+            CommitConflict: Another version came first.
+            CommitUnknown: Nobody knows whether it was made.
+            SinkError: It was not made.
+        """
+
+    @property
+    @abstractmethod
+    def table_id(self) -> str:
+        """The id of the table, which another one in its place does not have."""
+
+    @abstractmethod
+    def describe_replaced(self, table_id: str) -> str:
+        """Return why rows that were written for the table `table_id` cannot go into this one."""
+
+    @abstractmethod
+    def replace_rows(
+        self, changes: RowChanges, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> int:
+        """Make the next version, in which `changes` are applied, with `record`, in one step.
+
+        Returns how many files were added.
 
         Raises:
             CommitConflict: Another version came first.

@@ -37,8 +37,10 @@ WHOLE = {"TestPostgresTwoPhase", "TestSQLiteInserts"}
 EXAMPLES = {
     "TestDeltaExample",
     "TestDeltaSink",
+    "TestDeltaUpserts",
     "TestHttpSink",
     "TestIcebergSink",
+    "TestIcebergUpserts",
     "TestOwnSink",
     "TestRedisSink",
     "TestSQLiteUpserts",
@@ -62,9 +64,11 @@ NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets
 LACKING = {
     "TestDeltaExample": {*NO_SERVER, "bad_batch"},
     "TestDeltaSink": NO_SERVER,
+    "TestDeltaUpserts": NO_SERVER,
     "TestFileSink": NO_SERVER,
     "TestHttpSink": {"kill", "start", "pause", "unpause", "bad_batch"},
     "TestIcebergSink": NO_SERVER,
+    "TestIcebergUpserts": NO_SERVER,
     "TestOwnSink": NO_SERVER,
     "TestPartitionedDeltaSink": NO_SERVER,
     "TestPartitionedIcebergSink": NO_SERVER,
@@ -77,12 +81,19 @@ LACKING = {
 GLOBAL = {
     "TestDeltaExample",
     "TestDeltaSink",
+    "TestDeltaUpserts",
     "TestIcebergSink",
+    "TestIcebergUpserts",
     "TestPartitionedDeltaSink",
     "TestPartitionedIcebergSink",
 }
 """Sinks that commit whole checkpoints, in their order."""
-GATHERING = {"TestPartitionedDeltaSink", "TestPartitionedIcebergSink"}
+GATHERING = {
+    "TestDeltaUpserts",
+    "TestIcebergUpserts",
+    "TestPartitionedDeltaSink",
+    "TestPartitionedIcebergSink",
+}
 """Those of them that commit several together."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 

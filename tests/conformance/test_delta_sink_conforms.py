@@ -56,3 +56,15 @@ class TestPartitionedDeltaSink(SinkConformance):
         target = DeltaTarget(tmp_path, partition_by=("account",), commit_checkpoints=2)
         yield target
         target.close()
+
+
+class TestDeltaUpserts(SinkConformance):
+    """And versions of two checkpoints each."""
+
+    @pytest.fixture
+    def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
+        target = DeltaTarget(
+            tmp_path, write_mode="upsert", primary_key=("id",), commit_checkpoints=2
+        )
+        yield target
+        target.close()

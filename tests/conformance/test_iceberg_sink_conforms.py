@@ -74,3 +74,15 @@ class TestPartitionedIcebergSink(SinkConformance):
         )
         yield target
         target.close()
+
+
+class TestIcebergUpserts(SinkConformance):
+    """And versions of two checkpoints each."""
+
+    @pytest.fixture
+    def sink_target(self, tmp_path: Path) -> Iterator[SinkTarget]:
+        target = IcebergTarget(
+            tmp_path, write_mode="upsert", primary_key=("id",), commit_checkpoints=2
+        )
+        yield target
+        target.close()

@@ -26,6 +26,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from tests.integration.lake_driver import catalog_properties
+from tests.support.changing_source import ChangingSource
 from typing_extensions import override
 
 _PROGRAM = Path(__file__).with_name("lake_driver.py")
@@ -149,7 +150,8 @@ class IcebergLakeJob(LakeJob):
         found: list[int] = []
         for summary in summaries:
             assert summary is not None
-            if summary.get("added-records"):
+            # A claim has the checkpoint of the snapshot before it.
+            if summary["onceflow.checkpoint"] != summary["onceflow.checkpoint-before"]:
                 found.append(int(summary["onceflow.checkpoint"] or 0))
         return found
 
@@ -179,7 +181,8 @@ class DeltaLakeJob(LakeJob):
     @override
     def checkpoints(self) -> list[int]:
         infos = [one["commitInfo"] for one in self._actions() if "commitInfo" in one]
-        return [int(one["onceflow.checkpoint"]) for one in infos if one["operation"] == "WRITE"]
+        made = [one for one in infos if one["operation"] in ("WRITE", "MERGE")]
+        return [int(one["onceflow.checkpoint"]) for one in made]
 
     @override
     def read(self) -> tuple[pa.Table, list[str]]:
@@ -201,6 +204,25 @@ class DeltaLakeJob(LakeJob):
         """Return what all versions say, in their order."""
         log = sorted((self.directory / "table" / "_delta_log").glob("*.json"))
         return [json.loads(line) for one in log for line in one.read_text("utf-8").splitlines()]
+
+
+class IcebergChangesJob(IcebergLakeJob):
+    """Rows of accounts that are replaced and deleted."""
+
+    format = "iceberg+account"
+
+
+class DeltaChangesJob(DeltaLakeJob):
+    """Rows of accounts that are replaced and deleted."""
+
+    format = "delta+account"
+
+
+@pytest.fixture(params=[IcebergChangesJob, DeltaChangesJob], ids=["iceberg", "delta"])
+def changes_job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakeJob]:
+    made: LakeJob = request.param(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=[IcebergLakeJob, DeltaLakeJob], ids=["iceberg", "delta"])
@@ -308,3 +330,30 @@ def test_gathered_commits_survive_killed_and_overtaken_drivers(job: LakeJob, mom
     job.assert_each_row_once()
     if moment.startswith("kill"):
         job.assert_nothing_is_staged()
+
+
+@pytest.mark.parametrize("gathered", [0, 3])
+def test_changes_by_key_are_applied_once_whenever_drivers_are_killed_or_overtaken(
+    changes_job: LakeJob, gathered: int
+) -> None:
+    """One change in three deletes. Each driver but the last dies, or wakes when it is replaced."""
+    job = changes_job
+    job.gathered = gathered
+    for moment in ("kill-before", "kill-after"):
+        driver = job.start()
+        job.wait_for_commits(2, driver)
+        job.order(moment)
+        assert driver.wait(_TIMEOUT_S) == -signal.SIGKILL
+    zombie = job.start()
+    job.wait_for_commits(1, zombie)
+    job.order("stop-before")
+    job.wait_for_stop(zombie)
+    driver = job.start()
+    job.wait_for_commits(2, driver)
+    zombie.send_signal(signal.SIGCONT)
+    assert zombie.wait(_TIMEOUT_S) != 0
+    job.finish(driver)
+    checkpoints = job.checkpoints()
+    assert checkpoints == sorted(set(checkpoints)), "one version a checkpoint, and they rise"
+    rows, _ = job.read()
+    assert sorted(rows["id"].to_pylist()) == ChangingSource(_RECORDS).ids_at_the_end()

@@ -107,6 +107,7 @@ def test_files_of_other_sink_ids_and_programs_are_never_deleted(make_job: MakeLa
     assert all(other.exists() for other in others)
 
 
+@pytest.mark.servers
 def test_descriptions_that_cannot_be_read_keep_every_file(
     make_job: MakeLakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:

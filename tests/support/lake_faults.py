@@ -81,6 +81,15 @@ class FaultyDeltaTable(DeltaTable):
             lambda: commit(*args, **options), refused=CommitFailedError, unanswered=OSError
         )
 
+    @override
+    def merge(self, *args: Any, **options: Any) -> Any:
+        merger: Any = super().merge(*args, **options)
+        execute = merger.execute
+        merger.execute = lambda: CommitFaults.commit(
+            execute, refused=CommitFailedError, unanswered=OSError
+        )
+        return merger
+
 
 class SteppingCatalog(SqlCatalog):
     """A SQL catalog that obeys orders; its property `orders` names their directory."""
@@ -109,6 +118,20 @@ class SteppingDeltaTable(DeltaTable):
         obey(self.orders, "before")
         super().create_write_transaction(*args, **options)
         obey(self.orders, "after")
+
+    @override
+    def merge(self, *args: Any, **options: Any) -> Any:
+        merger: Any = super().merge(*args, **options)
+        execute = merger.execute
+
+        def execute_in_order() -> Any:
+            obey(self.orders, "before")
+            metrics = execute()
+            obey(self.orders, "after")
+            return metrics
+
+        merger.execute = execute_in_order
+        return merger
 
 
 def obey(orders: str, when: str) -> None:

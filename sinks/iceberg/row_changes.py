@@ -1,0 +1,141 @@
+"""Applies changes of rows to an Iceberg table by copy on write: whole data files are replaced.
+
+    1. plan the data files that may have a row of a changed key: by their bounds, and partitions
+    2. read them one by one; those without such a row stay as they are
+    3. write the rows of the others that stay, and the rows that are put, into new files
+
+A row that a positional delete has removed is not copied. Of a table with equality deletes, which
+pyiceberg does not read, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    In,
+    LessThanOrEqual,
+    Reference,
+)
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table
+
+from onceflow.core.errors import SinkError
+from onceflow.sinks.iceberg.columns import to_file_schema
+from onceflow.sinks.iceberg.data_files import PartitionedFiles
+from onceflow.sinks.lake.changes import RowChanges
+from onceflow.sinks.lake.data_file_names import DataFileNames
+
+_logger = logging.getLogger("onceflow.sinks.iceberg")
+
+_KEYS_LISTED_MAX = 200
+"""Values by which the library still prunes files; above, it reads all between the bounds."""
+_NUMBER = "onceflow_number"
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenFiles:
+    """Data files that a snapshot takes out, and those that it puts in their place."""
+
+    removed: Sequence[DataFile]
+    added: Sequence[DataFile]
+
+
+def rewrite_files(
+    table: Table, branch: str, changes: RowChanges, names: DataFileNames
+) -> RewrittenFiles:
+    """Write the files of the next snapshot; nothing refers to them yet.
+
+    Holds `changes` and the rows of one data file in memory.
+
+    Raises:
+        SinkError: The table lacks a column of `changes`.
+    """
+    known = table.schema().column_names
+    missing = [name for name in changes.puts.column_names if name not in known]
+    if missing:
+        raise SinkError(
+            f"the table has no column {missing[0]!r} any more, which rows that wait for their"
+            " commit have: give it its name again"
+        )
+    files = PartitionedFiles(table, names)
+    removed: list[DataFile] = []
+    try:
+        for task in _plan(table, branch, changes):
+            rows = _read(table, task)
+            kept = _find_other_rows(rows, changes)
+            if len(kept) < rows.num_rows:
+                removed.append(task.file)
+                _write(table, files, rows.take(kept))
+        _write(table, files, changes.puts)
+        return RewrittenFiles(removed, files.end())
+    finally:
+        files.drop()
+
+
+def _plan(table: Table, branch: str, changes: RowChanges) -> Iterator[FileScanTask]:
+    scan = table.scan(row_filter=_to_filter(changes))
+    if table.snapshot_by_name(branch) is not None:
+        yield from scan.use_ref(branch).plan_files()
+
+
+def _read(table: Table, task: FileScanTask) -> pa.Table:
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    return scan.to_table([task])
+
+
+def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
+    """Return the positions of the rows whose keys do not change, rising."""
+    keys = changes.rows.select(changes.key)
+    numbered = rows.select(changes.key).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
+    others = numbered.cast(pa.schema([*keys.schema, (_NUMBER, pa.int64())])).join(
+        keys, keys=list(changes.key), join_type="left anti"
+    )
+    return pa.array(np.sort(others[_NUMBER].to_numpy()))
+
+
+def _write(table: Table, files: PartitionedFiles, rows: pa.Table) -> None:
+    """Write `rows`, whose columns have the table's names; columns that they lack are null."""
+    target = to_file_schema(table.schema())
+    columns = [
+        rows[name].cast(field.type)
+        if name in rows.column_names
+        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        for name, field in zip((f.name for f in table.schema().fields), target, strict=True)
+    ]
+    for batch in pa.Table.from_arrays(columns, schema=target).to_batches():
+        if batch.num_rows:
+            files.write(batch)
+
+
+def _to_filter(changes: RowChanges) -> BooleanExpression:
+    terms = [_to_term(name, changes.rows[name]) for name in changes.key]
+    return reduce(And, terms)
+
+
+def _to_term(name: str, column: pa.ChunkedArray) -> BooleanExpression:
+    distinct, term = column.unique(), Reference(name)
+    try:
+        if len(distinct) <= _KEYS_LISTED_MAX:
+            listed: BooleanExpression = cast("Any", In)(term, distinct.to_pylist())
+            return listed
+        bounds: Any = pc.min_max(column).as_py()
+        at_least = cast("Any", GreaterThanOrEqual)(term, bounds["min"])
+        return And(at_least, cast("Any", LessThanOrEqual)(term, bounds["max"]))
+    except (TypeError, ValueError, pa.ArrowNotImplementedError) as error:
+        _logger.debug(
+            "key column %s does not tell which files may have its values: %s", name, error
+        )
+        return AlwaysTrue()

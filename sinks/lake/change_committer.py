@@ -1,0 +1,63 @@
+"""Commits changes that writers have staged: one version a checkpoint, or of several together.
+
+The driver reads all changes of a commit into memory, the last one of each key remains, and one
+version of the table applies them with the sink's record. So a commit that is repeated finds the
+record, as with files; what was written for a version that was not made is deleted, or an orphan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from typing_extensions import override
+
+from onceflow.core.errors import SinkError
+from onceflow.core.protocol.committables import CommitOutcome, Committed, Lost
+from onceflow.core.protocol.ids import TransactionId
+from onceflow.sinks.lake.changes import ChangesLabel, merge_changes, parse_label
+from onceflow.sinks.lake.committer import LakeCommitter
+from onceflow.sinks.lake.sink_record import SinkRecord
+from onceflow.sinks.lake.table import TableVersion
+
+
+class LakeChangeCommitter(LakeCommitter):
+    """Commits whole checkpoints of changes to one table."""
+
+    @override
+    def _make_version(
+        self, version: TableVersion, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> CommitOutcome:
+        batches: list[pa.RecordBatch] = []
+        labels: set[ChangesLabel] = set()
+        # By attempt, then by checkpoint: the order in which the changes of a key were made. In one
+        # checkpoint all changes of a key are of one subtask.
+        for transaction in sorted(transactions):
+            parts = self._staging.read(transaction)
+            if parts is None:
+                return self._explain_missing(record.through, transaction)
+            for part, batch in parts:
+                labels.add(parse_label(part))
+                batches.append(batch)
+        other = next((one for one in labels if one.table_id != version.table_id), None)
+        if other is not None:
+            return Lost(version.describe_replaced(other.table_id))
+        keys = {one.key for one in labels}
+        if len(keys) > 1:
+            raise SinkError(
+                f"changes wait that were staged by several keys, {sorted(keys)}: start the job with"
+                " the former primary_key and without commit_interval and commit_checkpoints, stop"
+                " it, and change the setting then"
+            )
+        changes = merge_changes(batches, keys.pop())
+        return Committed(version.replace_rows(changes, record, transactions))
+
+    @override
+    def _is_in_table(self, version: TableVersion, transaction: TransactionId) -> bool | None:
+        if not self._staging.contains(transaction):
+            return None
+        return version.is_committed(transaction)
+
+    @override
+    def _delete_data(self, transaction: TransactionId) -> None:
+        """Delete nothing: only the driver writes files, for versions."""

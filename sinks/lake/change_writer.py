@@ -1,0 +1,103 @@
+"""The writer of one subtask whose rows change others by key: they wait in checkpoint storage.
+
+    write        rows → the table's columns and whether each deletes, on their way into storage
+    pre_commit   all of them sealed under one transaction
+
+Nothing is in the table's directories before the driver commits. A crash before that leaves nothing
+that anybody has to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from onceflow.core.arrow.kinds import to_plain_column
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import PreCommitFailed, StorageError
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
+from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.staging import make_staged_committable, require_staging
+from onceflow.sinks.lake.changes import DELETES, ChangesLabel
+from onceflow.sinks.lake.columns import TableColumns
+from onceflow.sinks.sql.write_mode import ChangeRules
+
+
+class LakeChangeWriter(SinkWriter):
+    """Stages the changes of one subtask, in the order in which they arrive."""
+
+    def __init__(
+        self,
+        context: WriterContext,
+        rules: ChangeRules,
+        columns: TableColumns,
+        table_id: str,
+        bad_rows: BadRows,
+    ) -> None:
+        """Begin with no rows."""
+        self._context, self._rules = context, rules
+        self._columns, self._bad_rows = columns, bad_rows
+        self._part = ChangesLabel(table_id, rules.primary_key).to_part()
+        self._staging = require_staging(
+            context.staging, context.sink_id, "changes of rows wait for their commit"
+        )
+        self._staged = self._staging.open()
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        classified = self._rules.classify(batch, self._bad_rows)
+        rows = self._empty_deletes(classified.rows, classified.deletes)
+        rows = self._columns.sift(rows, self._bad_rows, exempt=classified.deletes)
+        if not rows.num_rows:
+            return
+        # What is left is classified as before: rows that were emptied delete still.
+        deletes = self._rules.classify(rows, self._bad_rows).deletes
+        converted = self._columns.cast(rows)
+        names = [*self._columns.names, DELETES]
+        marked = pa.RecordBatch.from_arrays([*converted.columns, deletes], names=names)
+        self._staged.write(marked, part=self._part)
+
+    @override
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        rows = self._staged.rows
+        if not rows:
+            return ()
+        transaction = self._context.transaction(checkpoint)
+        try:
+            reach("flushed")
+            self._staged.seal(transaction)
+            self._staged.close()
+            self._staged = self._staging.open()
+        except StorageError as error:
+            raise PreCommitFailed(f"{transaction} is not durable: {error}") from error
+        return (make_staged_committable(transaction, rows),)
+
+    @override
+    def take_rejected(self) -> Sequence[RejectedRows]:
+        return self._bad_rows.take()
+
+    @override
+    def close(self) -> None:
+        self._staged.close()
+
+    def _empty_deletes(self, rows: pa.RecordBatch, deletes: pa.BooleanArray) -> pa.RecordBatch:
+        """Return `rows` with nulls where a row deletes: its values need not fit the table."""
+        if not deletes.true_count:
+            return rows
+        kept = {*self._rules.primary_key, self._rules.operation_column}
+        columns = [
+            column if name in kept else _set_null(column, deletes)
+            for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def _set_null(column: pa.Array, deletes: pa.BooleanArray) -> pa.Array:
+    plain = to_plain_column(column)
+    emptied: pa.Array = pc.if_else(deletes, pa.scalar(None, plain.type), plain)
+    return emptied

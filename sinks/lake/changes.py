@@ -1,0 +1,78 @@
+"""Changes of rows by key: what a writer stages in checkpoint storage, and a version is made of.
+
+    part    JSON: the id of the table, and the columns of its key
+    rows    the table's columns, then `onceflow_deletes`: whether the key of the row is deleted
+
+A change that puts a row replaces the whole row of its key. Of a delete only the key means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.core.errors import SinkError
+from onceflow.core.msgspec_decoders import json_decoder
+
+DELETES = "onceflow_deletes"
+"""The last column of staged rows."""
+_NUMBER = "onceflow_number"
+
+
+class ChangesLabel(msgspec.Struct, frozen=True):
+    """What is staged beside each batch of changes."""
+
+    table_id: str
+    """Of the table that they were written for."""
+    key: tuple[str, ...]
+
+    def to_part(self) -> str:
+        """Return the text that is staged."""
+        return msgspec.json.encode(self).decode()
+
+
+def parse_label(part: str) -> ChangesLabel:
+    """Return what `to_part` wrote.
+
+    Raises:
+        SinkError: It wrote something else: the rows were staged in another write mode.
+    """
+    try:
+        return json_decoder(ChangesLabel).decode(part)
+    except msgspec.DecodeError:
+        raise SinkError(
+            "rows wait for their commit that were written with write_mode='append'; start the job"
+            " once with that setting, stop it, and change the setting then"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """What one version changes: each key at most once."""
+
+    rows: pa.Table
+    """The table's columns, and `DELETES`."""
+    key: tuple[str, ...]
+
+    @property
+    def puts(self) -> pa.Table:
+        """The rows that replace those of their keys, or are new."""
+        kept = self.rows.filter(pc.invert(self.rows[DELETES]))
+        return kept.drop_columns([DELETES])
+
+
+def merge_changes(staged: Iterable[pa.RecordBatch], key: Sequence[str]) -> RowChanges:
+    """Return what `staged`, in the order of the changes, come to: the last one of each key.
+
+    Holds all of them in memory. Batches may lack columns that others have, which are null then.
+    """
+    tables = [pa.Table.from_batches([batch]) for batch in staged]
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    numbered = rows.select(key).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(list(key)).aggregate([(_NUMBER, "max")])
+    return RowChanges(rows.take(last[f"{_NUMBER}_max"]), tuple(key))

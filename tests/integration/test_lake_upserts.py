@@ -1,0 +1,314 @@
+"""Rows that replace and delete others by key, in tables of both formats: each commit once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob, MakeLakeJob
+from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
+
+from onceflow.core.errors import BadRow, ConfigError
+from onceflow.core.protocol.committables import (
+    Aborted,
+    AlreadyCommitted,
+    Committed,
+    Lost,
+    RetryLater,
+    Unknown,
+)
+from onceflow.sinks import DeltaSink
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("region", pa.string()),
+        pa.field("v", pa.string()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("op", pa.string()),
+    ]
+)
+
+
+def put(key: int, value: str, region: str = "eu") -> dict[str, Any]:
+    return {"id": key, "region": region, "v": value, "tags": [value], "op": "u"}
+
+
+def delete(key: int) -> dict[str, Any]:
+    return {"id": key, "op": "d"}
+
+
+@pytest.fixture(params=[IcebergJob, DeltaJob], ids=["iceberg", "delta"])
+def make_job(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> MakeLakeJob:
+    monkeypatch.setattr(deltalake, "DeltaTable", FaultyDeltaTable)
+    settings = {"write_mode": "upsert", "primary_key": ("id",), "operation_column": "op"}
+
+    def make(schema: pa.Schema = _SCHEMA, **changed: Any) -> LakeJob:
+        job: LakeJob = request.param(tmp_path, schema=schema, **{**settings, **changed})
+        return job
+
+    return make
+
+
+def change(
+    job: LakeJob, checkpoint: int, rows: Sequence[Mapping[str, Any]], **context: Any
+) -> None:
+    prepared = job.prepare(checkpoint, rows, **context)
+    assert job.commit(checkpoint, prepared) == Committed()
+
+
+def values(job: LakeJob) -> dict[int, str]:
+    return {row["id"]: row["v"] for row in job.rows()}
+
+
+def test_rows_are_added_replaced_and_deleted_by_key_in_one_version_a_checkpoint(
+    make_job: MakeLakeJob,
+) -> None:
+    job = make_job().open()
+    change(job, 1, [put(1, "a"), put(2, "b"), put(3, "c")])
+    change(job, 2, [put(2, "B"), delete(3), delete(9), put(4, "d")])
+    assert values(job) == {1: "a", 2: "B", 4: "d"}
+    assert job.rows()[1] == {"id": 2, "region": "eu", "v": "B", "tags": ["B"]}
+    change(job, 3, [delete(1), put(1, "again"), put(5, "e"), delete(5)])
+    assert values(job) == {1: "again", 2: "B", 4: "d"}
+
+
+@pytest.mark.servers
+def test_the_last_change_of_a_key_counts_over_gathered_checkpoints_and_subtasks(
+    make_job: MakeLakeJob,
+) -> None:
+    job = make_job().open()
+    prepared = [
+        job.prepare(1, [put(1, "first"), put(2, "stays")], subtask=1),
+        job.prepare(2, [delete(1), put(3, "x")], subtask=0),
+        job.prepare(3, [put(1, "last"), delete(3)], subtask=2),
+    ]
+    assert job.commit(3, *reversed(prepared)) == Committed()
+    assert values(job) == {1: "last", 2: "stays"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer"),
+    [
+        ("refused", Committed()),
+        ("unanswered", Unknown),
+        ("made, not answered", AlreadyCommitted()),
+        ("made, called failed", AlreadyCommitted()),
+    ],
+)
+def test_changes_whose_reply_is_lost_or_wrong_are_applied_once(
+    fault: str, answer: object, make_job: MakeLakeJob
+) -> None:
+    """What another program writes between the two tries is not undone by the second."""
+    job = make_job().open()
+    change(job, 1, [put(1, "a"), put(2, "b")])
+    prepared = job.prepare(2, [put(1, "A"), delete(2)])
+    CommitFaults.fault = fault
+    outcome = job.commit(2, prepared)
+    assert CommitFaults.fault == ""
+    assert outcome == answer or type(outcome) is answer, outcome
+    again = Committed() if isinstance(outcome, Unknown) else AlreadyCommitted()
+    assert job.commit(2, prepared) == again
+    assert values(job) == {1: "A"}
+    with job.committer() as committer:
+        assert committer.in_doubt() == []
+
+
+def test_changes_that_another_writer_overtakes_are_applied_to_what_it_wrote(
+    make_job: MakeLakeJob,
+) -> None:
+    job = make_job().open()
+    change(job, 1, [put(1, "a")])
+    prepared = job.prepare(2, [put(1, "mine"), delete(7)])
+    other = make_job(write_mode="append", primary_key=(), operation_column=None)
+    row = {"id": 7, "region": "eu", "v": "theirs", "tags": None}
+    other.schema = pa.schema([field for field in _SCHEMA if field.name != "op"])
+    CommitFaults.between.append(lambda: other.append([row, {**row, "id": 8}]))
+    assert job.commit(2, prepared) == Committed()
+    assert values(job) == {1: "mine", 8: "theirs"}
+
+
+def test_changes_of_nothing_prove_their_checkpoint(make_job: MakeLakeJob) -> None:
+    """A merge that finds no row to change makes no version by itself."""
+    job = make_job().open()
+    change(job, 1, [put(1, "a")])
+    change(job, 2, [delete(9)])
+    with job.committer() as committer:
+        assert committer.read_committed_through() == 2
+    job.open(attempt=2)
+    assert job.sink.target_record(job.context(2)).through == 2
+    assert values(job) == {1: "a"}
+
+
+@pytest.mark.servers
+def test_undecided_changes_are_forgotten_and_committed_ones_never_undone(
+    make_job: MakeLakeJob,
+) -> None:
+    job = make_job().open()
+    undecided, decided = job.prepare(2, [put(1, "never")]), job.prepare(1, [put(1, "a")])
+    assert job.commit(1, decided) == Committed()
+    files = set(job.data_files())
+    with job.committer() as committer:
+        assert committer.abort(undecided) == Aborted()
+        assert committer.abort(decided) == AlreadyCommitted()
+        assert committer.in_doubt() == []
+    assert set(job.data_files()) == files
+    assert values(job) == {1: "a"}
+
+
+@pytest.mark.servers
+def test_a_table_in_another_ones_place_gets_no_changes(make_job: MakeLakeJob) -> None:
+    job = make_job().open()
+    prepared = job.prepare(1, [put(1, "a")])
+    job.drop()
+    outcome = job.open(attempt=2).commit(1, prepared, attempt=2)
+    assert isinstance(outcome, Lost), outcome
+    assert job.replaced in outcome.reason
+
+
+@pytest.mark.servers
+def test_rows_move_between_partitions_and_files_without_a_changed_key_stay(
+    make_job: MakeLakeJob,
+) -> None:
+    job = make_job(partition_by=("region",)).open()
+    change(job, 1, [put(1, "a"), put(2, "b", "us"), put(500, "c", "asia")])
+    before = set(job.data_files())
+    change(job, 2, [put(1, "moved", "us")])
+    assert values(job) == {1: "moved", 2: "b", 500: "c"}
+    assert {row["id"]: row["region"] for row in job.rows()} == {1: "us", 2: "us", 500: "asia"}
+    assert before < set(job.data_files()), "old files stay for readers of older versions"
+
+
+@pytest.mark.servers
+def test_many_keys_and_a_key_of_several_columns_find_their_rows(make_job: MakeLakeJob) -> None:
+    job = make_job(primary_key=("id", "region")).open()
+    change(job, 1, [put(n, "old", region) for n in range(600) for region in ("eu", "us")])
+    change(job, 2, [put(n, "new", "eu") for n in range(0, 600, 2)])
+    rows = job.rows()
+    assert len(rows) == 1200
+    new = {(row["id"], row["region"]) for row in rows if row["v"] == "new"}
+    assert new == {(n, "eu") for n in range(0, 600, 2)}
+
+
+def test_bad_changes_are_named_and_what_a_delete_has_besides_its_key_does_not_matter(
+    make_job: MakeLakeJob,
+) -> None:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64()),
+            pa.field("price", pa.decimal128(6, 2), nullable=False),
+            pa.field("op", pa.string()),
+        ]
+    )
+    job = make_job(schema=schema).open()
+    price = {"price": Decimal("1.50")}
+    with pytest.raises(BadRow, match="primary key column 'id' is null"):
+        job.prepare(1, [{"id": None, **price, "op": "c"}])
+    with pytest.raises(BadRow, match="operation column 'op' says none of"):
+        job.prepare(1, [{"id": 1, **price, "op": "x"}])
+    wide = schema.set(1, pa.field("price", pa.decimal128(20, 3)))
+    job.schema = wide
+    with pytest.raises(BadRow, match="column 'price' is required in the table"):
+        job.prepare(1, [{"id": 1, "price": None, "op": "c"}])
+    with pytest.raises(BadRow, match="99999.000'\\) is not"):
+        job.prepare(1, [{"id": 1, "price": Decimal(99999), "op": "c"}])
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "price": Decimal("2.000"), "op": "c"},
+        {"id": 2, "price": Decimal("99999.000"), "op": "d"},
+        {"id": 3, "price": None, "op": "d"},
+    ]
+    change(job, 1, rows)
+    assert job.rows() == [{"id": 1, "price": Decimal("2.00")}]
+
+
+@pytest.mark.servers
+def test_rows_that_wait_from_another_write_mode_are_refused_by_name(make_job: MakeLakeJob) -> None:
+    job = make_job().open()
+    waiting = job.prepare(1, [put(1, "a")])
+    appending = make_job(write_mode="append", primary_key=(), operation_column=None)
+    outcome = appending.commit(1, waiting)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "was written with write_mode='upsert'" in outcome.reason
+    assert job.commit(1, waiting) == Committed()
+    appending.schema = pa.schema([field for field in _SCHEMA if field.name != "op"])
+    row = {"id": 2, "region": "eu", "v": "b", "tags": None}
+    waiting = appending.prepare(2, [row])
+    outcome = job.commit(2, waiting)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "with write_mode='append'" in outcome.reason
+    assert appending.commit(2, waiting) == Committed()
+    assert values(job) == {1: "a", 2: "b"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"write_mode": "upsert"}, "finds rows by their key; pass primary_key"),
+        ({"write_mode": "merge"}, "give 'append' or 'upsert'"),
+        ({"primary_key": ("id",)}, "write_mode='append' never does"),
+        ({"operation_column": "op"}, "write_mode='append' never looks at"),
+        ({"write_mode": "upsert", "primary_key": "id"}, "give a tuple of column names"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DeltaSink("/data/t", **settings)
+
+
+_UTC = timezone.utc
+_AT = datetime(2026, 2, 28, 23, 59, 59, 999_999)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        (pa.string(), 'it\'s "a"', "ü % b"),
+        (pa.decimal128(12, 2), Decimal("-1.50"), Decimal("2.00")),
+        (pa.date32(), _AT.date(), date(1969, 12, 31)),
+        (pa.timestamp("us", "UTC"), _AT.replace(tzinfo=_UTC), datetime(1969, 1, 1, tzinfo=_UTC)),
+        (pa.timestamp("us"), _AT, datetime(1969, 1, 1)),
+        (pa.binary(), b"\x00\xff", b"'"),
+        (pa.bool_(), True, False),
+        (pa.dictionary(pa.int32(), pa.string()), "a", "b"),
+    ],
+    ids=str,
+)
+def test_keys_of_all_types_find_their_rows(
+    kind: pa.DataType, first: Any, second: Any, make_job: MakeLakeJob
+) -> None:
+    schema = pa.schema([("key", kind), ("id", pa.int64()), ("op", pa.string())])
+    job = make_job(schema=schema, primary_key=("key",)).open()
+    rows = [{"key": key, "id": n, "op": "c"} for n, key in enumerate((first, second))]
+    change(job, 1, rows)
+    change(job, 2, [{"key": first, "id": 7, "op": "u"}, {"key": second, "op": "d"}])
+    assert job.ids() == [7]
+
+
+@pytest.mark.servers
+def test_rows_of_an_older_partition_spec_are_replaced_under_the_new_one(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "write_mode": "upsert",
+        "primary_key": ("id",),
+        "operation_column": "op",
+        "partition_by": ("region",),
+    }
+    job = IcebergJob(tmp_path, schema=_SCHEMA, **settings).open()
+    change(job, 1, [put(1, "a"), put(2, "b", "us"), put(3, "c", "us")])
+    with job.table() as table, table.update_spec() as update:
+        update.remove_field("region").add_field("id", "bucket[4]", "id_bucket")
+    change(job, 2, [put(2, "B"), delete(3), put(4, "d")])
+    assert values(job) == {1: "a", 2: "B", 4: "d"}
+    with job.table() as table:
+        assert {task.file.spec_id for task in table.scan().plan_files()} == {0, 1}
+        assert table.scan("id = 2").to_arrow()["v"].to_pylist() == ["B"]
