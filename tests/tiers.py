@@ -21,6 +21,9 @@ OTHER_DATABASES = re.compile(r"\b(mysql|mariadb|EmbeddedMySQL|EmbeddedMariaDB)\b
 TWINS_IN = ("tests/integration/", "tests/spark_formats/", "tests/runtime/")
 """Where tests take the database as a parameter."""
 
+ON_SPARK = re.compile(r"\[(.*-)?spark\]$")
+"""Twins of whole jobs on local processes; tests/spark has what Spark adds."""
+
 ON_MYSQL = (
     "tests/integration/test_mysql_durability.py::",
     "tests/integration/test_mysql_sink.py::",
@@ -89,10 +92,8 @@ SIBLINGS = (
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[co_group",
     "tests/runtime/test_event_time_restored.py::test_records_within_the_allowed_lateness_come_out_after_a_restart[process-stop",
     "tests/runtime/test_recovery.py::test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once[3-2",
-    "tests/runtime/test_sink_identity.py::test_retired_sink_is_settled_and_the_job_goes_on_without_it[spark",
     "tests/runtime/test_stop_savepoints.py::test_what_the_clock_makes_after_a_stop_savepoint_is_made_once_by_the_job_that_goes_on[backend0-_timers",
     "tests/runtime/test_stop_savepoints.py::test_what_the_clock_makes_after_a_stop_savepoint_is_made_once_by_the_job_that_goes_on[backend0-_windows",
-    "tests/runtime/test_requests.py::test_stop_whose_checkpoint_fails_the_attempt_is_asked_again_of_the_next[spark",
     "tests/runtime/test_state_types_change.py::test_a_function_goes_on_with_a_wider_dataclass_and_not_with_another[heap",
     # The same mistake in another function of the program.
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
@@ -167,6 +168,8 @@ COSTLY = (
     "tests/integration/test_kafka_sink_faults.py::test_unreachable_broker_is_retry_later",
     "tests/runtime/test_dead_letters.py::test_dead_letters_are_there_exactly_once_with_the_rest",
     "tests/runtime/test_local_processes.py::test_a_frozen_process_is_lost_and_killed",
+    "tests/runtime/test_page.py::test_all_is_done_by_keyboard",
+    "tests/runtime/test_page.py::test_on_a_phone_nothing_leads_out_of_the_screen",
     "tests/runtime/test_unaligned.py::test_a_barrier_that_waits_its_turn_overtakes",
     "tests/runtime/test_unaligned.py::test_a_stop_leaves_no_rows_in_flight",
     "tests/spark/test_file_sink_job.py::test_job_whose_slots_are_killed_writes_each_row_once",
@@ -190,6 +193,8 @@ def is_left_out(node_id: str) -> bool:
         return True
     if node_id.startswith(LEFT_OUT):
         return not node_id.startswith(KEPT)
+    if node_id.startswith("tests/runtime/") and ON_SPARK.search(node_id):
+        return True
     parameters = node_id.partition("[")[2]
     is_twin = node_id.startswith(TWINS_IN) and OTHER_DATABASES.search(parameters)
     return bool(is_twin) and not node_id.startswith(ON_MYSQL)
