@@ -43,6 +43,7 @@ def many_trees() -> Iterator[None]:
     gc.disable()
     yield
     tree.cache_clear()
+    statements.cache_clear()
     gc.enable()
 
 
@@ -68,6 +69,20 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def statements(path: Path) -> tuple[ast.stmt, ...]:
+    """Every statement, those inside of others too; expressions hold none, and are many."""
+    taken: list[ast.stmt] = []
+    waiting: list[ast.AST] = [tree(path)]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                waiting.append(child)
+            if isinstance(child, ast.stmt):
+                taken.append(child)
+    return tuple(taken)
+
+
 def place(path: Path, line: int | None = None) -> str:
     name = path.relative_to(ROOT).as_posix()
     return name if line is None else f"{name}:{line}"
@@ -75,7 +90,7 @@ def place(path: Path, line: int | None = None) -> str:
 
 def imports(path: Path) -> Iterator[tuple[int, str, frozenset[str]]]:
     """Line, module and imported names of every import, those inside functions too."""
-    for node in ast.walk(tree(path)):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, frozenset()
@@ -112,7 +127,7 @@ def test_no_function_is_too_long_to_read() -> None:
     long = [
         f"{place(path, node.lineno)} {node.name}"
         for path in tracked(".py")
-        for node in ast.walk(tree(path))
+        for node in statements(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and code_lines(node) > FUNCTION_LINES_MAX
     ]
@@ -222,7 +237,7 @@ def test_no_match_ignores_what_it_does_not_know() -> None:
     found = [
         place(path, case.pattern.lineno)
         for path in product_modules()
-        for match in ast.walk(tree(path))
+        for match in statements(path)
         if isinstance(match, ast.Match)
         for case in match.cases
         if _takes_anything(case.pattern) and all(map(_does_nothing, case.body))
@@ -439,7 +454,7 @@ def test_no_modules_import_each_other() -> None:
     paths = {module_name(path): path for path in product_modules()}
     imports: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
-        for node in ast.walk(tree(path)):
+        for node in statements(path):
             if isinstance(node, ast.ImportFrom) and node.module in paths:
                 imported = {f"{node.module}.{alias.name}" for alias in node.names}
                 imports[name] |= (imported & paths.keys()) or {node.module}
