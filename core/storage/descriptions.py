@@ -32,6 +32,8 @@ def savepoint_directory(storage: CheckpointStorage, location: str) -> SavepointD
     Raises:
         ConfigError: `location` cannot be reached.
     """
+    # A storage of the same kind opens it itself: it has the endpoint and credentials that the url
+    # lacks.
     if is_bucket(location) and not isinstance(storage, ObjectStorage):
         return ObjectStorage(location).open_savepoint(location)
     if is_hdfs(location) and not isinstance(storage, HdfsStorage):

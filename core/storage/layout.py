@@ -209,6 +209,8 @@ StatePaths: TypeAlias = JobPaths | SavepointPaths
 
 def _inside(path: str, owner: str) -> str:
     parts = path.split("/")
+    # A handle comes from a file that somebody may have edited: it must not make a sweep delete
+    # elsewhere.
     if not path or any(part in {"", ".", ".."} for part in parts):
         raise CheckpointCorrupt(
             f"{owner}: a state handle names the file {path!r}, which leads out of its directory;"
@@ -244,5 +246,6 @@ def safe_name(text: str) -> str:
     if _SAFE.fullmatch(text) and len(text) <= NAME_LENGTH_MAX:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    # Lower case, for on some file systems two names that differ in case alone are one file.
     readable = re.sub(r"[^a-z0-9_-]", "_", text.lower())[: NAME_LENGTH_MAX - 17]
     return f"{readable}+{digest}"

@@ -81,11 +81,13 @@ class MemoryFiles(CreatesAtomically):
         with self._lock:
             if path in self._files:
                 return AlreadyExists(self._files[path][0])
+            # A copy: the caller may use its buffer again.
             self._files[path] = bytes(data), _now()
             return Created()
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        # Outside of the lock: the chunks may come from an upload, and reading must go on meanwhile.
         data = b"".join(chunks)
         with self._lock:
             self._files[path] = data, _now()

@@ -75,6 +75,7 @@ class ObjectStorage(CheckpointStorage):
 
     @override
     def open_savepoint(self, location: str) -> SavepointDirectory:
+        # A savepoint may be in a directory though the job is in a bucket: that is how a job moves.
         if "://" not in location or location.startswith("file:"):
             return CheckpointStorage.open_savepoint(self, location)
         return SavepointDirectory(BucketFiles(replace(self, url=location)._settings()))

@@ -213,6 +213,8 @@ class JobStorage:
         readable = {
             sink_id for name in names if (sink_id := self._paths.parse_staged_sink_id(name))
         }
+        # A name with a digest in it cannot be turned back, so it is made again from each id that is
+        # known.
         compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
         return tuple(sorted(readable | compared))
 
@@ -275,6 +277,7 @@ class JobStorage:
         finally:
             self._fs.delete_quietly(path)
             with contextlib.suppress(StorageError):
+                # Only if empty: another driver may probe at this moment.
                 self._fs.delete_directory_if_empty(self._paths.probes)
         # The store's client may have repeated the first one.
         created = outcomes[0] in (Created(), AlreadyExists(first))

@@ -83,6 +83,7 @@ class TimedSerializer(ExpiringSerializer):
     def are_bytes_expired(self, data: bytes) -> bool:
         """Tell whether the value of these bytes has expired."""
         used_ms = int.from_bytes(data[:STAMP_BYTES], "big")
+        # Of the bytes alone: a snapshot leaves out what has expired without decoding the values.
         return used_ms + self._ttl_ms <= self.clock.now_ms()
 
     def is_expired(self, stored: Timed) -> bool:
