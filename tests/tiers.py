@@ -3,8 +3,8 @@
 The default run takes ten minutes on two quiet cores, so it holds each guarantee once: with one
 server of each technology, the whole kit for a sink that prepares and one that stages, and short
 jobs on Spark. A test is left out by its mark, or by a line here: other databases, storages,
-clusters and examples. What takes minutes, and what kills once more at another step, is marked
-`slow`.
+clusters and examples, and what takes long where something shorter shows it. What takes minutes, and
+what kills once more at another step, is marked `slow`.
 """
 
 from __future__ import annotations
