@@ -13,6 +13,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import types as arrow
 
 Faults: TypeAlias = dict[int, str]
@@ -30,7 +32,11 @@ _TEXT: _Kinds = (
     arrow.is_fixed_size_binary,
 )
 _READ_AS: tuple[tuple[_Kinds, _Kinds], ...] = (
-    ((arrow.is_integer,), (arrow.is_integer, arrow.is_floating, arrow.is_decimal)),
+    # Arrow makes infinity of an integer that a float of 16 bits does not hold.
+    (
+        (arrow.is_integer,),
+        (arrow.is_integer, arrow.is_float32, arrow.is_float64, arrow.is_decimal),
+    ),
     # Numbers without a logical type, in the column's unit.
     ((arrow.is_int64,), (arrow.is_timestamp,)),
     ((arrow.is_int32,), (arrow.is_date32,)),
@@ -82,7 +88,7 @@ def _can_fit_nested(have: pa.DataType, want: pa.DataType) -> bool:
 
 def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
     """Return `column` as `want`, whose types fit; what does not is null and told to `faults`."""
-    result = _cast(column, want.type, faults)
+    result = fit_values(column, want.type, faults)
     if not want.nullable and result.null_count:
         null: Any = result.is_null().to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(null).tolist():
@@ -90,10 +96,17 @@ def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
     return result
 
 
+def repeat_value(value: pa.Array, count: int) -> pa.Array:
+    """Return the one value of an array `count` times."""
+    # Not `pa.repeat`, which knows no map inside of a struct.
+    return value.take(pa.array(np.zeros(count, np.int64)))
+
+
 _CAST_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
-def _cast(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
+def fit_values(column: pa.Array, want: pa.DataType, faults: Faults) -> pa.Array:
+    """Return `column` as the type `want`; what does not fit is null and told to `faults`."""
     if column.type == want:
         return column
     try:
@@ -130,7 +143,45 @@ def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
             for one in fields
         ]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
+    # By their items: a cast of the whole refuses what stands in a member of an item that is null.
+    if arrow.is_list(have) and arrow.is_list(want):
+        items = _convert(column.flatten(), want.value_type)
+        lists: pa.Array = pa.ListArray.from_arrays(list_offsets(column), items, type=want)
+        return lists
+    if arrow.is_map(have) and arrow.is_map(want):
+        keys, items = map_entries(column)
+        keys, items = _convert(keys, want.key_type), _convert(items, want.item_type)
+        maps: pa.Array = pa.MapArray.from_arrays(list_offsets(column), keys, items, type=want)
+        return maps
     return column.cast(want, safe=True)
+
+
+def list_offsets(column: pa.Array) -> pa.Array:
+    """Return where the items of each list, or map, begin among all; null for one that is null."""
+    ends = np.cumsum(list_lengths(column), dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    absent = np.append(column.is_null().to_numpy(zero_copy_only=False), False)
+    return pa.array(offsets, mask=absent) if absent.any() else pa.array(offsets)
+
+
+def list_lengths(column: pa.Array) -> NDArray[np.int64]:
+    """Return how many items each list, or map, has; 0 for one that is null."""
+    lists = _as_lists(column) if arrow.is_map(column.type) else column
+    lengths: Any = pc.fill_null(pc.list_value_length(lists), 0)
+    counts: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return counts
+
+
+def map_entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the keys and the values of all maps."""
+    keys, items = _as_lists(column).flatten().flatten()
+    return keys, items
+
+
+def _as_lists(maps: pa.Array) -> pa.Array:
+    kind = maps.type
+    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field])
+    return maps.cast(pa.list_(pa.field("item", entry)))
 
 
 class Fitting:
@@ -142,7 +193,7 @@ class Fitting:
         columns: pa.Schema,
         *,
         aliases: Mapping[str, Sequence[str]],
-        defaults: Mapping[str, Any],
+        defaults: Mapping[str, pa.Array],
     ) -> None:
         """Match by name.
 
@@ -150,7 +201,7 @@ class Fitting:
             written: What records of this schema hold.
             columns: What is read.
             aliases: Other names that a column had.
-            defaults: Of columns that may be missing.
+            defaults: Of columns that may be missing; arrays of one value.
         """
         self.fault: str | None = None
         """Why no record of this schema can be read."""
@@ -184,7 +235,8 @@ class Fitting:
             if source is not None:
                 columns.append(fit_column(members[source], column, faults))
             elif column.name in self._defaults:
-                columns.append(pa.array([self._defaults[column.name]] * count, type=column.type))
+                default = repeat_value(self._defaults[column.name], count)
+                columns.append(fit_column(default, column, faults))
             else:
                 columns.append(pa.nulls(count, column.type))
         return columns

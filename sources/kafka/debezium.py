@@ -32,6 +32,14 @@ NO_BEFORE = (
     "its op deletes a row, and neither 'before' nor the record's key says which: see the table's"
     " REPLICA IDENTITY"
 )
+NO_BEFORE_IN_AVRO = (
+    "its op deletes a row, and it has no 'before', which says which: see the table's REPLICA"
+    " IDENTITY (the key of a record is not read in Avro)"
+)
+NO_COLUMN_IN_KEY = (
+    "its op deletes a row, it has no 'before', and the record's key has none of the columns that"
+    " schema= names"
+)
 
 _UNAVAILABLE = "__debezium_unavailable_value"
 """What Debezium writes for a large value of Postgres that an update has not touched.

@@ -20,7 +20,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,
-    NO_BEFORE,
+    NO_BEFORE_IN_AVRO,
     PUTS,
     describe_other_operation,
     note_unavailable_values,
@@ -45,11 +45,17 @@ def columns_of_change(envelope: Record) -> pa.Schema:
 class DebeziumAvroDecoder(AvroDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
-    def __init__(self, columns: pa.Schema, schemas: SchemaCache) -> None:
-        """Prepare for rows of `columns`."""
+    def __init__(
+        self, columns: pa.Schema, schemas: SchemaCache, reader: Record | None = None
+    ) -> None:
+        """Prepare for rows of `columns`, with the defaults and aliases of `reader`, an envelope.
+
+        Raises:
+            ConfigError: A default of the envelope is no value of its field's type.
+        """
         loose = pa.struct([column.with_nullable(True) for column in columns])
         envelope = pa.schema([("before", loose), ("after", loose), ("op", pa.string())])
-        super().__init__(envelope, None, schemas)
+        super().__init__(envelope, reader, schemas)
         self._row_columns = columns
 
     @override
@@ -92,7 +98,7 @@ class DebeziumAvroDecoder(AvroDecoder):
             elif word != DELETE:
                 faults[at] = describe_other_operation(word)
             elif not has_before:
-                faults[at] = NO_BEFORE
+                faults[at] = NO_BEFORE_IN_AVRO
 
     def _require_values(
         self, columns: Sequence[pa.Array], kept: Sequence[int], deletes: pa.Array, faults: Faults

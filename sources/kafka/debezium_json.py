@@ -30,11 +30,17 @@ from onceflow.sources.kafka.debezium import (
     DELETE,
     NO_AFTER,
     NO_BEFORE,
+    NO_COLUMN_IN_KEY,
     PUTS,
     describe_other_operation,
     note_unavailable_values,
     schema_of_changes,
 )
+from onceflow.sources.kafka.debezium_units import WrittenUnits
+
+_BASE64 = "Invalid decimal string"
+"""What is said of a decimal that stands there as bytes in base64."""
+_DECIMAL_ADVICE = "; Debezium writes decimals as text with decimal.handling.mode=string"
 
 
 class DebeziumJsonDecoder(PlainDecoder):
@@ -52,6 +58,7 @@ class DebeziumJsonDecoder(PlainDecoder):
         )
         self._decode_loose = _decoder_of(deleted)
         self._columns = columns
+        self._units = WrittenUnits(columns)
         self._has_instants = any(holds_instants(column.type) for column in columns)
         self._loose = loose
         self._read_columns = column_reader(len(columns))
@@ -73,6 +80,7 @@ class DebeziumJsonDecoder(PlainDecoder):
                 # whole value.
                 change = outer if outer.payload is None else outer.payload
                 record = self._find_row(change, messages[at])
+                self._units.of(outer.schema).convert(record)
                 if finer and FINER.search(value):
                     make_exact(record, _read_row_as_written(value, change.op), self._columns)
             except DECODE_ERRORS as error:
@@ -103,7 +111,10 @@ class DebeziumJsonDecoder(PlainDecoder):
         # Without `before` (REPLICA IDENTITY DEFAULT) only the record's key says which row is
         # deleted.
         payload = self._decode_key(key).payload
-        return self._decode_loose(key) if payload is None else payload
+        row = self._decode_loose(key) if payload is None else payload
+        if all(value is None for value in msgspec.structs.astuple(row)):
+            raise ValueError(NO_COLUMN_IN_KEY)
+        return row
 
     def _convert(
         self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
@@ -139,10 +150,11 @@ class DebeziumJsonDecoder(PlainDecoder):
 
 
 def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    """Return a type that has `fields` itself, or `payload` with these fields."""
+    """Return a type that has `fields` itself, or `payload` with these fields beside a schema."""
     optional: list[Any] = [(field, kind | None, None) for field, kind in fields]
     inner: Any = msgspec.defstruct(f"{name}Payload", optional)
-    return msgspec.defstruct(name, [*optional, ("payload", inner | None, None)])
+    around: list[Any] = [("payload", inner | None, None), ("schema", msgspec.Raw, msgspec.Raw())]
+    return msgspec.defstruct(name, [*optional, *around])
 
 
 def _decoder_of(kind: Any) -> Callable[[Any], Any]:
@@ -162,5 +174,6 @@ def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:
     for part in ("payload.after.", "payload.before.", "after.", "before."):
         shown = str(error).replace(f"`$.{part}", "`$.")
         if shown != str(error):
-            return fault_of(ValueError(shown), b"null", columns).removesuffix(", found None")
+            fault = fault_of(ValueError(shown), b"null", columns).removesuffix(", found None")
+            return f"{fault}{_DECIMAL_ADVICE if _BASE64 in fault else ''}"
     return fault_of(error, value, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from onceflow.sources.kafka.messages import (
     Refusals,
     SplitRuns,
     estimate_size_bytes,
+    leave_out_untimely,
     messages_of,
     metadata_columns,
     split_runs_of,
@@ -128,6 +130,8 @@ class DecodedRows:
             self.kept = [messages[index] for index in decoded.kept]
         if self._include_metadata:
             columns += metadata_columns(self.kept)
+            columns, chunks = leave_out_untimely(columns, columns[-1], [self.kept], self.refusals)
+            self.kept = list(chain.from_iterable(map(messages_of, chunks)))
         if self._by_split:
             self.runs = split_runs_of(self.kept, self._topics)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -14,6 +14,9 @@ from confluent_kafka import Message
 
 from onceflow.core.protocol.invariant import require
 
+NO_TIME = -1
+"""The time of a record that has none, in Kafka's protocol."""
+
 
 @dataclass(frozen=True)
 class FetchedRecords:
@@ -89,7 +92,8 @@ class FetchedRecords:
 
     def timestamp_column(self) -> pa.Array:
         """Return the times as a column; null where a record has none."""
-        return pa.array(self.times, mask=self.time_kinds == 0).cast(pa.timestamp("ms", "UTC"))
+        absent = (self.time_kinds == 0) | (self.times == NO_TIME)
+        return pa.array(self.times, mask=absent).cast(pa.timestamp("ms", "UTC"))
 
     def time_kind_column(self) -> pa.Array:
         """Return whose clock the times are of, in Spark's numbers."""
@@ -110,7 +114,7 @@ class FetchedRecords:
         return [
             (int(self.times[row]), min(step, len(self) - row))
             for row in rows
-            if self.time_kinds[row]
+            if self.time_kinds[row] and self.times[row] != NO_TIME
         ]
 
 

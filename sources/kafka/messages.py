@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -11,10 +12,11 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.connectors.kafka.decoding import describe_position
+from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.errors import BadRecord
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.dead_letters import DeadLetter
-from onceflow.sources.kafka.fetched import FetchedRecords
+from onceflow.sources.kafka.fetched import NO_TIME, FetchedRecords
 
 logger = logging.getLogger("onceflow.sources.kafka")
 
@@ -90,8 +92,31 @@ def timestamp_column(messages: Records) -> pa.Array:
         return messages.timestamp_column()
     stamps = map(TIMESTAMP, messages)
     return pa.array(
-        [stamp if kind else None for kind, stamp in stamps], type=pa.timestamp("ms", "UTC")
+        [stamp if kind and stamp != NO_TIME else None for kind, stamp in stamps],
+        type=pa.timestamp("ms", "UTC"),
     )
+
+
+def leave_out_untimely(
+    columns: list[pa.Array], times: pa.Array, chunks: Sequence[Records], refusals: Refusals
+) -> tuple[list[pa.Array], Sequence[Records]]:
+    """Return `columns`, and the `chunks` they are of, without times that Python does not have.
+
+    A producer that takes microseconds for milliseconds writes such times.
+
+    Raises:
+        BadRecord: There is one, and such are not to be left out.
+    """
+    untimely = rows_beyond_python(times)
+    if not untimely:
+        return columns, chunks
+    messages = list(chain.from_iterable(map(messages_of, chunks)))
+    for row in untimely:
+        stamp = TIMESTAMP(messages[row])[1]
+        refusals.refuse(messages[row], f"its time, {stamp} ms since 1970, is {BEYOND_PYTHON}")
+    good = sorted(set(range(len(messages))) - set(untimely))
+    taken = pa.array(good, pa.int64())
+    return [column.take(taken) for column in columns], [[messages[row] for row in good]]
 
 
 def sample_times(messages: Records) -> list[tuple[int, int]]:
@@ -101,7 +126,7 @@ def sample_times(messages: Records) -> list[tuple[int, int]]:
     return [
         (stamp, min(_TIME_STEP, len(messages) - _TIME_STEP * number))
         for number, (kind, stamp) in enumerate(map(TIMESTAMP, messages[::_TIME_STEP]))
-        if kind
+        if kind and stamp != NO_TIME
     ]
 
 

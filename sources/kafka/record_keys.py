@@ -139,7 +139,8 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
 
             columns = pa.schema([field])
             read = partial(as_member, name=KEY_COLUMN)
-            return AvroDecoder(columns, None, settings.open_schemas(), read)
+            reader = None if schema is None else read(schema.kept)
+            return AvroDecoder(columns, reader, settings.open_schemas(), read)
         case KeyFormat.PROTOBUF if schema is not None:
             from onceflow.connectors.kafka.protobuf.decoder import MessageDecoder
 

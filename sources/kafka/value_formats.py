@@ -51,6 +51,7 @@ from onceflow.sources.kafka.messages import (
     Refusals,
     SplitRuns,
     estimate_size_bytes,
+    leave_out_untimely,
     messages_of,
     metadata_columns,
     position_columns,
@@ -158,9 +159,11 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
 
             return ProtobufDecoder(columns, schema, settings.message, settings.open_schemas())
         case ValueFormat.DEBEZIUM_AVRO:
+            from onceflow.connectors.kafka.avro.decoder import avro_record
             from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
 
-            return DebeziumAvroDecoder(columns, settings.open_schemas())
+            reader = None if schema is None else avro_record(schema.kept)
+            return DebeziumAvroDecoder(columns, settings.open_schemas(), reader)
         case ValueFormat.DEBEZIUM_JSON:
             from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
 
@@ -204,12 +207,15 @@ class RawRows:
 
     def take(self) -> pa.RecordBatch:
         """Return one batch of `RAW_SCHEMA`, with headers if they are asked for."""
-        chunks, self._chunks, self._count, self.size_bytes = self._chunks, [], 0, 0
+        chunks: Sequence[Records] = self._chunks
+        self._chunks, self._count, self.size_bytes = [], 0, 0
+        arrays = join_columns([self._columns(chunk) for chunk in chunks or [[]]])
+        times = arrays[RAW_SCHEMA.get_field_index("timestamp")]
+        arrays, chunks = leave_out_untimely(arrays, times, chunks, self.refusals)
         if self._by_split:
             self.runs = list(
                 chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
             )
-        arrays = join_columns([self._columns(chunk) for chunk in chunks or [[]]])
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _columns(self, chunk: Records) -> list[pa.Array]:
@@ -327,7 +333,8 @@ class JsonRows:
             BadRecord: A value does not fit its column, and such are not to be dropped.
         """
         records, self._records, self.size_bytes = self._records, [], 0
-        chunks, self._chunks = self._chunks, []
+        chunks: Sequence[Records] = self._chunks
+        self._chunks = []
         try:
             arrays = self._arrays(records)
         except CONVERSION_ERRORS:
@@ -340,6 +347,7 @@ class JsonRows:
             arrays, chunks = self._arrays(records), [messages]
         if self._include_metadata:
             arrays += join_columns([metadata_columns(chunk) for chunk in chunks or [[]]])
+            arrays, chunks = leave_out_untimely(arrays, arrays[-1], chunks, self.refusals)
         if self._has_keys:
             self.kept = list(chain.from_iterable(map(messages_of, chunks)))
         if self._by_split:

@@ -1,24 +1,24 @@
-"""Values in Avro with the registry's header: a batch of several schemas to columns of one."""
+"""Values in Avro with the registry's header: a batch of several schemas to columns of one.
+
+Where the columns are those of a registered schema, that says how the inside of values is read, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
-from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.avro.columns import AvroRecords
 from onceflow.connectors.kafka.avro.cursors import Cursors, Rows
+from onceflow.connectors.kafka.avro.resolution import default_of, find_source, resolve
 from onceflow.connectors.kafka.avro.schema import (
     MISSING,
     AvroType,
     Member,
     Record,
-    Union,
     columns_of,
     parse_avro,
     record_of,
@@ -69,7 +69,8 @@ class AvroDecoder(RegistryDecoder):
         self._columns = columns
         self._record = record or avro_record
         self._readers: dict[int, _Reader] = {}
-        members = reader.members if reader is not None else ()
+        members = [one for one in reader.members if one.name in columns.names] if reader else []
+        self._members = {member.name: member for member in members}
         self._aliases = {member.name: member.aliases for member in members}
         self._defaults = defaults_of(members, columns)
 
@@ -101,22 +102,56 @@ class AvroDecoder(RegistryDecoder):
             if isinstance(schema, NoSchema):
                 return schema.reason
             try:
-                written = self._record(schema)
+                resolved = _Resolution(self._record(schema), self._members)
             except ConfigError as error:
                 return f"its schema id {schema_id}: {error}"
+            except (LookupError, TypeError, ValueError) as error:
+                # What a registry keeps need not be a schema; another attempt would find the same.
+                return f"its schema id {schema_id} has no Avro schema: {error!r}"
             fitting = Fitting(
-                columns_of(written), self._columns, aliases=self._aliases, defaults=self._defaults
+                resolved.schema, self._columns, aliases=self._aliases, defaults=self._defaults
             )
-            reader = self._readers[schema_id] = _Reader(schema_id, written, fitting)
+            reader = self._readers[schema_id] = _Reader(schema_id, resolved, fitting)
         return reader.fault or reader
+
+
+class _Resolution:
+    """What the members of one schema become where the schema that is read says more of them."""
+
+    def __init__(self, written: Record, read: Mapping[str, Member]) -> None:
+        self.written = written
+        old = {member.name: member for member in written.members}
+        self._read: dict[str, tuple[Member, Member]] = {}
+        """By the name in the written schema, a member as it is written and as it is read."""
+        for member in read.values():
+            source = find_source(member, old)
+            if source is not None and source.type != member.type:
+                self._read[source.name] = source, member
+        # What an array of no values becomes has the type of all.
+        empty = {one.name: pa.nulls(0, one.type) for one in columns_of(written)}
+        kinds = self.apply(empty, 0, {})
+        self.schema = pa.schema(
+            [pa.field(one.name, kinds[one.name].type, one.nullable) for one in columns_of(written)]
+        )
+
+    def apply(
+        self, members: dict[str, pa.Array], count: int, faults: Faults
+    ) -> dict[str, pa.Array]:
+        """Return `members`, `count` rows, as they are read; tells `faults` of rows that cannot."""
+        owners = np.arange(count, dtype=np.int64)
+        for name, (source, member) in self._read.items():
+            if name in members:
+                members[name] = resolve(members[name], source.type, member.type, owners, faults)
+        return members
 
 
 class _Reader:
     """Reads the records of one schema as columns."""
 
-    def __init__(self, schema_id: int, written: Record, fitting: Fitting) -> None:
+    def __init__(self, schema_id: int, resolution: _Resolution, fitting: Fitting) -> None:
         self._fitting = fitting
-        self._records = AvroRecords(written, fitting.wanted)
+        self._resolution = resolution
+        self._records = AvroRecords(resolution.written, fitting.wanted)
         self.fault = (
             None
             if fitting.fault is None
@@ -125,8 +160,9 @@ class _Reader:
 
     def columns(self, cursors: Cursors, rows: Rows) -> list[pa.Array]:
         """Return the columns of `rows`; tells the cursors of rows that do not fit."""
-        members = self._records.columns(cursors, rows)
         late: Faults = {}
+        members = self._records.columns(cursors, rows)
+        members = self._resolution.apply(members, rows.size, late)
         columns = self._fitting.columns(members, rows.size, late)
         for at, why in late.items():
             cursors.faults.setdefault(int(rows[at]), why)
@@ -172,25 +208,14 @@ def _node(schema: KeptSchema) -> AvroType:
     return parse_avro(schema.text, [one.text for one in schema.references])
 
 
-def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, Any]:
-    """Return the default of each column that has one, as Arrow takes it."""
-    defaults: dict[str, Any] = {}
-    for member in members:
-        at = columns.get_field_index(member.name)
-        if at < 0 or member.default is MISSING:
-            continue
-        defaults[member.name] = _default(member, columns.field(at).type)
-    return defaults
+def defaults_of(members: Sequence[Member], columns: pa.Schema) -> Mapping[str, pa.Array]:
+    """Return the default of each column that has one.
 
-
-def _default(member: Member, kind: pa.DataType) -> Any:
-    value = member.default
-    if value is None or not isinstance(value, str):
-        return value
-    if arrow.is_decimal(kind):
-        number = int.from_bytes(value.encode("latin-1"), "big", signed=True)
-        return Decimal(number).scaleb(-kind.scale)
-    if not (arrow.is_string(kind) or isinstance(member.type, Union)):
-        # Bytes stand in schemas as text of their values.
-        return value.encode("latin-1")
-    return value
+    Raises:
+        ConfigError: One is no value of its field's type.
+    """
+    return {
+        member.name: default_of(member)
+        for member in members
+        if member.default is not MISSING and columns.get_field_index(member.name) >= 0
+    }

@@ -166,14 +166,18 @@ def converter_of(kind: pa.DataType) -> Convert:
     if code is not None:
         return _packing_converter(kind, code)
 
-    if types.is_nested(kind) and holds(kind, types.is_temporal):
+    if types.is_nested(kind) and holds(kind, _is_coarser_than_python):
         # pyarrow cuts off what the unit of a timestamp inside does not hold.
         return lambda values: exact_array(values, kind)
 
     def convert(values: Sequence[Any]) -> pa.Array:
         return pa.array(values, type=kind)
 
-    return _within_python(convert) if types.is_date(kind) else convert
+    return _within_python(convert) if types.is_nested(kind) or types.is_date(kind) else convert
+
+
+def _is_coarser_than_python(kind: pa.DataType) -> bool:
+    return bool(types.is_timestamp(kind) and kind.unit in ("s", "ms"))
 
 
 def _within_python(convert: Convert) -> Convert:

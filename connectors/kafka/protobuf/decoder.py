@@ -26,6 +26,7 @@ from onceflow.connectors.kafka.protobuf.schema import (
     columns_of_message,
     compile_schema,
     decode_error,
+    find_reread,
     is_map,
     is_nullable,
     is_repeated,
@@ -70,6 +71,7 @@ class ProtobufDecoder(RegistryDecoder):
         super().__init__(schemas)
         described = message_of(schema.descriptors, message)
         self._name = described.full_name
+        self._described = described
         self._messages: dict[int, dict[MessagePath, str] | str] = {
             schema.kept.id: messages_of(schema.descriptors)
         }
@@ -174,9 +176,16 @@ class ProtobufDecoder(RegistryDecoder):
         if isinstance(schema, NoSchema):
             return schema.reason
         try:
-            return messages_of(compile_schema(schema))
+            descriptors = compile_schema(schema)
+            names = messages_of(descriptors)
+            if self._name in names.values():
+                written = message_of(descriptors, self._name)
+                reread = find_reread(written, self._described, self._written.names)
+                if reread is not None:
+                    return f"its schema id {schema_id}: {reread}"
         except ConfigError as error:
             return f"its schema id {schema_id}: {error}"
+        return names
 
 
 class MessageDecoder(ProtobufDecoder):

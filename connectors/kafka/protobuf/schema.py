@@ -365,6 +365,64 @@ def _single(field: FieldDescriptor, path: tuple[str, ...]) -> pa.DataType:
     return pa.struct([_field(one, inner) for one in message.fields])
 
 
+_WIDER: Mapping[str, frozenset[str]] = {
+    "bool": frozenset({"int32", "int64", "uint32", "uint64"}),
+    "enum": frozenset({"int32", "int64"}),
+    "int32": frozenset({"int64", "enum"}),
+    "uint32": frozenset({"int64", "uint64"}),
+    "sint32": frozenset({"sint64"}),
+    "string": frozenset({"bytes"}),
+    "bytes": frozenset({"string"}),
+}
+"""Types of fields that are written, and as which others every value is read as itself, or refused.
+
+Others read without an error, too: an int64 as an int32 without its upper half, and an int32 as a
+string as an empty one, because its bytes are of another kind.
+"""
+_TYPE_NAMES = (
+    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
+    *("group", "message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+)
+"""Types by the numbers of descriptor.proto."""
+
+
+def find_reread(
+    written: Descriptor, read: Descriptor, names: Iterable[str], path: frozenset[str] = frozenset()
+) -> str | None:
+    """Return which field of `written` reads as another value as one of `names` of `read`, or None.
+
+    Fields are the same by their numbers. `path` has the messages around these.
+    """
+    by_number: Mapping[int, FieldDescriptor] = written.fields_by_number
+    for name in names:
+        field = read.fields_by_name[name]
+        before = by_number.get(field.number)
+        fault = None if before is None else _reread_fault(before, field, path)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _reread_fault(
+    written: FieldDescriptor, read: FieldDescriptor, path: frozenset[str]
+) -> str | None:
+    before: Any = written
+    after: Any = read
+    old, new = (_TYPE_NAMES[one.type] for one in (before, after))
+    is_reread = new != old and new not in _WIDER.get(old, ())
+    if is_reread or (is_repeated(written) and not is_repeated(read)):
+        what = " a list of" if is_repeated(written) and not is_repeated(read) else ""
+        return (
+            f"field {read.full_name} (number {read.number}) was written as{what} {old} and is read"
+            f" as {new}, which makes other values of the same bytes. Give a new field a new number"
+        )
+    if after.message_type is None or after.message_type.full_name in path:
+        return None
+    names = [one.name for one in after.message_type.fields]
+    inner = path | {str(after.message_type.full_name)}
+    return find_reread(before.message_type, after.message_type, names, inner)
+
+
 _FIRST_OF_PROTOBUF, _NEXT_OF_PROTOBUF = 19_000, 20_000
 """Numbers that Protobuf keeps for itself."""
 

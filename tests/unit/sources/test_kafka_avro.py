@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import ssl
 import time
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
@@ -143,6 +146,162 @@ def test_fields_that_are_removed_widened_or_renamed_are_read_by_avro_s_rules(
     assert read(source(registry.url), framed(old, written, [row])) == [
         {"id": 7, "ratio": 0.5, "account": "acct"}
     ]
+
+
+def _record(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+def _field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **more}
+
+
+_PART = _record("part", _field("a", "int"), _field("b", "string"))
+_PART_OF_MORE = _record(
+    "part",
+    _field("b", "string"),
+    _field("z", "long", aliases=["a"]),
+    _field("n", ["int", "null"], default=7),
+    _field("r", _record("inner", _field("m", {"type": "map", "values": "int"})),
+           default={"m": {"k": 1}}),
+)  # fmt: skip
+_MADE, _GONE = _record("made", _field("id", "int")), _record("gone", _field("id", "int"))
+_ROW = {"a": 1, "b": "x"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "values"),
+    [
+        (_PART, _PART_OF_MORE, [_ROW]),
+        (["null", _PART], ["null", _PART_OF_MORE], [_ROW, None]),
+        ({"type": "array", "items": _PART}, {"type": "array", "items": _PART_OF_MORE},
+         [[], [_ROW, _ROW], [_ROW]]),
+        (["null", {"type": "array", "items": ["null", _PART]}],
+         ["null", {"type": "array", "items": ["null", _PART_OF_MORE]}], [[_ROW, None], None, []]),
+        ({"type": "map", "values": _PART}, {"type": "map", "values": _PART_OF_MORE},
+         [{"k": _ROW, "l": _ROW}, {}]),
+        # Branches of a union that hold the same, in another order, and with a new one in front.
+        ([_MADE, _GONE], [_GONE, _MADE], [("made", {"id": 1}), ("gone", {"id": 2})]),
+        ([_MADE, _GONE], ["null", _record("new", _field("id", ["int", "null"])), _MADE, _GONE],
+         [("made", {"id": 1}), ("gone", {"id": 2})]),
+        (["null", "string", "long"], ["null", "long", "string"], ["t", 5, None]),
+        (["null", "string", "long"], ["null", "double", "long", "string"], ["t", 5, None]),
+        ("int", ["null", "string", "long"], [5]),
+        (["null", "int"], ["null", "string", "int"], [5, None]),
+        ({"type": "array", "items": [_MADE, _GONE]}, {"type": "array", "items": [_GONE, _MADE]},
+         [[("made", {"id": 1}), ("gone", {"id": 2})], []]),
+    ],
+)  # fmt: skip
+def test_what_changed_inside_of_values_is_read_as_fastavro_reads_it(
+    registry: SchemaRegistryDouble, before: Any, after: Any, values: list[Any]
+) -> None:
+    old = _record("row", _field("id", "long"), _field("v", before))
+    new = _record("row", _field("v", after), _field("id", "long"))
+    schema_id = registry.keep("payments-value", old)
+    registry.keep("payments-value", new)
+    written = framed(schema_id, old, [{"id": at, "v": one} for at, one in enumerate(values)])
+    expected: list[Any] = [
+        cast("Any", fastavro).schemaless_reader(
+            io.BytesIO(one[5:]), fastavro.parse_schema(old), fastavro.parse_schema(new),
+            return_record_name=True, return_record_name_override=True,
+        )
+        for one in written
+    ]  # fmt: skip
+    rows = rows_of(source(registry.url).settings)
+    rows.add(messages(written))
+    batch = taken(rows)
+    found = batch.to_pylist(maps_as_pydicts="strict")
+    branches = after["items"] if isinstance(after, dict) and after["type"] == "array" else after
+    assert [row["id"] for row in found] == list(range(len(values)))
+    assert [_by_name(row["v"], branches) for row in found] == [row["v"] for row in expected]
+
+
+def _by_name(value: Any, branches: Any) -> Any:
+    """Return `value` with the branch of a union that is set, as fastavro gives it."""
+    if isinstance(value, list):
+        return [_by_name(one, branches) for one in value]
+    if not isinstance(value, dict) or not any(name.startswith("member") for name in value):
+        return value
+    (name,) = [name for name, one in value.items() if one is not None]
+    branch = [one for one in branches if one != "null"][int(name.removeprefix("member"))]
+    return (branch["name"], value[name]) if isinstance(branch, dict) else value[name]
+
+
+def test_a_branch_and_a_null_that_the_latest_schema_does_not_have_make_bad_records(
+    registry: SchemaRegistryDouble,
+) -> None:
+    inside = {"type": "array", "items": ["null", "int", "string"]}
+    old = _record("row", _field("id", "long"), _field("v", inside))
+    schema_id = registry.keep("payments-value", old)
+    latest = {"type": "array", "items": "int"}
+    registry.keep("payments-value", _record("row", _field("id", "long"), _field("v", latest)))
+    given = [{"id": 0, "v": [1, 2]}, {"id": 1, "v": [1, "x"]}, {"id": 2, "v": [None]}]
+    rows = rows_of(source(registry.url, on_bad_record="dead_letter").settings)
+    rows.add(messages([*framed(schema_id, old, given), *framed(schema_id, old, given[:1])]))
+    assert taken(rows).to_pylist() == [{"id": 0, "v": [1, 2]}] * 2
+    letters = {letter.offset: letter.reason for letter in rows.refusals.take_letters()}
+    assert "it has a value of string where the schema that is read" in letters[1]
+    assert "it has null where the schema that is read has a value" in letters[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "expected"),
+    [
+        (["bytes", "null"], "\u00ff", b"\xff"),
+        ({"type": "array", "items": "bytes"}, ["\u00ff"], [b"\xff"]),
+        ({"type": "map", "values": {"type": "fixed", "name": "f", "size": 2}}, {"k": "\u00ffa"},
+         {"k": b"\xffa"}),
+        ({"type": "array", "items": {"type": "bytes", "logicalType": "decimal", "precision": 5,
+                                     "scale": 2}}, ["\u0001\u0000"], [Decimal("2.56")]),
+        (_record("q", _field("a", "bytes"), _field("n", "int", default=7)), {"a": "\u00ff"},
+         {"a": b"\xff", "n": 7}),
+        (["int", "string"], 7, {"member0": 7, "member1": None}),
+        (["string", "int"], 7, {"member0": None, "member1": 7}),
+        ("double", "Infinity", float("inf")),
+    ],
+)  # fmt: skip
+def test_a_default_of_any_type_is_the_value_that_the_schema_means(
+    registry: SchemaRegistryDouble, kind: Any, default: Any, expected: Any
+) -> None:
+    old = _record("row", _field("id", "long"))
+    schema_id = registry.keep("payments-value", old)
+    added = _field("v", kind, default=default)
+    registry.keep("payments-value", _record("row", _field("id", "long"), added))
+    rows = rows_of(source(registry.url).settings)
+    rows.add(messages(framed(schema_id, old, [{"id": 1}])))
+    assert taken(rows).to_pylist(maps_as_pydicts="strict") == [{"id": 1, "v": expected}]
+
+
+def test_a_default_that_is_no_value_of_its_field_is_refused_by_name(
+    registry: SchemaRegistryDouble,
+) -> None:
+    registry.keep("payments-value", _record("row", _field("v", "float", default=1e39)))
+    with pytest.raises(ConfigError, match="field 'v' has the default 1e.39, which is no value of"):
+        rows_of(source(registry.url).settings)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        _record("row", _field("v", [])),
+        {"type": "record", "name": "row", "fields": [{"type": "int"}]},
+        _record("row", _field("v", {"type": "bytes", "logicalType": "decimal", "precision": "x"})),
+    ],
+)
+def test_a_schema_of_a_record_that_is_none_makes_bad_records_and_no_attempt_that_fails_for_ever(
+    registry: SchemaRegistryDouble, broken: dict[str, Any]
+) -> None:
+    good = registry.keep("payments-value", PAYMENT)
+    described = source(registry.url, on_bad_record="dead_letter")
+    assert described.schema.names == ["id", "account"]
+    bad = registry.keep("payments-value", broken)
+    rows = rows_of(described.settings)
+    row = {"id": 1, "account": "a"}
+    value = b"\0" + bad.to_bytes(4, "big") + b"\0"
+    rows.add(messages([value, *framed(good, PAYMENT, [row])]))
+    assert taken(rows).to_pylist() == [row]
+    (letter,) = rows.refusals.take_letters()
+    assert f"its schema id {bad}" in letter.reason
 
 
 def test_columns_of_the_user_s_own_are_taken_by_name_and_checked(

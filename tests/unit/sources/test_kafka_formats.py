@@ -270,6 +270,74 @@ def test_changes_are_rows_with_what_they_do(*, schema: bool) -> None:
     ]
 
 
+def _change_beside_schema(kinds: dict[str, Any], row: dict[str, Any], operation: str) -> bytes:
+    """Return a change as Kafka Connect's JSON converter writes it unless it is told otherwise."""
+    fields = [{"field": name, **kind} for name, kind in kinds.items()]
+    sides = [{"type": "struct", "fields": fields, "field": one} for one in ("before", "after")]
+    before, after = (row, None) if operation == "d" else (None, row)
+    payload = {"op": operation, "before": before, "after": after}
+    schema = {"type": "struct", "fields": [*sides, {"type": "string", "field": "op"}]}
+    return json.dumps({"schema": schema, "payload": payload}).encode()
+
+
+def _semantic(name: str, kind: str = "int64") -> dict[str, Any]:
+    return {"type": kind, "optional": True, "name": name}
+
+
+_PRECISIONS = [
+    ("io.debezium.time.Timestamp", 10**3),
+    ("io.debezium.time.MicroTimestamp", 10**6),
+    ("io.debezium.time.NanoTimestamp", 10**9),
+    ("org.apache.kafka.connect.data.Timestamp", 10**3),
+]
+
+
+@pytest.mark.parametrize(("name", "per_second"), _PRECISIONS)
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_are_the_same_in_whatever_unit_debezium_writes_them(
+    name: str, per_second: int, unit: str
+) -> None:
+    """Debezium chooses the unit by the column's precision; its schema says which."""
+    columns = pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp(unit))])
+    kinds = {"id": {"type": "int64"}, "at": _semantic(name)}
+    given = source("debezium-json", columns, on_bad_record="dead_letter")
+    row = {"id": 1, "at": 1_700_000_000 * per_second}
+    found, why = faults(given, [_change_beside_schema(kinds, row, one) for one in "cd"])
+    assert not why
+    assert [row["at"] for row in found] == [dt.datetime(2023, 11, 14, 22, 13, 20)] * 2
+    # One step more, which a coarser column does not hold.
+    row = {"id": 1, "at": 1_700_000_000 * per_second + 1}
+    found, why = faults(given, [_change_beside_schema(kinds, row, "c")])
+    is_coarser = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit] < per_second
+    assert [row["id"] for row in found] == ([] if is_coarser else [1])
+    assert ("is finer than the column's unit" in why.get(0, "")) is is_coarser
+
+
+def test_decimals_in_base64_and_days_as_instants_are_bad_records_by_their_schema() -> None:
+    """Three bytes of a number may be digits in base64, too: 1234 is -10028.08, and not 1234."""
+    kinds = {"n": _semantic("org.apache.kafka.connect.data.Decimal", "bytes")}
+    columns = "n DECIMAL(10, 2)"
+    given = source("debezium-json", columns, on_bad_record="dead_letter")
+    changes = [_change_beside_schema(kinds, {"n": one}, "c") for one in ("1234", "AJY=")]
+    found, why = faults(given, changes)
+    assert (found, list(why)) == ([], [0, 1])
+    assert "set Debezium's decimal.handling.mode=string" in why[0]
+    assert "decimals as text with decimal.handling.mode=string" in why[1]
+    days = {"at": _semantic("io.debezium.time.Date", "int32")}
+    given = source("debezium-json", "at TIMESTAMP_NTZ", on_bad_record="dead_letter")
+    found, why = faults(given, [_change_beside_schema(days, {"at": 19_000}, "c")])
+    assert found == []
+    assert "was written in days (io.debezium.time.Date)" in why[0]
+
+
+@pytest.mark.parametrize("key", [b"{}", b'{"other": 7}', b'{"payload": {"id": null}}'])
+def test_a_delete_whose_key_names_no_column_is_a_bad_record(key: bytes) -> None:
+    given = source("debezium-json", "id BIGINT NOT NULL", on_bad_record="dead_letter")
+    found, why = faults(given, [envelope("d", None, None)], [key])
+    assert found == []
+    assert "the record's key has none of the columns" in why[0]
+
+
 def test_envelopes_that_are_no_change_of_a_row_are_bad_records() -> None:
     good = {"id": 1, "name": "ann"}
     values = [
@@ -364,6 +432,21 @@ def test_changes_in_avro_are_rows_by_the_registered_envelope(
         {"id": 1, "name": "ann", "seen": seen, "_op": "d"},
     ]
     assert sorted(why) == [4, 5, 6]
+
+
+def test_changes_of_before_a_column_was_added_have_its_default_as_the_table_has(
+    registry: SchemaRegistryDouble,
+) -> None:
+    old = registry.keep("rows-value", ENVELOPE)
+    latest = json.loads(json.dumps(ENVELOPE))
+    plan = {"name": "plan", "type": "string", "default": "free"}
+    latest["fields"][0]["type"][1]["fields"].insert(1, plan)
+    registry.keep("rows-value", latest)
+    described = source("debezium-avro", schema_registry=registry.url)
+    ann = {"id": 1, "name": "ann", "seen": 0}
+    change = {"op": "c", "before": None, "after": ann, "source": {"lsn": 3}}
+    (row,) = read(described, framed(old, ENVELOPE, [change]))
+    assert (row["id"], row["plan"], row["name"], row["_op"]) == (1, "free", "ann", "c")
 
 
 @pytest.mark.parametrize("value_format", ["csv", "debezium-json"])
@@ -523,6 +606,39 @@ def test_instants_of_debezium_that_are_finer_than_their_column_are_bad_records(
     for reason in (why[1], why[3]):
         assert "column 'at'" in reason
         assert "finer than the column's unit" in reason
+
+
+@pytest.mark.parametrize(
+    ("value_format", "value"),
+    [("raw", b"x"), ("json", b'{"v": 1}'), ("csv", b"1"), ("debezium-json", None)],
+)
+def test_a_record_whose_time_python_does_not_have_is_a_bad_record_and_minus_one_is_no_time(
+    value_format: str, value: bytes | None
+) -> None:
+    """A producer may take microseconds for milliseconds, and its topic be of an old broker."""
+    is_raw = value_format == "raw"
+    described = source(
+        value_format,
+        None if is_raw else "v BIGINT",
+        include_metadata=not is_raw,
+        on_bad_record="dead_letter",
+    )
+    stamps = [1_000, 1_700_000_000_000_000, -1, 253_402_300_800_000, -62_135_596_800_001, 2_000]
+    body = envelope("c", None, {"v": 1}) if value is None else value
+    rows = rows_of(described.settings)
+    rows.add(
+        [
+            Message(topic="rows", partition=1, offset=at, value=body, timestamp=(1, stamp))
+            for at, stamp in enumerate(stamps)
+        ]
+    )
+    times = taken(rows).column("timestamp" if is_raw else "_timestamp").to_pylist()
+    assert [one and one.timestamp() for one in times] == [1.0, None, 2.0]
+    letters = rows.refusals.take_letters()
+    assert [letter.offset for letter in letters] == [1, 3, 4]
+    assert (
+        "its time, 1700000000000000 ms since 1970, is a date or time outside" in letters[0].reason
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_a_line_wherever_it_stands_in_the_batch() -> None:

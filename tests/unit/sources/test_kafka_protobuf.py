@@ -164,6 +164,55 @@ def test_fields_are_found_by_their_numbers_in_older_and_newer_versions(
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "value", "shown"),
+    [
+        ("int64 x = 2;", "int32 x = 2;", 2**40 + 3, "written as int64 and is read as int32"),
+        ("int32 x = 2;", "sint32 x = 2;", -5, "written as int32 and is read as sint32"),
+        ("int32 x = 2;", "string x = 2;", 5, "written as int32 and is read as string"),
+        ("uint64 x = 2;", "int64 x = 2;", 2**63, "written as uint64 and is read as int64"),
+        ("repeated int32 x = 2;", "int32 x = 2;", [5, 6], "as a list of int32"),
+        ("map<string, fixed32> x = 2;", "map<string, float> x = 2;", {"a": 5}, "as fixed32 and"),
+        ("Part x = 2; message Part { int64 n = 1; }", "Part x = 2; message Part { bool n = 1; }",
+         {"n": 5}, "field M.Part.n (number 1) was written as int64 and is read as bool"),
+    ],
+)  # fmt: skip
+def test_a_field_whose_type_reads_as_another_value_makes_bad_records(
+    registry: SchemaRegistryDouble, before: str, after: str, value: Any, shown: str
+) -> None:
+    """The same number with another type: Protobuf itself reads it without an error."""
+    texts = [f'syntax = "proto3"; message M {{ int64 id = 1; {one} }}' for one in (before, after)]
+    old, new = (keep(registry, one) for one in texts)
+    described = source(registry.url, on_bad_record="dead_letter")
+    rows = rows_of(described.settings)
+    written = framed(old, message_class(texts[0])(id=1, x=value))
+    rows.add(messages([written, framed(new, message_class(texts[1])(id=2))]))
+    assert [row["id"] for row in taken(rows).to_pylist()] == [2]
+    (letter,) = rows.refusals.take_letters()
+    assert f"its schema id {old}: field M." in letter.reason
+    assert shown in letter.reason
+    # Who leaves the field out reads the rest.
+    others = source(registry.url, schema="id BIGINT NOT NULL")
+    assert read(others, [written]) == [{"id": 1}]
+
+
+def test_a_field_whose_type_became_wider_is_read_as_it_was_written(
+    registry: SchemaRegistryDouble,
+) -> None:
+    texts = [
+        'syntax = "proto3"; enum E { A = 0; B = 1; }'
+        f" message M {{ {a} a = 1; {b} b = 2; {c} c = 3; {d} d = 4; }}"
+        for a, b, c, d in [
+            ("int32", "string", "bool", "E"),
+            ("int64", "bytes", "int32", "int32"),
+        ]
+    ]
+    old = keep(registry, texts[0])
+    keep(registry, texts[1])
+    value = framed(old, message_class(texts[0])(a=-5, b="x", c=True, d=1))
+    assert read(source(registry.url), [value]) == [{"a": -5, "b": b"x", "c": 1, "d": 1}]
+
+
 SEVERAL = """
 syntax = "proto3";
 package shop;
