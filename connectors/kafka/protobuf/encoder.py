@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -107,7 +109,7 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     described: Any = field
     message: Descriptor | None = described.message_type
     if message is None:
-        return _plain
+        return _EXACT.get(described.type, _plain)
     make = class_of(message)
     if message.full_name == TIMESTAMP:
         return lambda value: make(**_timestamp(value))
@@ -129,6 +131,39 @@ def _plain(value: Any) -> Any:
         return f"{value:f}"
     # A time, a date, or a timestamp without a zone.
     return value.isoformat() if isinstance(value, dt.date | dt.time) else value
+
+
+def _float_of(value: Any, *, code: str) -> Any:
+    """Return `value` for a float or a double: a float is rounded, an integer must be held exactly.
+
+    Raises:
+        ValueError: It is beyond what the field holds, which Protobuf makes infinity of.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _plain(value)
+    try:
+        (held,) = struct.unpack(code, struct.pack(code, value))
+    except (OverflowError, struct.error):
+        held = None
+    if held is None or (isinstance(value, int) and held != value):
+        raise ValueError(
+            f"{value!r}, which a {'float' if code == '<f' else 'double'} does not hold"
+        )
+    return value
+
+
+def _bool_of(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is no bool, and Protobuf makes true or false of it")
+    return value
+
+
+_EXACT: dict[int, _Convert] = {
+    1: partial(_float_of, code="<d"),
+    2: partial(_float_of, code="<f"),
+    8: _bool_of,
+}
+"""What makes a value that the field holds, by the numbers of descriptor.proto."""
 
 
 def _timestamp(value: Any) -> dict[str, int]:

@@ -230,6 +230,76 @@ def test_rows_become_json_objects_of_the_schema_that_is_registered(
     assert values[0][:5] == b"\0" + kept["id"].to_bytes(4, "big")
 
 
+_AT = dt.datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+
+
+def _logical(kind: str, logical: str, **more: int) -> dict[str, Any]:
+    return {"type": kind, "logicalType": logical, **more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "registered_as", "value", "expected"),
+    [
+        (pa.timestamp("ms", "UTC"), _logical("long", "timestamp-micros"), _AT, _AT),
+        (pa.timestamp("us", "UTC"), _logical("long", "timestamp-millis"), _AT, _AT),
+        (pa.timestamp("us", "UTC"), _logical("long", "timestamp-millis"),
+         _AT.replace(microsecond=1), BadRow),
+        (pa.list_(pa.timestamp("us", "UTC")),
+         {"type": "array", "items": _logical("long", "timestamp-millis")},
+         [_AT.replace(microsecond=1)], BadRow),
+        (pa.time64("us"), _logical("int", "time-millis"), dt.time(1, 2, 3), dt.time(1, 2, 3)),
+        (pa.float64(), "int", 99.99, ConfigError),
+        (pa.float64(), "float", 1e39, BadRow),
+        (pa.float64(), "float", 0.5, 0.5),
+        (pa.int64(), "int", 2**40, BadRow),
+        (pa.int64(), ["null", "double"], 2**53 + 1, BadRow),
+        (pa.int64(), "boolean", 5, ConfigError),
+        (pa.decimal128(9, 3), "long", Decimal("1.5"), ConfigError),
+        (pa.decimal128(9, 3), _logical("bytes", "decimal", precision=5, scale=2),
+         Decimal("1.500"), Decimal("1.50")),
+        (pa.decimal128(9, 3), _logical("bytes", "decimal", precision=5, scale=2),
+         Decimal("1.005"), BadRow),
+        (pa.date32(), _logical("long", "timestamp-millis"), dt.date(2026, 1, 2), ConfigError),
+        (pa.int64(), ["null", "string", "long"], 5, 5),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_as_the_registered_avro_schema_means_it_or_refused(
+    registry: SchemaRegistryDouble, kind: pa.DataType, registered_as: Any, value: Any, expected: Any
+) -> None:
+    field = {"name": "v", "type": registered_as}
+    latest = {"type": "record", "name": "Kept", "fields": [field]}
+    registry.keep("out-value", latest)
+    rows = pa.schema([pa.field("v", kind)])
+    if expected in (BadRow, ConfigError):
+        with pytest.raises(expected, match="column 'v'" if expected is ConfigError else "encoded"):
+            written(encoder(rows, registry.url, auto_register=False), rows, [{"v": value}])
+        return
+    [body] = written(encoder(rows, registry.url, auto_register=False), rows, [{"v": value}])
+    schema = fastavro.parse_schema(latest)
+    read: Any = cast("Any", fastavro).schemaless_reader(io.BytesIO(body[5:]), schema, None)
+    assert read == {"v": expected}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (pa.float64(), "float v = 1;", 1e39),
+        (pa.list_(pa.float64()), "repeated float v = 1;", [1e39]),
+        (pa.int64(), "float v = 1;", 2**24 + 1),
+        (pa.int64(), "double v = 1;", 2**53 + 1),
+        (pa.int64(), "bool v = 1;", 5),
+    ],
+)
+def test_a_value_that_protobuf_writes_as_another_one_is_a_bad_row(
+    registry: SchemaRegistryDouble, kind: pa.DataType, field: str, value: Any
+) -> None:
+    registry.keep("out-value", f'syntax = "proto3"; message M {{ {field} }}', kind="PROTOBUF")
+    rows = pa.schema([pa.field("v", kind)])
+    found = encoder(rows, registry.url, format="protobuf", auto_register=False)
+    with pytest.raises(BadRow, match="the row cannot be encoded"):
+        written(found, rows, [{"v": value}])
+
+
 def test_without_registering_rows_are_written_by_the_subject_s_latest_version(
     registry: SchemaRegistryDouble,
 ) -> None:
