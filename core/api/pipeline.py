@@ -183,7 +183,7 @@ class Job:
             status = self.status()
             raise TimeoutError(
                 f"job {status.job!r} is {status.state.value} after {timeout_s} s; last error:"
-                f" {status.last_error or 'none'}"
+                f" {status.last_error or 'none'}{status.describe_refusals()}"
             )
         if self._driver.error is not None:
             raise self._driver.error

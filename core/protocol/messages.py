@@ -151,6 +151,8 @@ class SinkMetrics:
     """Age of what has been in doubt for longest; 0 when nothing is."""
     last_commit_ms: float = 0.0
     """From hearing the decision to the target's word that the rows are visible."""
+    commit_refusal: str = ""
+    """Why the oldest decided transaction is not committed yet, for people; empty: not refused."""
 
 
 @dataclass(frozen=True, slots=True)

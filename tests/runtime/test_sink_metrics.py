@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -114,6 +115,12 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
 
     told = sink_of(wait_for(job, is_stuck), "ledger")
     assert (told.committed, told.rows_committed, told.last_commit_ms) == (0, 0, 0)
+    assert told.commit_refusal.startswith("transaction metered.ledger/")
+    for word in (", decided with checkpoint ", "the gate is closed", "`onceflow txn show metered."):
+        assert word in told.commit_refusal
+    assert f"; sink ledger refuses {told.commit_refusal}" in str(job.status())
+    with pytest.raises(TimeoutError, match="; sink ledger refuses transaction metered.ledger/"):
+        job.wait(0.1)
     assert committed_files(sink) == 0
     assert told.prepared <= len(sink.prepared())
 
@@ -128,5 +135,6 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
     assert status.attempts[-1].committed > 0
     assert told.committed == committed_files(sink)
     assert told.rows_committed == len(sink.rows()) == RECORDS
+    assert told.commit_refusal == ""
     assert told.aborted >= status.attempts[-1].aborted
     assert (told.prepared, told.oldest_prepared_s, sink.prepared()) == (0, 0, [])

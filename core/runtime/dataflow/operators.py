@@ -474,6 +474,7 @@ class SinkMetricGroup:
         self._rows = 0
         self._rejected = 0
         self._commit_ms = 0.0
+        self._refusal = ""
 
     def note_written(self) -> None:
         """Remember that rows are in the writer, and no pre-commit has taken them yet."""
@@ -509,11 +510,13 @@ class SinkMetricGroup:
             self._commit_ms = round((now - decided_at) * 1000, 3)
             self._committed += 1
             self._rows += committable.rows
+            self._refusal = ""
 
-    def note_retried(self) -> None:
-        """Count a commit that did not succeed and is tried again."""
+    def note_retried(self, refusal: str) -> None:
+        """Count a commit that did not succeed and is tried again; `refusal` says why, to people."""
         with self._lock:
             self._retried += 1
+            self._refusal = refusal
 
     def read(self) -> SinkMetrics:
         """Return the counts as of now."""
@@ -531,6 +534,7 @@ class SinkMetricGroup:
                 rows_rejected=self._rejected,
                 oldest_prepared_s=(0.0 if oldest is None else round(time.monotonic() - oldest, 3)),
                 last_commit_ms=self._commit_ms,
+                commit_refusal=self._refusal,
             )
 
 

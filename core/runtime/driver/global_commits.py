@@ -17,7 +17,8 @@ from onceflow.core.protocol.committables import CommitOutcome, Committed
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
-from onceflow.core.runtime.slot.commits import CommitThread
+from onceflow.core.runtime.events.job_events import CommitRefused
+from onceflow.core.runtime.slot.commits import CommitThread, describe_refusal
 from onceflow.core.spi import CommittedBy, GlobalCommitter
 
 
@@ -52,6 +53,7 @@ class GlobalCommits:
                     made,
                     committed=partial(self._report_commit, uid, sink_id, made),
                     failed=partial(self._report_failure, uid, sink_id),
+                    refused=lambda uid, why: self._context.publish(CommitRefused(uid, why)),
                 )
             )
 
@@ -105,9 +107,12 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
+        refused: Callable[[str, str], None],
     ) -> None:
         super().__init__(f"checkpoints of {uid}", queue, committed=committed, failed=failed)
         self.uid = uid
+        self._refused = refused
+        self._is_refused = False
         self._queue = queue
         self._committer = committer
         self._made = made
@@ -125,7 +130,12 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         return outcome
 
     def _record_end(self, commit: GlobalCommit, step: Done | RetryAt) -> None:
-        """Count nothing: the slots count what is committed."""
+        # The slots count what is committed.
+        if isinstance(step, RetryAt) or self._is_refused:
+            self._is_refused = isinstance(step, RetryAt)
+            self._refused(
+                self.uid, describe_refusal(commit, step) if isinstance(step, RetryAt) else ""
+            )
 
     def _release(self) -> None:
         self._committer.close()

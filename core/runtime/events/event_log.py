@@ -20,6 +20,7 @@ from onceflow.core.runtime.events.job_events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
+    CommitRefused,
     EventsDropped,
     JobEnded,
     JobEvent,
@@ -111,6 +112,7 @@ def log_event(event: JobEvent, status: JobStatus) -> None:  # noqa: C901, PLR091
             | SplitsDiscovered()
             | LagMeasured()
             | SinkBlocked()
+            | CommitRefused()
             | CheckpointCommitted()
             | SavepointRestored()
             | LeftoversAborted()

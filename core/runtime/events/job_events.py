@@ -183,6 +183,18 @@ class SinkBlocked(_Timed):
 
 
 @dataclass(frozen=True, slots=True)
+class CommitRefused(_Timed):
+    """Sink `uid`, whose whole checkpoints the driver commits, has refused a decided one.
+
+    It comes with each try, and once more when the checkpoint is committed.
+    """
+
+    uid: str
+    refusal: str
+    """For people: which checkpoint, why, and what to do. Empty: it is committed."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointTriggered(_Timed):
     """The sources are told to emit barrier `checkpoint`."""
 
@@ -311,6 +323,7 @@ JobEvent: TypeAlias = (
     | SplitsDiscovered
     | LagMeasured
     | SinkBlocked
+    | CommitRefused
     | CheckpointTriggered
     | CheckpointAcked
     | CheckpointCompleted

@@ -26,6 +26,7 @@ from onceflow.core.runtime.events.job_events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
+    CommitRefused,
     EventsDropped,
     JobEnded,
     JobEvent,
@@ -100,6 +101,11 @@ class SinkStatus:
     """Age of what has been in doubt for longest; 0 when nothing is."""
     last_commit_ms: float = 0.0
     """The slowest subtask's last commit, from hearing the decision to the target's answer."""
+    commit_refusal: str = ""
+    """Why a decided transaction or checkpoint is not committed yet, and what to do, for people.
+
+    Empty: the target has refused none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +275,8 @@ class JobStatus:
     """By source, how far its splits are read at the last checkpoint, and how far they go."""
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By sink whose ack is overdue, whom its writers wait for in the target; for people."""
+    refusals: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By sink whose whole checkpoints the driver commits, why the last one is not committed."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     def __str__(self) -> str:
@@ -285,7 +293,15 @@ class JobStatus:
         return (
             f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
             f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
-            f" {newest}{blocked}{error}"
+            f" {newest}{blocked}{self.describe_refusals()}{error}"
+        )
+
+    def describe_refusals(self) -> str:
+        """Return a clause for each sink that refuses to commit, to be appended to a sentence."""
+        return "".join(
+            f"; sink {sink.uid} refuses {sink.commit_refusal}"
+            for sink in self.sinks
+            if sink.commit_refusal
         )
 
     @property
@@ -350,7 +366,11 @@ class JobStatus:
                 rows_rejected=known.rows_rejected + one.rows_rejected,
                 oldest_prepared_s=max(known.oldest_prepared_s, one.oldest_prepared_s),
                 last_commit_ms=max(known.last_commit_ms, one.last_commit_ms),
+                commit_refusal=known.commit_refusal or one.commit_refusal,
             )
+        for uid, refusal in self.refusals.items():
+            if uid in total:
+                total[uid] = replace(total[uid], commit_refusal=refusal)
         return tuple(total[uid] for uid in sorted(total))
 
 
@@ -363,7 +383,7 @@ def apply(status: JobStatus, event: JobEvent) -> JobStatus:
             return _apply_to_start(status, event)
         case SlotJoined() | SlotReported():
             return replace(status, slots=_slots_after(status.slots, event))
-        case StateDropped() | LeftoversAborted() | LagMeasured() | SinkBlocked():
+        case StateDropped() | LeftoversAborted() | LagMeasured() | SinkBlocked() | CommitRefused():
             return _apply_to_rest(status, event)
         case SlotLeft() | SplitsDiscovered() | EventsDropped():
             # A slot that has left stays, with its last counters, until the next attempt begins.
@@ -398,6 +418,7 @@ def _apply_to_job(
                 pending=(),
                 offsets={},
                 blockers={},
+                refusals={},
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
                 tally=_Tally(tally.zero_s, tally.slots_ended_s),
             )
@@ -460,9 +481,14 @@ def _slots_after(
 
 
 def _apply_to_rest(
-    status: JobStatus, event: StateDropped | LeftoversAborted | LagMeasured | SinkBlocked
+    status: JobStatus,
+    event: StateDropped | LeftoversAborted | LagMeasured | SinkBlocked | CommitRefused,
 ) -> JobStatus:
     match event:
+        case CommitRefused(uid, refusal):
+            known_refusals = {one: why for one, why in status.refusals.items() if one != uid}
+            refusals = {**known_refusals, uid: refusal} if refusal else known_refusals
+            return replace(status, refusals=refusals)
         case SinkBlocked(uid, blockers):
             other_sinks = {one: known for one, known in status.blockers.items() if one != uid}
             now = {**other_sinks, uid: blockers} if blockers else other_sinks

@@ -37,6 +37,7 @@ from onceflow.core.runtime.events.job_events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
+    CommitRefused,
     JobEnded,
     JobEvent,
     JobRestarting,
@@ -284,6 +285,7 @@ def every_event() -> Iterable[JobEvent]:
     yield from (JobStarted(frozenset({"in"})), *begin(1), AttemptRunning())
     yield report(records_in=40, sinks=(sink(prepared=1),))
     yield SinkBlocked("out", ("session 7",))
+    yield CommitRefused("out", "checkpoint 1: read-only")
     yield LagMeasured("in", (SplitOffsets("0", 3, 10),))
     yield from complete(1)
     yield CheckpointCommitted("out", CheckpointId(1), versions=1, files=2)

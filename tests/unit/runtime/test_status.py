@@ -23,6 +23,7 @@ from onceflow.core.runtime.events.job_events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
+    CommitRefused,
     EventsDropped,
     JobEnded,
     JobEvent,
@@ -105,6 +106,16 @@ def test_how_an_attempt_began_is_told_in_seconds_since_the_start() -> None:
     assert (stats.claimed_s, stats.slots_up_s, stats.recovered_s) == (1, 2, 3)
     assert (stats.deployed_s, stats.running_s) == (4, 5)
     assert (stats.committed, stats.aborted, stats.began_at_s) == (2, 1, 1_000_000)
+
+
+def test_a_refused_commit_is_told_until_it_is_committed_or_its_attempt_ends() -> None:
+    refused = CommitRefused("out", "checkpoint 3 of sink job.out (5 rows): read-only", at=at(6))
+    status = after(*BEGUN, refused)
+    assert [sink.commit_refusal for sink in status.sinks] == [refused.refusal]
+    assert f"; sink out refuses {refused.refusal}" in str(status)
+    for over in (CommitRefused("out", "", at=at(7)), AttemptBegan(TWO, chk(0), at=at(7))):
+        ended = after(over, status=status)
+        assert "refuses" not in str(ended)
 
 
 def test_the_next_attempt_is_timed_from_the_end_of_the_one_before() -> None:
@@ -243,6 +254,7 @@ def _events() -> st.SearchStrategy[JobEvent]:
         st.builds(SplitsDiscovered, st.just("in"), st.just(("0",)), at=_MOMENTS),
         st.builds(LagMeasured, st.just("in"), st.sampled_from(_OFFSETS), at=_MOMENTS),
         st.builds(SinkBlocked, st.just("out"), st.sampled_from([(), ("session 7",)]), at=_MOMENTS),
+        st.builds(CommitRefused, st.just("out"), _TEXTS, at=_MOMENTS),
         st.builds(CheckpointTriggered, _NUMBERS, st.sampled_from(CheckpointKind), at=_MOMENTS),
         st.builds(CheckpointAcked, _NUMBERS, _SUBTASKS, st.just(SnapshotTimings()), at=_MOMENTS),
         st.builds(CheckpointCompleted, _NUMBERS, st.just(1.0), at=_MOMENTS),

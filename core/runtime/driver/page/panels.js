@@ -121,7 +121,7 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
     ["Last commit", "number", (one) => duration(one.last_commit_ms || null)],
     ["Visible after, half", "number", (one) => duration(one.latency && one.latency.p50_s * 1000)],
     ["99 of 100", "number", (one) => duration(one.latency && one.latency.p99_s * 1000)],
-    ["Waits for", "wide", (one) => (one.blockers.length ? one.blockers.join("; ") : "–")],
+    ["Waits for", "wide", (one) => (one.commit_refusal ? h("td", { class: "wide warn" }, `refuses ${one.commit_refusal}`) : one.blockers.length ? one.blockers.join("; ") : "–")],
   ], sinks) : empty("Sinks are here from the first recovery on.")));
 });
 
