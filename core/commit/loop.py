@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from onceflow.core.commit.queue import StepEnd, StepFailed, WaitUntil
+from onceflow.core.commit.queue import Commit, RetryAt, StepEnd, StepFailed, WaitUntil
 from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
 from onceflow.core.errors import (
     CommitFailed,
@@ -21,6 +21,7 @@ from onceflow.core.errors import (
     SinkError,
 )
 from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome
+from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.invariant import require
 from onceflow.core.spi import Committer, GlobalCommitter
 
@@ -88,6 +89,20 @@ def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
             require(isinstance(committer, GlobalCommitter), f"{committer} commits no checkpoints")
             assert isinstance(committer, GlobalCommitter)
             return committer.commit_checkpoint(commit.checkpoint, commit.committables)
+
+
+def describe_refusal(commit: Commit, retry: RetryAt) -> str:
+    """Return what people are told of a commit that is tried again."""
+    tries = "1 try" if retry.tries == 1 else f"{retry.tries} tries"
+    return (
+        f"{commit}, decided with checkpoint {commit.checkpoint}, is not committed after {tries}:"
+        f" {retry.reason}. {advise(commit.transaction)}"
+    )
+
+
+def advise(transaction: TransactionId) -> str:
+    """Return what people may do about a commit that does not succeed."""
+    return f"`onceflow txn show {transaction}` tells more, docs/operations.md what to do"
 
 
 def error_class(failed: StepFailed) -> type[SinkError]:

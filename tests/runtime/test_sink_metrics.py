@@ -126,6 +126,9 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
 
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
     wait_for(job, lambda status: len(status.attempts) >= 2)
+    # Recovery commits what is decided, and its refusals are told, too.
+    status = wait_for(job, lambda status: "ledger" in status.refusals)
+    assert "; sink ledger refuses transaction metered.ledger/" in str(status)
     gate.touch()
     status = job.wait(90)
     assert status.state is JobState.FINISHED
@@ -135,6 +138,6 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
     assert status.attempts[-1].committed > 0
     assert told.committed == committed_files(sink)
     assert told.rows_committed == len(sink.rows()) == RECORDS
-    assert told.commit_refusal == ""
+    assert (told.commit_refusal, dict(status.refusals)) == ("", {})
     assert told.aborted >= status.attempts[-1].aborted
     assert (told.prepared, told.oldest_prepared_s, sink.prepared()) == (0, 0, [])

@@ -467,7 +467,15 @@ class JobDriver:
     def _sink_recovery(self, log: ClaimedLog) -> SinkRecovery:
         plan, storage = self._plan, self._storage
         deadline_s = plan.settings.commit_deadline_s
-        return SinkRecovery(plan.graph, plan.retired_sinks, plan.name, log, storage, deadline_s)
+        return SinkRecovery(
+            plan.graph,
+            plan.retired_sinks,
+            plan.name,
+            log,
+            storage,
+            deadline_s,
+            publish=self._tracker.publish,
+        )
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from onceflow.core.commit.loop import describe_refusal
 from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -18,7 +19,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.events.job_events import CommitRefused
-from onceflow.core.runtime.slot.commits import CommitThread, describe_refusal
+from onceflow.core.runtime.slot.commits import CommitThread
 from onceflow.core.spi import CommittedBy, GlobalCommitter
 
 

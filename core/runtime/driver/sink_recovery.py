@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,11 +17,19 @@ import pyarrow as pa
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
+from onceflow.core.commit.loop import (
+    TimedSteps,
+    advise,
+    carry_out,
+    describe_refusal,
+    error_class,
+    settle,
+)
 from onceflow.core.commit.planner import CommitPlan, plan_commits
-from onceflow.core.commit.queue import Done, RetryAt, StepFailed
+from onceflow.core.commit.queue import Done, RetryAt, StepEnd, StepFailed
 from onceflow.core.commit.steps import (
     AbortOne,
+    CommitOne,
     CommitWhole,
     PlannedSteps,
     Step,
@@ -47,13 +55,14 @@ from onceflow.core.protocol.committables import (
     CommitOutcome,
     Committable,
     Lost,
+    RetryLater,
     Unknown,
 )
 from onceflow.core.protocol.ids import GENESIS, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import RecoveryStep
 from onceflow.core.protocol.recovery import committables_of
-from onceflow.core.runtime.events.job_events import RecoveredSink
+from onceflow.core.runtime.events.job_events import CommitRefused, RecoveredSink
 from onceflow.core.spi import (
     CommittedBy,
     Committer,
@@ -64,6 +73,24 @@ from onceflow.core.spi import (
 from onceflow.core.storage import ClaimedLog, JobStorage
 
 _log = logging.getLogger("onceflow.runtime.recovery")
+
+
+def _tell_nobody(refused: CommitRefused) -> None:
+    """Tell nobody."""
+
+
+def _describe_refusal(step: Step, ended: StepEnd) -> str:
+    """Return what people are told of `step`, which is tried again; empty: it has ended."""
+    if not isinstance(ended, RetryAt):
+        return ""
+    match step:
+        case CommitOne(commit) | CommitWhole(commit):
+            return describe_refusal(commit, ended)
+        case AbortOne(committable):
+            return (
+                f"the rollback of {step}, of an older attempt: {ended.reason}."
+                f" {advise(committable.transaction)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +124,9 @@ class SinkRecovery:
         log: ClaimedLog,
         storage: JobStorage,
         deadline_s: float,
+        publish: Callable[[CommitRefused], None] | None = None,
     ) -> None:
+        self._publish = publish or _tell_nobody
         self._log = log
         self._log_location = str(storage.log)
         self._deadline_s = deadline_s
@@ -224,7 +253,8 @@ class SinkRecovery:
                 continue
             plan, committer = self._plan(target, restored)
             # Commits before aborts: if the target fails in between, what is decided is visible.
-            committed = self._settle(committer, [*to_commits(plan.commit), *to_aborts(plan.abort)])
+            steps = [*to_commits(plan.commit), *to_aborts(plan.abort)]
+            committed = self._settle(target.context.uid, committer, steps)
             counts.append(
                 RecoveredSink(
                     target.context.uid,
@@ -247,11 +277,11 @@ class SinkRecovery:
         for target in self._targets:
             uid, sink_id = target.context.uid, target.context.sink_id
             if target.commits_whole:
-                aborted = self._sweep_whole(self._global_committer(target), completed, sink_id)
+                aborted = self._sweep_whole(target, completed)
                 counts.append(RecoveredSink(uid, sink_id, aborted=aborted))
                 continue
             plan, committer = self._plan(target, completed)
-            self._settle(committer, [*to_commits(plan.returned), *to_aborts(plan.abort)])
+            self._settle(uid, committer, [*to_commits(plan.returned), *to_aborts(plan.abort)])
             counts.append(RecoveredSink(uid, sink_id, aborted=len(plan.abort)))
         # Not before: the next attempt must ask again for what this one could not sweep.
         self._log.settle(self._retired)
@@ -301,7 +331,8 @@ class SinkRecovery:
             )
         if plan.behind:
             raise PreparedTransactionLost(f"{plan.behind}. docs/operations.md says what to do")
-        done = self._settle(committer, [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)])
+        steps = [*map(CommitWhole, plan.commit), *to_aborts(plan.abort)]
+        done = self._settle(context.uid, committer, steps)
         return RecoveredSink(
             context.uid,
             context.sink_id,
@@ -310,10 +341,9 @@ class SinkRecovery:
             aborted=len(plan.abort),
         )
 
-    def _sweep_whole(
-        self, committer: GlobalCommitter, completed: CompletedCheckpoint, sink_id: str
-    ) -> int:
+    def _sweep_whole(self, target: _Target, completed: CompletedCheckpoint) -> int:
         """Abort what older attempts left; what `completed` decides is being committed meanwhile."""
+        committer, sink_id = self._global_committer(target), target.context.sink_id
         self._begin(f"what sink id {sink_id} holds in doubt")
         left = find_undecided(
             completed,
@@ -322,7 +352,7 @@ class SinkRecovery:
             attempt=self._log.attempt,
             memory=self._log.view.memory,
         )
-        self._settle(committer, to_aborts(left))
+        self._settle(target.context.uid, committer, to_aborts(left))
         return len(left)
 
     def _global_committer(self, target: _Target) -> GlobalCommitter:
@@ -368,11 +398,15 @@ class SinkRecovery:
             )
         return plan, committer
 
-    def _settle(self, committer: Committer, steps: Iterable[Step]) -> list[Committable]:
-        """Carry out `steps`; return what these calls have committed, and no earlier ones."""
+    def _settle(self, uid: str, committer: Committer, steps: Iterable[Step]) -> list[Committable]:
+        """Carry out `steps` of sink `uid`; return what these calls have committed."""
         committed: list[Committable] = []
+        is_refused = False
         planned = TimedSteps(PlannedSteps(steps, recovery_retries(self._deadline_s)))
         for step, ended in settle(planned, partial(self._carry_out, committer)):
+            if isinstance(ended, RetryAt) or is_refused:
+                is_refused = isinstance(ended, RetryAt)
+                self._publish(CommitRefused(uid, _describe_refusal(step, ended)))
             match ended:
                 case StepFailed():
                     raise self._error_of(step, ended)
@@ -406,12 +440,12 @@ class SinkRecovery:
         match failed.outcome:
             case Lost(reason) | Unknown(reason):
                 text = f"{step}: {reason}"
+            case RetryLater(reason):
+                text = f"{step} is decided and could not be committed: {reason}"
             case outcome:
                 text = f"{step} is decided and could not be committed: {outcome}"
         transaction = to_committables(step)[0].transaction
-        return error_class(failed)(
-            f"{text}. `onceflow txn show {transaction}` tells more, docs/operations.md what to do"
-        )
+        return error_class(failed)(f"{text}. {advise(transaction)}")
 
     def _begin(self, text: str) -> None:
         self.step = RecoveryStep(text, time.monotonic())

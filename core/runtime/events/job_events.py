@@ -184,14 +184,15 @@ class SinkBlocked(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused(_Timed):
-    """Sink `uid`, whose whole checkpoints the driver commits, has refused a decided one.
+    """Sink `uid` has refused what the driver commits: in a recovery, or a whole checkpoint.
 
-    It comes with each try, and once more when the checkpoint is committed.
+    It comes with each try, and once more when it is committed. What slots commit is in their
+    reports.
     """
 
     uid: str
     refusal: str
-    """For people: which checkpoint, why, and what to do. Empty: it is committed."""
+    """For people: what is not committed, why, and what to do. Empty: it is committed."""
 
 
 @dataclass(frozen=True, slots=True)

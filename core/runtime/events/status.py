@@ -276,7 +276,7 @@ class JobStatus:
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By sink whose ack is overdue, whom its writers wait for in the target; for people."""
     refusals: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By sink whose whole checkpoints the driver commits, why the last one is not committed."""
+    """By sink, what the driver could not commit yet, and why, for people."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     def __str__(self) -> str:
@@ -298,10 +298,12 @@ class JobStatus:
 
     def describe_refusals(self) -> str:
         """Return a clause for each sink that refuses to commit, to be appended to a sentence."""
+        # In a recovery, sinks are not counted yet.
+        refusals = {sink.uid: sink.commit_refusal for sink in self.sinks} | dict(self.refusals)
         return "".join(
-            f"; sink {sink.uid} refuses {sink.commit_refusal}"
-            for sink in self.sinks
-            if sink.commit_refusal
+            f"; sink {uid} refuses {refusal}"
+            for uid, refusal in sorted(refusals.items())
+            if refusal
         )
 
     @property

@@ -15,10 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from onceflow.core.api.graph import Operator, WriteTo
-from onceflow.core.commit.loop import StepSource, error_class, settle
+from onceflow.core.commit.loop import (
+    StepSource,
+    advise,
+    describe_refusal,
+    error_class,
+    settle,
+)
 from onceflow.core.commit.queue import (
     C,
-    Commit,
     CommitQueue,
     CommitRetryPolicy,
     Done,
@@ -44,19 +49,6 @@ from onceflow.core.protocol.messages import (
 from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
-
-
-def describe_refusal(commit: Commit, step: RetryAt) -> str:
-    """Return what people are told of a commit that is tried again."""
-    tries = "1 try" if step.tries == 1 else f"{step.tries} tries"
-    return (
-        f"{commit}, decided with checkpoint {commit.checkpoint}, is not committed after {tries}:"
-        f" {step.reason}. {_advice(commit)}"
-    )
-
-
-def _advice(commit: Commit) -> str:
-    return f"`onceflow txn show {commit.transaction}` tells more, docs/operations.md what to do"
 
 
 class CommitThread(StepSource[C, CommitOutcome]):
@@ -166,7 +158,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
             reach("replied")
 
     def _error_of(self, step: StepFailed, commit: C) -> SinkError:
-        return error_class(step)(f"{step.message}. {_advice(commit)}")
+        return error_class(step)(f"{step.message}. {advise(commit.transaction)}")
 
 
 class CommitWorker(CommitThread[Committable]):
