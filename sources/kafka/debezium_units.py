@@ -93,11 +93,10 @@ def _fields_of(text: bytes) -> Mapping[str, Any]:
     envelope: Any = msgspec.json.decode(text)
     if not isinstance(envelope, dict):
         return {}
-    members = cast("dict[str, Any]", envelope).get("fields") or ()
-    row: dict[str, Any] = next(
-        (one for one in members if one.get("field") in ("after", "before")), {}
-    )
-    return {one["field"]: one for one in row.get("fields") or ()}
+    members: list[dict[str, Any]] = cast("Any", envelope).get("fields") or []
+    rows = [one for one in members if one.get("field") in ("after", "before")]
+    fields: list[dict[str, Any]] = rows[0].get("fields") or [] if rows else []
+    return {one["field"]: one for one in fields}
 
 
 def _units_of(fields: Mapping[str, Any], columns: pa.Schema) -> Units:

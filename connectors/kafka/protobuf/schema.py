@@ -408,7 +408,7 @@ def _reread_fault(
 ) -> str | None:
     before: Any = written
     after: Any = read
-    old, new = (_TYPE_NAMES[one.type] for one in (before, after))
+    old, new = _TYPE_NAMES[int(before.type)], _TYPE_NAMES[int(after.type)]
     is_reread = new != old and new not in _WIDER.get(old, ())
     if is_reread or (is_repeated(written) and not is_repeated(read)):
         what = " a list of" if is_repeated(written) and not is_repeated(read) else ""
