@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from examples.delta_sink import DeltaSink
 from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
@@ -18,8 +19,9 @@ from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
 
 from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.events.status import SinkStatus
-from onceflow.core.spi import Committer, CommitterContext
+from onceflow.core.spi import Committer, CommitterContext, GlobalCommitter
 
 RECORDS = 6_000
 
@@ -141,3 +143,40 @@ def test_what_cannot_be_committed_is_told_while_it_waits(
     assert (told.commit_refusal, dict(status.refusals)) == ("", {})
     assert told.aborted >= status.attempts[-1].aborted
     assert (told.prepared, told.oldest_prepared_s, sink.prepared()) == (0, 0, [])
+
+
+@dataclass(frozen=True)
+class GatedTable(DeltaSink):
+    """Takes no checkpoint before the file `gate` is there."""
+
+    gate: str = ""
+
+    def committer(self, context: CommitterContext) -> GlobalCommitter:
+        committer = super().committer(context)
+        commit = committer.commit_checkpoint
+
+        def gated(checkpoint: CheckpointId, committables: Sequence[Committable]) -> CommitOutcome:
+            if not Path(self.gate).exists():
+                return RetryLater("the gate is closed")
+            return commit(checkpoint, committables)
+
+        committer.commit_checkpoint = gated  # type: ignore[method-assign]
+        return committer
+
+
+@pytest.mark.servers
+def test_a_whole_checkpoint_that_the_driver_cannot_commit_is_told_while_it_waits(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    table = GatedTable(str(tmp_path / "table"), str(gate))
+    pipeline = pipeline_in(cluster, tmp_path)
+    pipeline.read(CountingSource(300, pause_s=0.01), uid="records").write(table, uid="lake")
+    job = pipeline.start()
+    told = wait_for(job, lambda status: "lake" in status.refusals).refusals["lake"]
+    assert told.startswith("checkpoint 1 of sink metered.lake (")
+    for word in (", decided with checkpoint 1, is not committed after ", "the gate is closed"):
+        assert word in told
+    gate.touch()
+    status = job.wait(90)
+    assert (status.state, dict(status.refusals)) == (JobState.FINISHED, {})
