@@ -243,6 +243,20 @@ class SqlSink(DatabaseAccess, Sink):
         except SqlError as error:
             raise refusal(error, f"table {settings.table} cannot be looked for") from error
 
+    def has_table(self) -> bool:
+        """Return whether the table is there, as far as the user may see it. Changes nothing.
+
+        Raises:
+            ConfigError: The server refuses the connection for good.
+            SinkError: The server cannot be asked now.
+        """
+        settings = self.settings
+        try:
+            with settings.endpoint.connect("onceflow looks for a table") as session:
+                return settings.dialect.find_table(session, settings.table) is not None
+        except SqlError as error:
+            raise refusal(error, f"table {settings.table} cannot be looked for") from error
+
     @override
     def list_blockers(self, context: CommitterContext) -> Sequence[str]:
         """Describe whom the attempt's sessions wait for, as far as the user may see it.

@@ -5,8 +5,10 @@ Each write goes the way of a format's writer, from its options to its commit, in
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -88,6 +90,32 @@ def test_a_token_is_written_once_however_its_directory_is_spelled(tmp_path: Path
 
 def _file_in(directory: Path | str) -> Path:
     return Path(str(directory).removeprefix("file:")) / "shop.db"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(sqlite_case, id="sqlite"),
+        pytest.param(postgres_case, id="postgres", marks=pytest.mark.integration),
+    ],
+)
+def test_a_token_whose_table_was_dropped_does_not_pass_for_written(
+    request: pytest.FixtureRequest, tmp_path: Path, make: MakeCase
+) -> None:
+    """Else `save` would return, with the table created anew and empty."""
+    case = make(request, tmp_path, "orders")
+    options = {**case.options, "createtable": "true"}
+    save(case.make_sink, options, range(5))
+    if make is sqlite_case:
+        with closing(sqlite3.connect(case.options["url"])) as database:
+            database.execute("DROP TABLE orders")
+    else:
+        query(case.options["url"], "DROP TABLE orders")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="table orders is not there any more: it was dropped"):
+            save(case.make_sink, options, range(5))
+    save(case.make_sink, {**options, "txnversion": "20260201"}, range(5, 7))
+    assert case.ids() == [5, 6]
 
 
 @pytest.mark.integration

@@ -72,6 +72,7 @@ from onceflow.core.spi import (
 )
 from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.staging import StagingArea, is_staged
+from onceflow.sinks.sql.sink import SqlSink
 
 _log = logging.getLogger("onceflow.spark")
 SETTLE_TIMEOUT_S = 120.0
@@ -193,6 +194,8 @@ class BatchCommits:
             PreparedTransactionLost: What is decided is gone.
             SinkError: The target cannot be asked now.
         """
+        if number is not None and self._claimed is None:
+            self._check_decided_table(BatchId(self.target.source, number))
         claim = self._claim(schema)
         reach("claimed")
         target = self.target
@@ -320,6 +323,19 @@ class BatchCommits:
             committer.close()
 
     # --- steps --------------------------------------------------------------------------------
+
+    def _check_decided_table(self, batch: BatchId) -> None:
+        """Raise ConfigError if `batch` is written to a table that would be created anew, empty."""
+        sink = self.target.sink
+        if not isinstance(sink, SqlSink) or not sink.create or not self.is_decided(batch):
+            return
+        if not sink.has_table():
+            raise ConfigError(
+                f"{batch} is written already, and table {sink.table} is not there any more: it was"
+                " dropped or renamed since. It was not created, for it would have none of these"
+                " rows. Restore it; or write the rows again: a job under another txnAppId, a query"
+                " with a new checkpointLocation"
+            )
 
     def _claim(self, schema: pa.Schema, *, after: AttemptId | None = None) -> BatchClaim:
         claim = None
