@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +35,14 @@ class TableName:
         """Return the name in `table` or `schema.table`.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: It is neither, or in the quotes that SQL wants around a name.
         """
+        if re.search(r"""(^|\.)(".*"|`.*`)(\.|$)""", text):
+            bare = re.sub('["`]', "", text)
+            raise ValueError(
+                f"table {text!r} is in quotes, which would be a part of its name: write {bare}, for"
+                " upper and lower case are kept"
+            )
         parts = text.split(".")
         if len(parts) > 2 or not all(parts):
             raise ValueError(f"table {text!r} is not 'table' or 'schema.table'")
