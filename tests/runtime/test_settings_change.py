@@ -43,6 +43,7 @@ from onceflow import (
     count,
 )
 from onceflow.core.api.graph import Feed, GraphBuilder, ReadFrom
+from onceflow.core.api.join_functions import JoinKind
 from onceflow.core.api.windows import WindowAssigner
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
@@ -194,6 +195,24 @@ def test_what_joins_by_time_keep_records_for_is_told_with_both_values() -> None:
     old = described(lambda records: regular(records, 10))
     assert find_changes(old, described(lambda records: regular(records, 20)))
     assert not find_changes(old, described(lambda records: regular(records, 10)))
+
+
+def test_a_side_of_a_join_may_cease_to_be_outer_and_not_become_it() -> None:
+    """Of kept records of another side it is not known whether they have had a partner."""
+
+    def joined(how: JoinKind) -> dict[str, str]:
+        def join(records: Stream) -> Stream:
+            left, right = records.filter(is_even), records.filter(is_odd)
+            pairs = left.key_by("account").join(right.key_by("account"), ttl=10, how=how)
+            return pairs.merge(uid="windows")
+
+        return described(join)
+
+    assert find_changes(joined("inner"), joined("left")) == ["how was inner and is now left"]
+    assert find_changes(joined("left"), joined("right")) == ["how was left and is now right"]
+    assert find_changes(joined("right"), joined("full")) == ["how was right and is now full"]
+    assert not find_changes(joined("full"), joined("left"))
+    assert not find_changes(joined("left"), joined("inner"))
 
 
 class CountOfKey(KeyedFunction):

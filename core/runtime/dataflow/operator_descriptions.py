@@ -6,6 +6,8 @@ start compares it with the pipeline, before any slot begins:
     key                 what kind of values its keys are: as another kind none would be found again
     windows, time, size, slide, offset, gap     another value cuts what is kept into other windows
     lower, upper        of joins by time: what is kept was kept for these
+    how                 of joins by time: an outer side may cease to be one. Of records that were
+                        kept by another side it is not known whether they have had a partner.
     allowed lateness    may become shorter. What is over under the longer one is over under the
                         shorter one. A longer one would begin anew what is gone already.
 
@@ -35,6 +37,13 @@ from onceflow.core.api.windows import EventTimeSessionWindows, WindowAssigner, p
 from onceflow.core.state.aggregates.accumulator_shape import key_kind
 
 LATENESS = "allowed lateness"
+_OUTER_SIDES = {
+    "inner": frozenset[str](),
+    "left": frozenset({"left"}),
+    "right": frozenset({"right"}),
+    "full": frozenset({"left", "right"}),
+}
+"""The sides of a join whose records come out without a partner, too, by what `how` says."""
 
 
 def describe_operator(operator: Operator) -> dict[str, str]:
@@ -58,6 +67,8 @@ def find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 def _is_kept(name: str, before: str, now: str) -> bool:
     if name == LATENESS:
         return int(now.removesuffix(" ms")) <= int(before.removesuffix(" ms"))
+    if name == "how":
+        return _OUTER_SIDES[now] <= _OUTER_SIDES[before]
     return before == now
 
 
@@ -112,7 +123,9 @@ def _windows_of(windows: WindowAssigner, lateness_ms: int, *, by_clock: bool) ->
 
 
 def _reach_of(join: TimedJoin) -> dict[str, str]:
+    outer = {name for name, side in zip(("left", "right"), join.sides, strict=True) if side.outer}
     return {
+        "how": next(how for how, sides in _OUTER_SIDES.items() if sides == outer),
         "time": _time_text(join.by_clock),
         "lower": f"{join.lower_ms} ms",
         "upper": f"{join.upper_ms} ms",
