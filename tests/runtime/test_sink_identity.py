@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 from tests.support.clusters import ON_BOTH, AnyCluster
 from tests.support.counting_source import CountingSource
@@ -18,9 +19,10 @@ from typer.testing import CliRunner
 
 from onceflow import Checkpointing, FixedDelay, JobState, Pipeline
 from onceflow.cli.main import app
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, PreparedTransactionLost
 from onceflow.core.spi import Sink
 from onceflow.core.storage import FileSystemStorage
+from onceflow.sinks import FileSink
 
 SOURCE = CountingSource(3_000, batch_rows=10)
 SLOWLY = replace(SOURCE, pause_s=0.1)
@@ -195,3 +197,21 @@ def test_job_that_may_be_an_older_one_under_another_name_is_told_so(
         job_in(cluster, tmp_path, {"out": (None, elsewhere)}, name="other").run(60)
     assert "job 'names' in the same checkpoint storage has its operators" in caplog.text
     assert ids_of(elsewhere) == list(range(SOURCE.records))
+
+
+def test_a_job_that_writes_to_another_directory_is_told_how_and_goes_on_there(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """As docs/operations.md says below "Another target"."""
+    old, new = (FileSink(str(tmp_path / name)) for name in ("old", "new"))
+    job = job_in(cluster, tmp_path, {"out": (None, old)}, source=SLOWLY).start()
+    job.wait_for(checkpoints=2)
+    assert job.stop(60).state is JobState.STOPPED
+    with pytest.raises(PreparedTransactionLost, match="see 'Another target' there if the sink"):
+        job_in(cluster, tmp_path, {"out": (None, new)}).run(60)
+    retired = {"names.out": old}
+    job_in(cluster, tmp_path, {"out": ("names.out-2", new)}, retired=retired).run(60)
+    written = [ds.dataset(sink.url, format="parquet").to_table()["id"] for sink in (old, new)]
+    assert all(map(len, written))
+    ids = [one for column in written for one in column.to_pylist()]
+    assert sorted(ids) == list(range(SOURCE.records))

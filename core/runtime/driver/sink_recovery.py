@@ -437,15 +437,22 @@ class SinkRecovery:
                 " again, so nothing was written. See 'Storage that is behind its target' in"
                 " docs/operations.md"
             )
+        advice = ""
         match failed.outcome:
-            case Lost(reason) | Unknown(reason):
+            case Lost(reason):
+                text = f"{step}: {reason}"
+                advice = (
+                    ": see 'Another target' there if the sink writes to another one than before,"
+                    " and 'After a loss' if not"
+                )
+            case Unknown(reason):
                 text = f"{step}: {reason}"
             case RetryLater(reason):
                 text = f"{step} is decided and could not be committed: {reason}"
             case outcome:
                 text = f"{step} is decided and could not be committed: {outcome}"
         transaction = to_committables(step)[0].transaction
-        return error_class(failed)(f"{text}. {advise(transaction)}")
+        return error_class(failed)(f"{text}. {advise(transaction)}{advice}")
 
     def _begin(self, text: str) -> None:
         self.step = RecoveryStep(text, time.monotonic())
