@@ -123,7 +123,8 @@ def _windows_of(windows: WindowAssigner, lateness_ms: int, *, by_clock: bool) ->
 
 
 def _reach_of(join: TimedJoin) -> dict[str, str]:
-    outer = {name for name, side in zip(("left", "right"), join.sides, strict=True) if side.outer}
+    names = zip(("left", "right"), join.sides, strict=True)
+    outer = frozenset(name for name, side in names if side.outer)
     return {
         "how": next(how for how, sides in _OUTER_SIDES.items() if sides == outer),
         "time": _time_text(join.by_clock),
