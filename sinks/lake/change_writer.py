@@ -94,10 +94,11 @@ class LakeChangeWriter(SinkWriter):
             column if name in kept else _set_null(column, deletes)
             for name, column in zip(rows.schema.names, rows.columns, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _set_null(column: pa.Array, deletes: pa.BooleanArray) -> pa.Array:
     plain = to_plain_column(column)
     emptied: pa.Array = pc.if_else(deletes, pa.scalar(None, plain.type), plain)
-    return emptied
+    # Rejected rows leave the writer in the schema of the sink, dictionaries included.
+    return emptied if plain.type == column.type else emptied.cast(column.type)

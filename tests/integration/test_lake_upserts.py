@@ -23,6 +23,8 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
 from onceflow.sinks import DeltaSink
 
 _SCHEMA = pa.schema(
@@ -227,6 +229,33 @@ def test_bad_changes_are_named_and_what_a_delete_has_besides_its_key_does_not_ma
     ]
     change(job, 1, rows)
     assert job.rows() == [{"id": 1, "price": Decimal("2.00")}]
+
+
+def test_rejected_changes_leave_the_writer_as_they_came(make_job: MakeLakeJob) -> None:
+    text = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), pa.field("v", text, nullable=False), ("op", pa.string())]
+    )
+    job = make_job(schema=schema).open()
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "v": "a", "op": "c"},
+        {"id": None, "v": "b", "op": "c"},
+        {"id": 3, "v": "c", "op": "d"},
+        {"id": 4, "v": None, "op": "u"},
+        {"id": 5, "v": "e", "op": "?"},
+    ]
+    writer = job.writer(on_bad_row=OnBadRow.DEAD_LETTER)
+    writer.write(job.batch(rows))
+    rejected = writer.take_rejected()
+    assert all(some.rows.schema == schema for some in rejected)
+    assert sorted(row["op"] for some in rejected for row in some.rows.to_pylist()) == [
+        "?",
+        "c",
+        "u",
+    ]
+    assert job.commit(1, *writer.pre_commit(CheckpointId(1))) == Committed()
+    writer.close()
+    assert values(job) == {1: "a"}
 
 
 @pytest.mark.servers
