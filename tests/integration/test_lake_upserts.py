@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import deltalake
@@ -18,6 +19,7 @@ from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
+    Committable,
     Committed,
     Lost,
     RetryLater,
@@ -341,3 +343,30 @@ def test_rows_of_an_older_partition_spec_are_replaced_under_the_new_one(tmp_path
     with job.table() as table:
         assert {task.file.spec_id for task in table.scan().plan_files()} == {0, 1}
         assert table.scan("id = 2").to_arrow()["v"].to_pylist() == ["B"]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_changes_come_to_what_a_dictionary_has(seed: int, make_job: MakeLakeJob) -> None:
+    """Over many files and partitions, gathered now and then."""
+    random = Random(seed)
+    job = make_job(partition_by=("region",)).open()
+    expected: dict[int, str] = {}
+    waiting: list[Committable] = []
+    for checkpoint in range(1, 16):
+        rows: list[dict[str, Any]] = []
+        for _ in range(random.randrange(1, 40)):
+            key = random.randrange(60)
+            if random.random() < 0.3:
+                rows.append(delete(key))
+                expected.pop(key, None)
+            else:
+                value = f"{checkpoint}-{random.random()}"
+                rows.append(put(key, value, random.choice(["eu", "us", "asia"])))
+                expected[key] = value
+        waiting.append(job.prepare(checkpoint, rows))
+        if random.random() < 0.6 or checkpoint == 15:
+            assert job.commit(checkpoint, *waiting) == Committed()
+            waiting.clear()
+            assert values(job) == expected
+            assert len(job.rows()) == len(expected)
