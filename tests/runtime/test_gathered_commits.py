@@ -20,8 +20,9 @@ from deltalake import DeltaTable
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 
-from onceflow import Checkpointing, FixedDelay, HeapBackend, JobState, Pipeline
+from onceflow import Checkpointing, FixedDelay, HeapBackend, JobState, JobStatus, Pipeline
 from onceflow.core.api.pipeline import Job
+from onceflow.core.runtime.events.job_events import CheckpointCommitted, JobEvent
 from onceflow.sinks import DeltaSink
 
 _RECORDS = 4_000
@@ -67,6 +68,9 @@ class GatheringJob:
     def ids(self) -> list[int]:
         rows: pa.Table = cast("Any", DeltaTable(self.directory / "table")).to_pyarrow_table()
         return sorted(rows["id"].to_pylist())
+
+    def files(self) -> list[str]:
+        return DeltaTable(self.directory / "table").file_uris()
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the checkpoints of each version with rows: after the first, up to the last."""
@@ -124,9 +128,18 @@ def test_a_job_that_is_stopped_commits_what_waits_and_its_savepoint_begins_with_
 ) -> None:
     made = GatheringJob(cluster, tmp_path)
     job = made.start()
+    commits: list[CheckpointCommitted] = []
+
+    def note_commit(event: JobEvent, status: JobStatus) -> None:
+        if isinstance(event, CheckpointCommitted):
+            commits.append(event)
+
+    job.add_listener(note_commit)
     wait_for_checkpoints(job, 3)
     stopped = job.stop(60, savepoint=str(tmp_path / "kept"), drain=drain)
     assert made.ids()
+    assert sum(one.versions for one in commits) == len(made.ranges()) == 1
+    assert sum(one.files for one in commits) == len(made.files()) > 3, "which metrics count"
     place = stopped.savepoints[-1].place
     made.finish(made.start(storage="others", parallelism=3, savepoint=place))
     made.assert_each_row_once()
