@@ -73,3 +73,28 @@ def test_spark_reads_values_of_all_types_and_prunes_partitions(
         "raw": "00FF",
     }
     assert query_by_spark(settings, f"SELECT * FROM {table} WHERE kind IS NULL") == [{"id": 2}]
+
+
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_spark_reads_what_upserts_and_deletes_have_left(table_format: str, tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string()), ("op", pa.string())])
+    settings: dict[str, Any] = {
+        "write_mode": "upsert",
+        "primary_key": ("id",),
+        "operation_column": "op",
+    }
+    job: LakeJob
+    by_spark: Mapping[str, str]
+    if table_format == "iceberg":
+        job = IcebergJob(tmp_path, schema=schema, **settings)
+        by_spark, table = iceberg_settings(job.properties), "`default`.shop.orders"
+    else:
+        job = DeltaJob(tmp_path, schema=schema, **settings)
+        by_spark, table = DELTA, f"delta.`{job.path}`"
+    job.open()
+    first = [{"id": key, "v": "old", "op": "c"} for key in range(5)]
+    second = [{"id": 1, "v": "new", "op": "u"}, {"id": 2, "op": "d"}, {"id": 9, "op": "d"}]
+    assert job.commit(1, job.prepare(1, first)) == Committed()
+    assert job.commit(2, job.prepare(2, second, first_checkpoint=2)) == Committed()
+    expected = [{"id": key, "v": "new" if key == 1 else "old"} for key in (0, 1, 3, 4)]
+    assert query_by_spark(by_spark, f"SELECT * FROM {table} ORDER BY id") == expected
