@@ -247,7 +247,7 @@ class Publication(ABC):
         return Lost(
             f"{what}, and nothing proves that it was committed "
             f"({self._fs.location(self._at(self._paths.committed, transaction))}): somebody "
-            "deleted it, or went back to an older copy of the directory"
+            "deleted it, went back to an older copy of the directory, or gave the sink another one"
         )
 
 

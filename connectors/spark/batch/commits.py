@@ -516,8 +516,9 @@ def _error_of(step: Step, failed: StepFailed) -> SinkError:
     match outcome:
         case Lost(reason):
             text = (
-                f"{committable} is decided: {reason}. Its rows are lost in the target; they are"
-                " in the source still"
+                f"{committable} is decided: {reason}. Its rows are lost in this target, and in the"
+                " source still; if it is another target than before, go back to that one, or begin"
+                " a new query"
             )
         case Unknown(reason):
             text = f"{committable}: {reason}"
