@@ -279,6 +279,18 @@ def test_a_default_of_any_type_is_the_value_that_the_schema_means(
     assert taken(rows).to_pylist(maps_as_pydicts="strict") == [{"id": 1, "v": expected}]
 
 
+def test_an_integer_is_not_read_as_a_float_of_16_bits_which_makes_infinity_of_it(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("payments-value", PAYMENT)
+    columns = pa.schema([("id", pa.float16())])
+    rows = rows_of(source(registry.url, schema=columns, on_bad_record="dead_letter").settings)
+    rows.add(messages(framed(schema_id, PAYMENT, [{"id": 70_000, "account": "a"}])))
+    assert taken(rows).num_rows == 0
+    (letter,) = rows.refusals.take_letters()
+    assert "written as int64 and is read as halffloat" in letter.reason
+
+
 def test_a_default_that_is_no_value_of_its_field_is_refused_by_name(
     registry: SchemaRegistryDouble,
 ) -> None:
