@@ -141,7 +141,10 @@ class _Resolution:
         owners = np.arange(count, dtype=np.int64)
         for name, (source, member) in self._read.items():
             if name in members:
-                members[name] = resolve(members[name], source.type, member.type, owners, faults)
+                inside: Faults = {}
+                members[name] = resolve(members[name], source.type, member.type, owners, inside)
+                for row, why in inside.items():
+                    faults.setdefault(row, f"field {member.name!r}: {why}")
         return members
 
 

@@ -247,7 +247,7 @@ def test_a_branch_and_a_null_that_the_latest_schema_does_not_have_make_bad_recor
     rows.add(messages([*framed(schema_id, old, given), *framed(schema_id, old, given[:1])]))
     assert taken(rows).to_pylist() == [{"id": 0, "v": [1, 2]}] * 2
     letters = {letter.offset: letter.reason for letter in rows.refusals.take_letters()}
-    assert "it has a value of string where the schema that is read" in letters[1]
+    assert "field 'v': it has a value of string where the schema that is read" in letters[1]
     assert "it has null where the schema that is read has a value" in letters[2]
 
 
