@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ import psycopg
 import pyarrow as pa
 import typer
 from confluent_kafka import Consumer, Producer
+from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
@@ -92,7 +93,7 @@ class Target:
         raise NotImplementedError
 
     @contextmanager
-    def watch(self, topic: str) -> Iterator[list[Latencies]]:
+    def watch(self, topic: str) -> Generator[list[Latencies]]:
         """Note each row's latency; what is yielded is filled at the end."""
         raise NotImplementedError
 
@@ -108,14 +109,14 @@ class PostgresTarget(Target):
         return PostgresSink(self._url, table=_table(topic), create=True)
 
     @contextmanager
-    def watch(self, topic: str) -> Iterator[list[Latencies]]:
+    def watch(self, topic: str) -> Generator[list[Latencies]]:
         """Ask the table when the job has ended."""
         latencies: list[Latencies] = []
         yield latencies
-        query = (
+        query = sql.SQL(
             "SELECT sent_us, extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1e6 - sent_us"
-            f" FROM {_table(topic)}"
-        )
+            " FROM {}"
+        ).format(sql.Identifier(_table(topic)))
         with psycopg.connect(self._url) as connection:
             rows = np.array(connection.execute(query).fetchall(), np.float64).reshape(-1, 2)
         latencies.append(rows)
@@ -133,7 +134,7 @@ class KafkaTarget(Target):
         return KafkaSink(self._server.bootstrap_servers, topic=f"{topic}-out")
 
     @contextmanager
-    def watch(self, topic: str) -> Iterator[list[Latencies]]:
+    def watch(self, topic: str) -> Generator[list[Latencies]]:
         """Read the topic while the job runs."""
         latencies: list[Latencies] = []
         ended = threading.Event()
