@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from typing_extensions import override
@@ -27,6 +27,7 @@ from onceflow.connectors.kafka.client import (
     open_client,
 )
 from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.core.spi.client_options import OptionValue
 from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 
 logger = logging.getLogger("onceflow.sources.kafka")
@@ -49,15 +50,22 @@ class LoggedTroubles(ClientTroubles):
 
 
 def open_consumer(
-    settings: KafkaSettings, troubles: ClientTroubles, *, group_id: str, client_id: str
+    settings: KafkaSettings,
+    troubles: ClientTroubles,
+    *,
+    group_id: str,
+    client_id: str,
+    defaults: Mapping[str, OptionValue] = TUNED_DEFAULTS,
 ) -> Consumer:
     """Return a consumer that is assigned nothing yet. Does not wait for any broker.
+
+    `defaults` are the client's options, below the user's.
 
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
     """
     config = {
-        **client_config(settings, client_id, TUNED_DEFAULTS, troubles),
+        **client_config(settings, client_id, defaults, troubles),
         "group.id": group_id,
         "auto.offset.reset": "error",
         "enable.auto.commit": False,

@@ -34,7 +34,7 @@ from onceflow.sources.kafka.events import Event, Gaps, classify_error
 from onceflow.sources.kafka.intake import Intake, Taken, open_intake
 from onceflow.sources.kafka.messages import Records, messages_of, sample_times
 from onceflow.sources.kafka.position import PartitionPosition
-from onceflow.sources.kafka.settings import KafkaSettings
+from onceflow.sources.kafka.settings import READER_DEFAULTS, KafkaSettings
 from onceflow.sources.kafka.value_formats import rows_of
 
 
@@ -243,7 +243,11 @@ class KafkaReader(SourceReader):
     def _open_client(self) -> Consumer:
         """Return a client that reads the open partitions from their positions."""
         consumer = open_consumer(
-            self._settings, self._troubles, group_id=self._group_id, client_id=self._client_id
+            self._settings,
+            self._troubles,
+            group_id=self._group_id,
+            client_id=self._client_id,
+            defaults=READER_DEFAULTS,
         )
         self._intake = open_intake(self._settings, consumer, self._client_id)
         self._intake.lead(self._open)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from threading import Thread
 
+import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from tests.integration import kafka_feed
 from tests.integration.kafka_feed import (
     Transactions,
@@ -152,3 +155,31 @@ def test_bad_record_becomes_a_letter_with_its_origin_and_is_behind_the_next_snap
     with reading(described, splits=splits) as reader:
         assert ids(read_rows(reader, 1)) == [7]
         assert list(reader.take_rejected()) == []
+
+
+def test_records_that_come_one_by_one_are_gathered_into_batches(
+    servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(1)
+    records, polls = 0, 0
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "acks": "all"})
+    with reading(source(servers, topic)) as reader:
+        produce(servers, topic, [record(0)])
+        read_rows(reader, 1)
+        sender = Thread(target=_send_one_by_one, args=(producer, topic, 400), daemon=True)
+        sender.start()
+        until = time.monotonic() + 60
+        while records < 400:
+            assert time.monotonic() < until, f"{records} of 400 records"
+            batch = reader.poll(0.2)
+            if isinstance(batch, pa.RecordBatch):
+                records, polls = records + batch.num_rows, polls + 1
+        sender.join(60)
+    # Each was a batch of its own where the broker answered with the first record that it had.
+    assert polls <= 200
+
+
+def _send_one_by_one(producer: Producer, topic: str, count: int) -> None:
+    for number in range(1, count + 1):
+        producer.produce(topic, record(number), partition=0)
+        assert producer.flush(30) == 0
