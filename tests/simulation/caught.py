@@ -29,6 +29,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "leaves what is in doubt again": 6978,
         "asks for the last proof if nothing is listed": 6969,
         "a source that is added hides what is undelivered": 5689,
+        "a savepoint names what is decided after it": 700166,
         "a savepoint remembers what is decided after it": 701806,
         "a savepoint forgets the commits before it": 911939,
         "a source emits a barrier after a newer one": 2003807,

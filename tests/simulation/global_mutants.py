@@ -119,6 +119,13 @@ class _NamesNoneUndelivered(CheckpointCoordinator):
         return replace(super()._complete(pending), undelivered=())
 
 
+class _NamesLaterUndelivered(CheckpointCoordinator):
+    """A savepoint names what was decided after its barrier, too."""
+
+    def _complete(self, pending: _Pending) -> CompletedCheckpoint:
+        return replace(super()._complete(pending), undelivered=tuple(self._undelivered))
+
+
 def _regrown_from_last(*arguments: Any, **named: Any) -> CompletedCheckpoint:
     """A decision that takes in what is new names the one before it, and none before that."""
     grown = with_lists(*arguments, **named)
@@ -145,6 +152,7 @@ GLOBAL_MUTANTS: tuple[Variant, ...] = (
     Variant("recovery sees no older copy of a table", global_plan=_sees_no_older_copy),
     Variant("takes the furthest committer for all", coordinator=_FurthestCommitter),
     Variant("a decision names none undelivered", coordinator=_NamesNoneUndelivered),
+    Variant("a savepoint names what is decided after it", coordinator=_NamesLaterUndelivered),
     Variant("a source that is added hides what is undelivered", with_lists=_regrown_from_last),
     Variant("the target keeps no ordered proof", prepare=_keeps_no_order),
     Variant("gathers after the last decision", global_queue=_NeverEnds),

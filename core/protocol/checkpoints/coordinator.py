@@ -488,7 +488,9 @@ class CheckpointCoordinator:
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
             delivered_through=self._find_delivered_through(),
-            undelivered=tuple(self._undelivered),
+            # A savepoint may be complete only after a later checkpoint is decided. A job that
+            # begins from it has no such decision, and must not name its commits after it.
+            undelivered=tuple(one for one in self._undelivered if one < trigger.checkpoint),
         )
         at_end = self._ended_at is not None and self._ended_at == _positions(
             completed, self._sources
