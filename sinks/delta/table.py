@@ -31,10 +31,15 @@ from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
-from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
+from onceflow.sinks.lake.sink_record import (
+    PREFIX,
+    SinkRecord,
+    describe_commit,
+    has_committed,
+    parse_record,
+)
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
-_PREFIX = "onceflow."
 _VERSIONS_READ = (1, 16, 256, None)
 """Of the history, until the last commit of the sink id is found: usually it is the newest."""
 
@@ -101,7 +106,7 @@ class DeltaVersion(TableVersion):
             with library_errors(f"{self.location}: its history cannot be read"):
                 history = self.table.history(limit)
             for commit in history:
-                if commit.get(f"{_PREFIX}sink-id") == self.sink_id:
+                if commit.get(f"{PREFIX}sink-id") == self.sink_id:
                     return ""
                 if commit.get("operation") == "RESTORE":
                     return (
@@ -172,7 +177,7 @@ class DeltaVersion(TableVersion):
     def is_committed(self, transaction: TransactionId) -> bool:
         with library_errors(f"{self.location}: its history cannot be read"):
             return any(
-                _has_transaction(one, self.sink_id, transaction) for one in self.table.history()
+                has_committed(one, self.sink_id, transaction) for one in self.table.history()
             )
 
     @override
@@ -194,14 +199,7 @@ class DeltaVersion(TableVersion):
     def _describe_commit(
         self, record: SinkRecord, transactions: Sequence[TransactionId]
     ) -> dict[str, Any]:
-        return {
-            f"{_PREFIX}sink-id": self.sink_id,
-            f"{_PREFIX}log-id": record.log_id,
-            f"{_PREFIX}attempt": str(record.attempt),
-            f"{_PREFIX}checkpoint": str(record.through),
-            f"{_PREFIX}checkpoint-before": str(self._through),
-            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
-        }
+        return dict(describe_commit(self.sink_id, record, self._through, transactions))
 
     @contextmanager
     def _commit_errors(self) -> Generator[None, None, None]:
@@ -268,12 +266,4 @@ class DeltaVersion(TableVersion):
 
     @property
     def _record_name(self) -> str:
-        return f"{_PREFIX}sink.{self.sink_id}"
-
-
-def _has_transaction(commit: dict[str, Any], sink_id: str, transaction: TransactionId) -> bool:
-    if commit.get(f"{_PREFIX}sink-id") != sink_id:
-        return False
-    first, last = (int(commit[f"{_PREFIX}{name}"]) for name in ("checkpoint-before", "checkpoint"))
-    attempts = str(commit[f"{_PREFIX}attempts"]).split(",")
-    return first < transaction.checkpoint <= last and str(transaction.attempt) in attempts
+        return f"{PREFIX}sink.{self.sink_id}"

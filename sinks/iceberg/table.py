@@ -42,10 +42,15 @@ from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
 from onceflow.sinks.lake.changes import RowChanges
 from onceflow.sinks.lake.data_file_names import DataFileNames, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
-from onceflow.sinks.lake.sink_record import SinkRecord, parse_record
+from onceflow.sinks.lake.sink_record import (
+    PREFIX,
+    SinkRecord,
+    describe_commit,
+    has_committed,
+    parse_record,
+)
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
-_PREFIX = "onceflow."
 _FILES_ASKED_AT_ONCE = 16
 
 
@@ -125,7 +130,7 @@ class IcebergVersion(TableVersion):
     @property
     def record_name(self) -> str:
         """The table property that has the record."""
-        return f"{_PREFIX}sink.{self.sink_id}"
+        return f"{PREFIX}sink.{self.sink_id}"
 
     @property
     @override
@@ -217,7 +222,11 @@ class IcebergVersion(TableVersion):
 
     @override
     def is_committed(self, transaction: TransactionId) -> bool:
-        return any(_has_transaction(one, self.sink_id, transaction) for one in self._snapshots())
+        return any(
+            one.summary is not None
+            and has_committed(one.summary.additional_properties, self.sink_id, transaction)
+            for one in self._snapshots()
+        )
 
     @override
     def refers_to(self, staged: pa.RecordBatch) -> bool:
@@ -261,14 +270,7 @@ class IcebergVersion(TableVersion):
     def _summarize(
         self, record: SinkRecord, transactions: Sequence[TransactionId]
     ) -> Mapping[str, str]:
-        return {
-            f"{_PREFIX}log-id": record.log_id,
-            f"{_PREFIX}sink-id": self.sink_id,
-            f"{_PREFIX}attempt": str(record.attempt),
-            f"{_PREFIX}checkpoint": str(record.through),
-            f"{_PREFIX}checkpoint-before": str(self._through),
-            f"{_PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
-        }
+        return describe_commit(self.sink_id, record, self._through, transactions)
 
     def _set_record(self, commit: _Commit, record: SinkRecord, last: Snapshot) -> None:
         commit.set_properties(
@@ -415,13 +417,3 @@ def _spec_of(one: tuple[int, DataFile]) -> int:
 
 def _number_of(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0
-
-
-def _has_transaction(snapshot: Snapshot, sink_id: str, transaction: TransactionId) -> bool:
-    summary = snapshot.summary
-    if summary is None or summary.get(f"{_PREFIX}sink-id") != sink_id:
-        return False
-    attempts = (summary.get(f"{_PREFIX}attempts") or "").split(",")
-    first = int(summary.get(f"{_PREFIX}checkpoint-before") or 0) + 1
-    last = int(summary.get(f"{_PREFIX}checkpoint") or 0)
-    return first <= transaction.checkpoint <= last and str(transaction.attempt) in attempts

@@ -5,15 +5,21 @@ The record is changed in the same atomic step in which rows become visible, so i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import msgspec
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.core.protocol.ids import AttemptId, CheckpointId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.memory import ATTEMPTS_MAX, Decided
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
 from onceflow.sinks.fence import FenceOwner, check_fence, check_owner
+
+PREFIX = "onceflow."
+"""Of the names under which a table, or a version of it, says what belongs to a sink id."""
 
 
 class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +64,30 @@ def parse_record(text: str | None, location: str) -> SinkRecord | None:
             f" committed there: {error}. Another program wrote it: set it to the value that the"
             " newest commit of onceflow gave it, or write to another table"
         ) from error
+
+
+def describe_commit(
+    sink_id: str, record: SinkRecord, before: int, transactions: Sequence[TransactionId]
+) -> dict[str, str]:
+    """Return what a version says of the commit that made it; `before` is the one before it."""
+    return {
+        f"{PREFIX}sink-id": sink_id,
+        f"{PREFIX}log-id": record.log_id,
+        f"{PREFIX}attempt": str(record.attempt),
+        f"{PREFIX}checkpoint": str(record.through),
+        f"{PREFIX}checkpoint-before": str(before),
+        f"{PREFIX}attempts": ",".join(sorted({str(one.attempt) for one in transactions})),
+    }
+
+
+def has_committed(described: Mapping[str, Any], sink_id: str, transaction: TransactionId) -> bool:
+    """Return whether a version that says `described` has committed `transaction`."""
+    if described.get(f"{PREFIX}sink-id") != sink_id:
+        return False
+    attempts = str(described.get(f"{PREFIX}attempts") or "").split(",")
+    before = int(described.get(f"{PREFIX}checkpoint-before") or 0)
+    last = int(described.get(f"{PREFIX}checkpoint") or 0)
+    return before < transaction.checkpoint <= last and str(transaction.attempt) in attempts
 
 
 def claim_record(record: SinkRecord | None, context: CommitterContext) -> SinkRecord:
