@@ -28,7 +28,7 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import typer
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Message, Producer
 from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
@@ -150,8 +150,10 @@ class KafkaTarget(Target):
         consumer.subscribe([f"{topic}-out"])
 
         def read() -> None:
-            while not ended.is_set():
-                messages = consumer.consume(5_000, 0.005)
+            messages: list[Message] = []
+            # To the end of the topic, once the job has ended.
+            while messages or not ended.is_set():
+                messages = consumer.consume(5_000, 1.0 if ended.is_set() else 0.005)
                 now_us = time.time_ns() / 1000
                 for message in messages:
                     value = message.value()
@@ -210,7 +212,6 @@ def measure(
         completed = job.status().checkpoints_completed - before
         # The last rows are there with the checkpoint after them.
         job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
-        time.sleep(0.5)
         job.stop()
     (rows,) = watched
     kept = rows[rows[:, 0] >= rows[:, 0].min() + WARM_UP_S * 1e6]

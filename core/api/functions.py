@@ -304,7 +304,8 @@ class KeyedBatchFunction(ABC):
 
         Its rows are the key columns and `timer_ms`, the time that each was registered for; those of
         one key are in the order of their times. The states are those of its keys. Which timers are
-        in one call is chance. Needed only where timers are registered.
+        in one call is chance, and deleting one that is due already may come too late. Needed only
+        where timers are registered.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timers() to take them"

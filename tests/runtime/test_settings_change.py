@@ -200,7 +200,7 @@ def test_what_joins_by_time_keep_records_for_is_told_with_both_values() -> None:
 def test_a_side_of_a_join_may_cease_to_be_outer_and_not_become_it() -> None:
     """Of kept records of another side it is not known whether they have had a partner."""
 
-    def joined(how: JoinKind) -> dict[str, str]:
+    def describe(how: JoinKind) -> dict[str, str]:
         def join(records: Stream) -> Stream:
             left, right = records.filter(is_even), records.filter(is_odd)
             pairs = left.key_by("account").join(right.key_by("account"), ttl=10, how=how)
@@ -208,11 +208,11 @@ def test_a_side_of_a_join_may_cease_to_be_outer_and_not_become_it() -> None:
 
         return described(join)
 
-    assert find_changes(joined("inner"), joined("left")) == ["how was inner and is now left"]
-    assert find_changes(joined("left"), joined("right")) == ["how was left and is now right"]
-    assert find_changes(joined("right"), joined("full")) == ["how was right and is now full"]
-    assert not find_changes(joined("full"), joined("left"))
-    assert not find_changes(joined("left"), joined("inner"))
+    assert find_changes(describe("inner"), describe("left")) == ["how was inner and is now left"]
+    assert find_changes(describe("left"), describe("right")) == ["how was left and is now right"]
+    assert find_changes(describe("right"), describe("full")) == ["how was right and is now full"]
+    assert not find_changes(describe("full"), describe("left"))
+    assert not find_changes(describe("left"), describe("inner"))
 
 
 class CountOfKey(KeyedFunction):

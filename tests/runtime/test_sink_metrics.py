@@ -36,12 +36,12 @@ class GatedSink(DirectorySink):
         committer = super().committer(context)
         commit = committer.commit
 
-        def gated(committable: Committable) -> CommitOutcome:
+        def wait(committable: Committable) -> CommitOutcome:
             if not Path(self.gate).exists():
                 return RetryLater("the gate is closed")
             return commit(committable)
 
-        committer.commit = gated  # type: ignore[method-assign]
+        committer.commit = wait  # type: ignore[method-assign]
         return committer
 
 
@@ -155,12 +155,12 @@ class GatedTable(DeltaSink):
         committer = super().committer(context)
         commit = committer.commit_checkpoint
 
-        def gated(checkpoint: CheckpointId, committables: Sequence[Committable]) -> CommitOutcome:
+        def wait(checkpoint: CheckpointId, committables: Sequence[Committable]) -> CommitOutcome:
             if not Path(self.gate).exists():
                 return RetryLater("the gate is closed")
             return commit(checkpoint, committables)
 
-        committer.commit_checkpoint = gated  # type: ignore[method-assign]
+        committer.commit_checkpoint = wait  # type: ignore[method-assign]
         return committer
 
 

@@ -512,7 +512,7 @@ class SinkMetricGroup:
             self._rows += committable.rows
             self._refusal = ""
 
-    def note_retried(self, refusal: str) -> None:
+    def note_retry(self, refusal: str) -> None:
         """Count a commit that did not succeed and is tried again; `refusal` says why, to people."""
         with self._lock:
             self._retried += 1

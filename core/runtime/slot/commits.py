@@ -208,7 +208,7 @@ class CommitWorker(CommitThread[Committable]):
         if isinstance(step, Done):
             self.metrics.note_committed(commit)
         else:
-            self.metrics.note_retried(describe_refusal(commit, step))
+            self.metrics.note_retry(describe_refusal(commit, step))
 
     def _prune(self, before: CheckpointId) -> None:
         self._committer.prune(before)
