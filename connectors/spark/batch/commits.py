@@ -516,9 +516,9 @@ def _error_of(step: Step, failed: StepFailed) -> SinkError:
     match outcome:
         case Lost(reason):
             text = (
-                f"{committable} is decided: {reason}. Its rows are lost in this target, and in the"
-                " source still; if it is another target than before, go back to that one, or begin"
-                " a new query"
+                f"{committable} is decided: {reason}. This target lacks its rows, and the source"
+                " still has them. If it is another target than before, write to the former one"
+                " again; or begin a new query, which writes everything into this one"
             )
         case Unknown(reason):
             text = f"{committable}: {reason}"
