@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from tests.support.servers.installer import run_installer
 from typing_extensions import override
@@ -40,31 +40,36 @@ _READY_TIMEOUT_S = 1.0
 _NO_OPTIONS: Mapping[str, str] = {}
 
 
-class NoGo(ServerError):
-    """Raised when the server would have to be built and there is nothing to build it with."""
+def find_s3_program() -> Path | None:
+    """Return the program: ONCEFLOW_VERSITYGW, or that on PATH, or in the cache; or None."""
+    named = os.environ.get(PROGRAM_VARIABLE) or shutil.which("versitygw")
+    program = Path(named) if named else _cached_program()
+    return program if named or program.exists() else None
+
+
+def _cached_program() -> Path:
+    return cache_directory() / f"versitygw-{VERSION}" / "versitygw"
 
 
 def s3_program(
     *, progress: Callable[[str], None] | None = None, timeout_s: float = BUILD_TIMEOUT_S
 ) -> Path:
-    """Return the program: ONCEFLOW_VERSITYGW, or one on PATH, or built into the cache.
+    """Return the program that `find_s3_program` finds, or build it into the cache.
 
     Processes that ask at the same time wait for the first. A crash leaves nothing half built.
 
     Raises:
-        NoGo: There is none, and no Go to build it with.
-        ServerError: It could not be built; quotes the end of what Go said.
+        ServerError: There is no Go to build it with, or it could not be built; quotes the end of
+            what Go said.
     """
-    named = os.environ.get(PROGRAM_VARIABLE) or shutil.which("versitygw")
-    if named:
-        return Path(named)
-    target = cache_directory() / f"versitygw-{VERSION}"
-    program = target / "versitygw"
-    if program.exists():
-        return program
+    found = find_s3_program()
+    if found is not None:
+        return found
+    program = _cached_program()
+    target = program.parent
     go = shutil.which("go")
     if go is None:
-        raise NoGo(
+        raise ServerError(
             "the S3 server of the tests (versitygw) is built from its Go module, and no `go` is on"
             f" PATH: install Go 1.25 or newer, or name the program in {PROGRAM_VARIABLE}"
         )
@@ -215,22 +220,15 @@ class S3Factory(Protocol):
 
 
 def start_s3(options: Mapping[str, str] = _NO_OPTIONS, *, proxied: bool = False) -> EmbeddedS3:
-    """Return a running server. Skips the test where it cannot be built, unless it is required.
+    """Return a running server. Skips the test where none is built yet, which takes minutes.
 
-    ONCEFLOW_REQUIRE_S3 says that: then the test fails.
+    With ONCEFLOW_REQUIRE_S3 it is built then, and the test fails where it cannot be.
     """
-    try:
-        return EmbeddedS3(options, proxied=proxied).start()
-    except NoGo as error:
-        _skip(error)
+    if find_s3_program() is None and not os.environ.get("ONCEFLOW_REQUIRE_S3"):
+        import pytest  # not there where the demo runs
 
-
-def _skip(error: NoGo) -> NoReturn:
-    import pytest  # not there where the demo runs
-
-    if os.environ.get("ONCEFLOW_REQUIRE_S3"):
-        raise error
-    pytest.skip(str(error))
+        pytest.skip("no S3 server: `script/test --servers` builds one, for which it needs Go")
+    return EmbeddedS3(options, proxied=proxied).start()
 
 
 if __name__ == "__main__":
