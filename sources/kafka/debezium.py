@@ -41,18 +41,13 @@ NO_COLUMN_IN_KEY = (
     " schema= names"
 )
 
-_UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium writes for a large value of Postgres that an update has not touched.
-
-For an array of texts or of bytes it writes one with this element; for one of numbers, the bytes of
-the word as numbers; for one of UUIDs, the UUID of these bytes; for an hstore, a map from the word
-to itself, or its JSON.
-"""
-_WORD_BYTES = _UNAVAILABLE.encode()
-_UNAVAILABLE_HSTORE = f'{{"{_UNAVAILABLE}":"{_UNAVAILABLE}"}}'
-_UNAVAILABLE_UUID = str(
-    UUID(bytes=hashlib.md5(_WORD_BYTES, usedforsecurity=False).digest(), version=3)
+_GEOMETRIES = (
+    "0101000020e6100000000000fc83d797c1000000fc83d797c1",
+    "0101000020e61000000c21e7fdff7f66401842cefbff7f5640",
+    "0101000000000000fc83d797c1000000fc83d797c1",
 )
+"""WKB of the geometry, geography and point that stand for one that Debezium was not sent."""
+_BYTES_PREFIX = "hex:"
 _OTHER_OPERATIONS: Mapping[object, str] = {
     "t": "the table was truncated, and only changes of single rows can be read",
     "m": "it is a logical decoding message, and only changes of rows can be read",
@@ -78,51 +73,97 @@ def describe_other_operation(operation: object) -> str:
     return known or f"its op is {operation!r}, and not c, r, u or d"
 
 
-def note_unavailable_values(
-    columns: Sequence[pa.Array], schema: pa.Schema, kept: Sequence[int], faults: Faults
-) -> None:
-    """Add to `faults` the rows that hold Debezium's word for a value that it did not get."""
-    for column, name in zip(columns, schema.names, strict=False):
-        for at, is_unavailable in zip(kept, _unavailable_rows(column), strict=False):
-            if is_unavailable:
-                faults.setdefault(
-                    at,
-                    f"column {name!r} was not sent ({_UNAVAILABLE}): set the table's REPLICA"
-                    " IDENTITY to FULL",
-                )
+def read_placeholder(placeholder: str) -> bytes:
+    """Return the bytes of Debezium's `unavailable.value.placeholder`: text, or `hex:` and digits.
+
+    Raises:
+        ConfigError: It is empty, or its digits are no bytes.
+    """
+    is_hex = placeholder.startswith(_BYTES_PREFIX)
+    try:
+        word = (
+            bytes.fromhex(placeholder.removeprefix(_BYTES_PREFIX))
+            if is_hex
+            else placeholder.encode()
+        )
+    except ValueError:
+        word = b""
+    if not word:
+        raise ConfigError(
+            f"unavailable_value_placeholder={placeholder!r} is no value: give what Debezium's"
+            " unavailable.value.placeholder is, text, or hex: and pairs of hexadecimal digits"
+        )
+    return word
 
 
-def _unavailable_rows(column: pa.Array) -> list[bool]:
-    """Return for each row whether it is, or holds, the word; an empty list when no row does."""
-    if not _holds_word(column):
-        return []
-    return [_holds_word(column.slice(row, 1)) for row in range(len(column))]
+class UnavailableValues:
+    """Finds what Debezium writes for a large value that an update has not touched.
 
+    It is a word. An array of texts or of bytes has the word as its only element; one of numbers
+    has the bytes of the word; one of UUIDs has the UUID of these bytes. An hstore maps the word to
+    itself, or is the JSON of such a map. A geometry of PostGIS is a point that no table has.
 
-def _holds_word(column: pa.Array) -> bool:
-    """Whether a value is the word, in one of its forms."""
-    kind = column.type
-    if arrow.is_string(kind) or arrow.is_large_string(kind):
-        words = pa.array([_UNAVAILABLE, _UNAVAILABLE_HSTORE, _UNAVAILABLE_UUID], kind)
-        return pc.any(pc.is_in(column, words)).as_py() is True
-    if arrow.is_binary(kind) or arrow.is_large_binary(kind):
-        return pc.any(pc.equal(column, pa.scalar(_WORD_BYTES, kind))).as_py() is True
-    return arrow.is_nested(kind) and _holds_nested_word(column)
+    Source: UnchangedToastedPlaceholder of Debezium's connector for Postgres.
+    """
 
+    def __init__(self, placeholder: str) -> None:
+        """Look for `placeholder`, as Debezium's `unavailable.value.placeholder` says it.
 
-def _holds_nested_word(column: pa.Array) -> bool:
-    kind = column.type
-    if arrow.is_struct(kind):
-        return any(map(_holds_word, column.flatten()))
-    if arrow.is_map(kind):
-        return any(_UNAVAILABLE in dict(one) for one in column.to_pylist() if one is not None)
-    if not _is_number(kind.value_type):
-        return _holds_word(pc.list_flatten(column))
-    # Only a list of the word's length can be the word: then all values are one matrix of numbers.
-    of_length = pc.fill_null(pc.equal(pc.list_value_length(column), len(_WORD_BYTES)), False)
-    values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)
-    rows = values.to_numpy(zero_copy_only=False).reshape(-1, len(_WORD_BYTES))
-    return bool((rows == np.frombuffer(_WORD_BYTES, np.uint8)).all(axis=1).any())
+        Raises:
+            ConfigError: It is no value; see `read_placeholder`.
+        """
+        word = read_placeholder(placeholder)
+        self._text = text = word.decode(errors="replace")
+        digest = hashlib.md5(word, usedforsecurity=False).digest()
+        json_text = f'{{"{text}":"{text}"}}'
+        self._texts = [text, json_text, str(UUID(bytes=digest, version=3))]
+        self._bytes = [word, *map(bytes.fromhex, _GEOMETRIES)]
+        # Java's bytes have a sign.
+        self._numbers = np.frombuffer(word, np.int8)
+
+    def note_rows(
+        self, columns: Sequence[pa.Array], schema: pa.Schema, kept: Sequence[int], faults: Faults
+    ) -> None:
+        """Add to `faults` the rows that hold such a value."""
+        for column, name in zip(columns, schema.names, strict=False):
+            for at, is_unavailable in zip(kept, self._rows(column), strict=False):
+                if is_unavailable:
+                    faults.setdefault(
+                        at,
+                        f"column {name!r} was not sent ({self._text}): set the table's REPLICA"
+                        " IDENTITY to FULL",
+                    )
+
+    def _rows(self, column: pa.Array) -> list[bool]:
+        """Return for each row whether it is, or holds, one; an empty list when no row does."""
+        if not self._are_in(column):
+            return []
+        return [self._are_in(column.slice(row, 1)) for row in range(len(column))]
+
+    def _are_in(self, column: pa.Array) -> bool:
+        """Whether a value is the word, in one of its forms."""
+        kind = column.type
+        if arrow.is_string(kind) or arrow.is_large_string(kind):
+            return pc.any(pc.is_in(column, pa.array(self._texts, kind))).as_py() is True
+        if arrow.is_binary(kind) or arrow.is_large_binary(kind):
+            return pc.any(pc.is_in(column, pa.array(self._bytes, kind))).as_py() is True
+        return arrow.is_nested(kind) and self._are_in_nested(column)
+
+    def _are_in_nested(self, column: pa.Array) -> bool:
+        kind = column.type
+        if arrow.is_struct(kind):
+            return any(map(self._are_in, column.flatten()))
+        if arrow.is_map(kind):
+            return any(self._text in dict(one) for one in column.to_pylist() if one is not None)
+        if not _is_number(kind.value_type):
+            return self._are_in(pc.list_flatten(column))
+        # Only a list of the word's length can be the word: then all values are one matrix of
+        # numbers.
+        length = len(self._numbers)
+        of_length = pc.fill_null(pc.equal(pc.list_value_length(column), length), False)
+        values = pc.list_flatten(column.filter(of_length)).cast(pa.float64(), safe=False)
+        rows = values.to_numpy(zero_copy_only=False).reshape(-1, length)
+        return bool((rows == self._numbers).all(axis=1).any())
 
 
 def _is_number(kind: pa.DataType) -> bool:

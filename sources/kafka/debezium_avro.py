@@ -22,8 +22,8 @@ from onceflow.sources.kafka.debezium import (
     NO_AFTER,
     NO_BEFORE_IN_AVRO,
     PUTS,
+    UnavailableValues,
     describe_other_operation,
-    note_unavailable_values,
 )
 
 
@@ -46,7 +46,11 @@ class DebeziumAvroDecoder(AvroDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
     def __init__(
-        self, columns: pa.Schema, schemas: SchemaCache, reader: Record | None = None
+        self,
+        columns: pa.Schema,
+        schemas: SchemaCache,
+        unavailable: UnavailableValues,
+        reader: Record | None = None,
     ) -> None:
         """Prepare for rows of `columns`, with the defaults and aliases of `reader`, an envelope.
 
@@ -56,6 +60,7 @@ class DebeziumAvroDecoder(AvroDecoder):
         loose = pa.struct([column.with_nullable(True) for column in columns])
         envelope = pa.schema([("before", loose), ("after", loose), ("op", pa.string())])
         super().__init__(envelope, reader, schemas)
+        self._unavailable = unavailable
         self._row_columns = columns
 
     @override
@@ -71,7 +76,7 @@ class DebeziumAvroDecoder(AvroDecoder):
             for at in range(len(self._row_columns))
         ]
         self._require_values(columns, envelopes.kept, deletes, faults)
-        note_unavailable_values(columns, self._row_columns, envelopes.kept, faults)
+        self._unavailable.note_rows(columns, self._row_columns, envelopes.kept, faults)
         # Faults so far are by value of the batch; those of rows that are kept must leave by row.
         late = {row: faults.pop(at) for row, at in enumerate(envelopes.kept) if at in faults}
         return Decoded([*columns, operation], envelopes.kept, faults).drop_rows(late)

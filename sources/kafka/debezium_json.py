@@ -32,8 +32,8 @@ from onceflow.sources.kafka.debezium import (
     NO_BEFORE,
     NO_COLUMN_IN_KEY,
     PUTS,
+    UnavailableValues,
     describe_other_operation,
-    note_unavailable_values,
     schema_of_changes,
 )
 from onceflow.sources.kafka.debezium_units import WrittenUnits
@@ -46,7 +46,8 @@ _DECIMAL_ADVICE = "; Debezium writes decimals as text with decimal.handling.mode
 class DebeziumJsonDecoder(PlainDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
-    def __init__(self, columns: pa.Schema) -> None:
+    def __init__(self, columns: pa.Schema, unavailable: UnavailableValues) -> None:
+        self._unavailable = unavailable
         self._changes = schema_of_changes(columns)
         loose = pa.schema([column.with_nullable(True) for column in columns])
         put, deleted = record_type(columns), record_type(loose)
@@ -126,7 +127,7 @@ class DebeziumJsonDecoder(PlainDecoder):
             faults |= {at: why for at, why in zip(kept, late, strict=True) if why is not None}
             return self._leave_out_faults(kept, records, operations, faults)
         before = len(faults)
-        note_unavailable_values(columns, self._changes, kept, faults)
+        self._unavailable.note_rows(columns, self._changes, kept, faults)
         if len(faults) > before:
             return self._leave_out_faults(kept, records, operations, faults)
         return Decoded([*columns, pa.array(operations, pa.string())], kept, faults)

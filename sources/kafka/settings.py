@@ -205,6 +205,9 @@ class ValueFormat(Enum):
         return self in {ValueFormat.DEBEZIUM_JSON, ValueFormat.DEBEZIUM_AVRO}
 
 
+UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+"""Debezium's own word for a large value that it was not sent."""
+
 _PLAIN_KEYS: Mapping[KeyFormat, pa.DataType] = {
     KeyFormat.STRING: pa.string(),
     KeyFormat.RAW: pa.binary(),
@@ -266,6 +269,13 @@ class ReadOptions(TopicOptions):
         default=16 * 1024 * 1024,
         metadata=option(
             "Approximate size of the values in bytes after which a batch is passed on", COUNT
+        ),
+    )
+    unavailable_value_placeholder: str = field(
+        default=UNAVAILABLE_VALUE,
+        metadata=option(
+            "Formats of Debezium: what it writes for a large value that it was not sent, if its own"
+            " `unavailable.value.placeholder` is set. A record with such a value is a bad record"
         ),
     )
     native: bool | None = field(
@@ -384,6 +394,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
         self.check_cluster()
         self._check_schema()
         self._check_key()
+        self._check_placeholder()
         self._check_topics()
         if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
             raise ConfigError(f"batch_rows={self.batch_rows} is not 1 to {BATCH_ROWS_MAX}")
@@ -439,6 +450,17 @@ class KafkaSettings(ReadOptions, TopicSettings):
                     " by schema="
                 )
         self.check_key_format()
+
+    def _check_placeholder(self) -> None:
+        if self.format.is_debezium:
+            from onceflow.sources.kafka.debezium import read_placeholder
+
+            read_placeholder(self.unavailable_value_placeholder)
+        elif self.unavailable_value_placeholder != UNAVAILABLE_VALUE:
+            raise ConfigError(
+                f"format={self.format.value!r} has no values that Debezium was not sent; omit"
+                " unavailable_value_placeholder="
+            )
 
     @property
     def key_field(self) -> pa.Field | None:

@@ -160,14 +160,18 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
             return ProtobufDecoder(columns, schema, settings.message, settings.open_schemas())
         case ValueFormat.DEBEZIUM_AVRO:
             from onceflow.connectors.kafka.avro.decoder import avro_record
+            from onceflow.sources.kafka.debezium import UnavailableValues
             from onceflow.sources.kafka.debezium_avro import DebeziumAvroDecoder
 
             reader = None if schema is None else avro_record(schema.kept)
-            return DebeziumAvroDecoder(columns, settings.open_schemas(), reader)
+            unavailable = UnavailableValues(settings.unavailable_value_placeholder)
+            return DebeziumAvroDecoder(columns, settings.open_schemas(), unavailable, reader)
         case ValueFormat.DEBEZIUM_JSON:
+            from onceflow.sources.kafka.debezium import UnavailableValues
             from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
 
-            return DebeziumJsonDecoder(columns)
+            unavailable = UnavailableValues(settings.unavailable_value_placeholder)
+            return DebeziumJsonDecoder(columns, unavailable)
         case ValueFormat.CSV:
             from onceflow.sources.kafka.csv_rows import CsvDecoder
 

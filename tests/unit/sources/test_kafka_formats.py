@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -456,27 +457,45 @@ def test_bad_record_names_its_place_in_each_format(value_format: str) -> None:
 
 
 WORD = "__debezium_unavailable_value"
-NOT_SENT: dict[str, tuple[str, Any]] = {
-    "text": ("STRING", WORD),
-    "texts": ("ARRAY<STRING>", [WORD]),
-    "bytes": ("ARRAY<BINARY>", [base64.b64encode(WORD.encode()).decode()]),
-    "integers": ("ARRAY<BIGINT>", [*WORD.encode()]),
-    "small integers": ("ARRAY<INT>", [*WORD.encode()]),
-    "numbers": ("ARRAY<DOUBLE>", [*WORD.encode()]),
-    "uuids": ("ARRAY<STRING>", [str(uuid.UUID(bytes=md5(WORD.encode()).digest(), version=3))]),
-    "hstore": ("MAP<STRING, STRING>", {WORD: WORD}),
-    "hstore as json": ("STRING", json.dumps({WORD: WORD}, separators=(",", ":"))),
-    "inside": ("STRUCT<a: ARRAY<STRING>>", {"a": ["x", WORD]}),
-}
+POINT_OF_POSTGIS = bytes.fromhex("0101000020E6100000000000FC83D797C1000000FC83D797C1")
 
 
-@pytest.mark.parametrize("form", NOT_SENT)
+def not_sent(word: bytes) -> dict[str, tuple[str, Any]]:
+    """Return the forms of `word`, each with the type of its column."""
+    text, numbers = word.decode(errors="replace"), list(struct.unpack(f"{len(word)}b", word))
+    texts = [str(uuid.UUID(bytes=md5(word).digest(), version=3))]
+    return {
+        "text": ("STRING", text),
+        "texts": ("ARRAY<STRING>", [text]),
+        "bytes": ("ARRAY<BINARY>", [base64.b64encode(word).decode()]),
+        "integers": ("ARRAY<BIGINT>", numbers),
+        "small integers": ("ARRAY<INT>", numbers),
+        "numbers": ("ARRAY<DOUBLE>", numbers),
+        "uuids": ("ARRAY<STRING>", texts),
+        "hstore": ("MAP<STRING, STRING>", {text: text}),
+        "hstore as json": ("STRING", f'{{"{text}":"{text}"}}'),
+        "inside": ("STRUCT<a: ARRAY<STRING>>", {"a": ["x", text]}),
+        "geometry": (
+            "STRUCT<wkb: BINARY, srid: INT>",
+            {"wkb": base64.b64encode(POINT_OF_POSTGIS).decode(), "srid": 4326},
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "word"),
+    [(WORD, WORD.encode()), ("n/a", b"n/a"), ("hex:80ff41", b"\x80\xffA")],
+)
+@pytest.mark.parametrize("form", not_sent(b"x"))
 def test_a_large_value_that_debezium_was_not_told_is_never_written_whatever_its_type(
-    form: str,
+    form: str, placeholder: str, word: bytes
 ) -> None:
-    kind, value = NOT_SENT[form]
+    kind, value = not_sent(word)[form]
     described = source(
-        "debezium-json", f"id BIGINT NOT NULL, large {kind}", on_bad_record="dead_letter"
+        "debezium-json",
+        f"id BIGINT NOT NULL, large {kind}",
+        on_bad_record="dead_letter",
+        unavailable_value_placeholder=placeholder,
     )
     values = [
         envelope("u", None, {"id": 1, "large": None}),
@@ -486,6 +505,34 @@ def test_a_large_value_that_debezium_was_not_told_is_never_written_whatever_its_
     found, why = faults(described, values)
     assert [row["id"] for row in found] == [1, 3]
     assert "column 'large' was not sent" in why[1]
+
+
+def test_a_large_value_under_another_word_is_never_written_from_avro(
+    registry: SchemaRegistryDouble,
+) -> None:
+    schema_id = registry.keep("rows-value", ENVELOPE)
+    rows = [{"id": at, "name": name, "seen": 0} for at, name in enumerate(["n/a", WORD])]
+    changes = [{"op": "u", "before": None, "after": row, "source": {"lsn": 3}} for row in rows]
+    described = source(
+        "debezium-avro",
+        schema_registry=registry.url,
+        on_bad_record="dead_letter",
+        unavailable_value_placeholder="n/a",
+    )
+    found, why = faults(described, framed(schema_id, ENVELOPE, changes))
+    assert [row["name"] for row in found] == [WORD]
+    assert "column 'name' was not sent (n/a)" in why[0]
+
+
+@pytest.mark.parametrize("placeholder", ["", "hex:", "hex:0", "hex:xy"])
+def test_a_placeholder_that_stands_for_no_value_is_refused(placeholder: str) -> None:
+    with pytest.raises(ConfigError, match="unavailable_value_placeholder"):
+        source("debezium-json", USER, unavailable_value_placeholder=placeholder)
+
+
+def test_a_placeholder_for_a_format_that_is_not_debezium_s_is_refused() -> None:
+    with pytest.raises(ConfigError, match="omit unavailable_value_placeholder="):
+        source("json", "id BIGINT", unavailable_value_placeholder="n/a")
 
 
 BEYOND = 253_402_300_800_000_000
