@@ -117,10 +117,26 @@ def _read_record(record: Record, cursors: Cursors, rows: Rows) -> pa.Array:
 
 
 def _read_items(node: Items, cursors: Cursors, rows: Rows) -> pa.Array:
+    if _has_no_bytes(node.item):
+        ends = cursors.empty_items(rows)
+        owners = np.repeat(rows, np.diff(ends))
+        items = _read(node.item, cursors, owners)
+        return pa.ListArray.from_arrays(pa.array(ends), items, type=arrow_type(node))
     offsets, parts, order = cursors.blocks(rows, lambda some: _read(node.item, cursors, some))
     kind = arrow_type(node.item)
     items = pa.concat_arrays(parts).take(pa.array(order)) if parts else pa.array([], kind)
     return pa.ListArray.from_arrays(pa.array(offsets), items, type=arrow_type(node))
+
+
+def _has_no_bytes(node: AvroType) -> bool:
+    """Return whether every value of `node` is written as no bytes."""
+    match node:
+        case Record(members=members):
+            return all(_has_no_bytes(one.type) for one in members)
+        case Fixed(size_bytes=size_bytes):
+            return size_bytes == 0
+        case _:
+            return is_null(node)
 
 
 def _view(numbers: pa.Array, arrow: pa.DataType) -> pa.Array:

@@ -22,6 +22,8 @@ Rows: TypeAlias = NDArray[np.int64]
 
 _PAD_BYTES = 16
 """Behind the last record, so that a number is read before it is known to go over the end."""
+_EMPTY_ITEMS_MAX = 65_536
+"""Items of no bytes, such as nulls, in one array: the length of a record does not bound them."""
 _VARINT_BITS = 64
 _SHORT = "it ends in the middle of"
 
@@ -185,6 +187,8 @@ class Cursors:
     ) -> tuple[NDArray[np.int32], list[pa.Array], NDArray[np.int64]]:
         """Read an array or a map, whose items `read` reads for some rows at a time.
 
+        An item has a byte or more.
+
         Returns:
             Offsets of each row's items, parts of the items, and the order in which to take them.
         """
@@ -193,6 +197,10 @@ class Cursors:
         going = np.arange(rows.size, dtype=np.int64)
         while going.size:
             counts = self._block_counts(rows[going])
+            # No more items than bytes are left: a damaged count must not make the loop run for
+            # ever.
+            left = self._ends[rows[going]] - self._at[rows[going]]
+            self._bound_counts(rows[going], counts, left, _SHORT)
             going, counts = going[counts > 0], counts[counts > 0]
             # Item n of all rows that have so many is read at once. Items of a row are therefore
             # spread over parts, and the stable sort by owner brings them together in order.
@@ -201,9 +209,21 @@ class Cursors:
                 parts.append(read(rows[having]))
                 owners.append(having)
         owner = np.concatenate(owners)
-        offsets = np.zeros(rows.size + 1, np.int32)
-        offsets[1:] = np.cumsum(np.bincount(owner, minlength=rows.size))
+        offsets = _to_offsets(np.bincount(owner, minlength=rows.size))
         return offsets, parts, np.argsort(owner, kind="stable")
+
+    def empty_items(self, rows: Rows) -> NDArray[np.int32]:
+        """Read an array whose items have no bytes; return the offsets of each row's items."""
+        totals = np.zeros(rows.size, np.int64)
+        going = np.arange(rows.size, dtype=np.int64)
+        while going.size:
+            counts = self._block_counts(rows[going])
+            left = _EMPTY_ITEMS_MAX - totals[going]
+            why = f"more than {_EMPTY_ITEMS_MAX} items of no bytes in"
+            self._bound_counts(rows[going], counts, left, why)
+            going, counts = going[counts > 0], counts[counts > 0]
+            totals[going] += counts
+        return _to_offsets(totals)
 
     def _block_counts(self, rows: Rows) -> NDArray[np.int64]:
         counts = self.longs(rows)
@@ -212,12 +232,16 @@ class Cursors:
             # The block's bytes follow: for who wants to pass over it.
             self.longs(rows[sized])
             counts[sized] = -counts[sized]
-        # No more items than bytes are left: a damaged count must not make the loop run for ever.
-        wrong = (counts < 0) | (counts > self._ends[rows] - self._at[rows])
-        if wrong.any():
-            self.refuse(rows[wrong], _SHORT)
-            counts[wrong] = 0
         return counts
+
+    def _bound_counts(
+        self, rows: Rows, counts: NDArray[np.int64], counts_max: NDArray[np.int64], why: str
+    ) -> None:
+        """Give up those of `rows` that count more than their maximum; they count nothing then."""
+        wrong = (counts < 0) | (counts > counts_max)
+        if wrong.any():
+            self.refuse(rows[wrong], why)
+            counts[wrong] = 0
 
     def _move(self, rows: Rows, at: NDArray[np.int64]) -> None:
         self._at[rows] = at
@@ -241,3 +265,10 @@ class Cursors:
                     kept.append(one[0].as_py())
             return pa.array(kept, decimals.type)
         return decimals
+
+
+def _to_offsets(counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return where the items of each row begin, and where the last one's end."""
+    offsets = np.zeros(counts.size + 1, np.int32)
+    offsets[1:] = np.cumsum(counts)
+    return offsets

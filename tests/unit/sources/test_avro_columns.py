@@ -147,6 +147,34 @@ def test_any_bytes_are_read_or_refused_and_nothing_hangs(bodies: list[bytes]) ->
     assert len(found) + len(faults) == len(bodies)
 
 
+_NOTHING = {
+    "null": ("null", None),
+    "record": (_record(name="none"), dict[str, Any]()),
+    "record of null": (_record(("n", "null"), name="nulls"), {"n": None}),
+    "fixed": ({"type": "fixed", "name": "zero", "size": 0}, b""),
+}
+
+
+@pytest.mark.parametrize("item", _NOTHING)
+def test_an_array_has_as_many_items_as_were_written_though_none_has_a_byte(item: str) -> None:
+    kind, value = _NOTHING[item]
+    schema = _record(
+        ("id", "long"),
+        ("a", {"type": "array", "items": kind}),
+        ("b", ["null", {"type": "map", "values": {"type": "array", "items": "null"}}]),
+    )
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "a": [value] * 3, "b": {"x": [None] * 300, "y": []}},
+        {"id": 2, "a": [], "b": None},
+        {"id": 3, "a": [value] * 65_536, "b": {}},
+        {"id": 4, "a": [value] * 65_537, "b": None},
+        {"id": 5, "a": [value], "b": None},
+    ]
+    found, faults = read(schema, encoded(schema, rows))
+    assert faults == {3: "more than 65536 items of no bytes in field 'a'"}
+    assert found == [row for row in rows if row["id"] != 4]
+
+
 def test_logical_types_become_arrow_s_own() -> None:
     schema = _record(
         ("day", {"type": "int", "logicalType": "date"}),
