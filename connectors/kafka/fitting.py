@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import cast_rows
+
 Faults: TypeAlias = dict[int, str]
 """Why a row cannot be made, by its position."""
 
@@ -153,7 +155,7 @@ def _convert(column: pa.Array, want: pa.DataType) -> pa.Array:
         keys, items = _convert(keys, want.key_type), _convert(items, want.item_type)
         maps: pa.Array = pa.MapArray.from_arrays(list_offsets(column), keys, items, type=want)
         return maps
-    return column.cast(want, safe=True)
+    return cast_rows(column, want)
 
 
 def list_offsets(column: pa.Array) -> pa.Array:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
@@ -82,6 +83,20 @@ def to_plain_column(column: pa.Array) -> pa.Array:
             column = pc.run_end_decode(column)
         else:
             return column
+
+
+def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return `column` as `kind`.
+
+    pyarrow itself casts the values of all rows where `column` is a slice of nested ones, so that a
+    row would be refused for what another one holds.
+
+    Raises:
+        ArrowInvalid: `kind` does not hold a value.
+    """
+    if arrow.is_nested(column.type):
+        column = column.take(pa.array(np.arange(len(column))))
+    return column.cast(kind, safe=True)
 
 
 def to_plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.arrow.kinds import to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.bad_rows import BadRows, quote_value
 
@@ -122,7 +122,7 @@ def _to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type != plain:
         column = column.cast(plain)
     # A cast to the same type takes as long as its call.
-    return column if plain == kind else column.cast(kind)
+    return column if plain == kind else cast_rows(column, kind)
 
 
 def _require_columns(

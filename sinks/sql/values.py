@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadRow
 from onceflow.core.spi.bad_rows import quote_value
 
@@ -22,10 +23,10 @@ def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -
     if column.type == wire:
         return column
     try:
-        return column.cast(wire, safe=True)
+        return cast_rows(column, wire)
     except pa.ArrowInvalid as error:
         if arrow.is_list(wire):
-            # The values themselves can be halved; a slice of lists keeps all of them.
+            # The value itself is named, and not its list.
             fit_column(column.flatten(), wire.value_type, name=name, target=target)
         raise bad_row_at(column, _first_refused(column, wire), name=name, target=target) from error
 
@@ -84,7 +85,7 @@ def _first_refused(column: pa.Array, wire: pa.DataType) -> int:
 
 def _refuses(column: pa.Array, wire: pa.DataType) -> bool:
     try:
-        column.cast(wire, safe=True)
+        cast_rows(column, wire)
     except pa.ArrowInvalid:
         return True
     return False

@@ -17,6 +17,7 @@ from pyarrow import types as arrow
 from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.arrow.kinds import (
     IsKind,
+    cast_rows,
     holds,
     is_bytes,
     is_finite,
@@ -63,7 +64,7 @@ class JsonValues:
             ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`.
         """
         if column.type != self._kind:
-            column = column.cast(self._kind, safe=True)
+            column = cast_rows(column, self._kind)
         try:
             values: list[Any] = column.to_pylist()
         except OverflowError as error:

@@ -14,7 +14,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import PostgresSink
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
-from onceflow.sinks.sql.row_validator import RowValidator
+from onceflow.sinks.sql.row_validator import RowValidator, find_refused_rows
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
@@ -103,3 +103,11 @@ def test_of_a_delete_only_the_key_counts() -> None:
 def test_overflow_becomes_null_where_the_column_takes_nulls() -> None:
     taken, _, rejected = _taken(["abc", "longer"], OnBadRow.FAIL, nullable=True, null_overflow=True)
     assert (taken, rejected) == ({0: "abc", 1: None}, [])
+
+
+def test_a_list_that_does_not_fit_takes_no_other_row_of_its_batch_with_it() -> None:
+    integers = PostgresType("_int4", "integer[]", element="int4")
+    fit = _fit("v", integers, pa.list_(pa.int64()), nullable=True)
+    column = pa.array([[1], [2, 2**40], None, [], [3], [-(2**40)]], pa.list_(pa.int64()))
+    assert list(find_refused_rows(fit, column)) == [1, 5]
+    assert list(find_refused_rows(fit, column.slice(2, 3))) == []

@@ -513,3 +513,21 @@ def test_subject_that_is_not_there_says_what_to_give(registry: SchemaRegistryDou
     registry.keep("elsewhere", json.dumps("string"))
     with pytest.raises(ConfigError, match="is not an Avro record"):
         _ = source(registry.url, subject="elsewhere").schema
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32())])
+def test_a_list_that_does_not_fit_takes_no_other_record_of_its_batch_with_it(
+    registry: SchemaRegistryDouble, kind: pa.DataType
+) -> None:
+    items = {"type": "array", "items": "long"}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "v", "type": items}]}
+    values = framed(
+        registry.keep("payments-value", schema),
+        schema,
+        [{"v": [1]}, {"v": [2, 2**40]}, {"v": []}, {"v": [3]}],
+    )
+    columns = pa.schema([("v", kind)])
+    rows = rows_of(source(registry.url, schema=columns, on_bad_record="dead_letter").settings)
+    rows.add(messages(values))
+    assert taken(rows).to_pylist() == [{"v": [1]}, {"v": []}, {"v": [3]}]
+    assert [letter.offset for letter in rows.refusals.take_letters()] == [1]
