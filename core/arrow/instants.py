@@ -13,6 +13,7 @@ from pyarrow import types
 
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 BEYOND_PYTHON = "a date or time outside of the years 1 to 9999, which Python does not have"
+_NOT_A_TIME = -(2**63)
 ERRORS = (OverflowError, ValueError, ArithmeticError)
 """What pyarrow raises for a value that Python does not have."""
 
@@ -61,12 +62,13 @@ def _within_a_day(column: pa.Array) -> bool:
 def _ends_within(column: pa.Array) -> bool:
     """Whether the first and the last instant have a value, and so all between them."""
     kind = column.type
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        return True  # 1677 to 2262
     words = column.view(pa.int32() if types.is_date32(kind) else pa.int64())
     ends = pc.min_max(words).as_py()
     if ends["min"] is None:
         return True
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        # 1677 to 2262, but for the first of them, which pandas takes for a missing value.
+        return bool(ends["min"] > _NOT_A_TIME)
     try:
         pa.array([ends["min"], ends["max"]], words.type).view(kind).to_pylist()
     except ERRORS:

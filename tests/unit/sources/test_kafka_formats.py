@@ -552,12 +552,15 @@ BEYOND = 253_402_300_800_000_000
         ("json", "MAP<STRING, TIMESTAMP>", {"a": 0}, {"a": BEYOND}),
         ("debezium-json", "TIMESTAMP", 0, BEYOND),
         ("debezium-json", "DATE", 0, -(2**31)),
+        ("json", pa.timestamp("ns"), 0, -(2**63)),
+        ("json", pa.list_(pa.timestamp("ns")), [0], [0, -(2**63)]),
+        ("csv", pa.timestamp("ns"), "2020-01-01T00:00:00", "1677-09-21T00:12:43.145224192"),
         ("csv", "TIMESTAMP_NTZ", "2020-01-01T00:00:00", "10000-01-01T00:00:00"),
         ("csv", "TIMESTAMP", "2020-01-01T00:00:00Z", "9999-12-31T23:59:59-05:00"),
     ],
 )
 def test_an_instant_that_python_has_no_value_for_is_a_bad_record(
-    value_format: str, kind: str, good: Any, bad: Any
+    value_format: str, kind: str | pa.DataType, good: Any, bad: Any
 ) -> None:
     def message(number: int, value: Any) -> bytes:
         row = {"id": number, "at": value}
@@ -565,14 +568,15 @@ def test_an_instant_that_python_has_no_value_for_is_a_bad_record(
             return f"{number},{value}".encode()
         return json.dumps(row).encode() if value_format == "json" else envelope("c", None, row)
 
-    described = source(value_format, f"id BIGINT, at {kind}", on_bad_record="dead_letter")
+    columns = {"id": "BIGINT", "at": kind}
+    described = source(value_format, columns, on_bad_record="dead_letter")
     values = [message(0, good), message(1, bad), message(2, good)]
     found, why = faults(described, values)
     assert [row["id"] for row in found] == [0, 2]
     assert list(why) == [1]
     assert "years 1 to 9999" in why[1] or "invalid value" in why[1]
     with pytest.raises(BadRecord, match="rows-1 offset 1"):
-        read(source(value_format, f"id BIGINT, at {kind}"), values)
+        read(source(value_format, columns), values)
 
 
 def test_an_instant_of_avro_that_python_has_no_value_for_is_a_bad_record(
