@@ -30,7 +30,7 @@ import pyarrow as pa
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
 from onceflow.core.state.aggregates.running import Grouping
-from onceflow.core.state.api.descriptors import AccumulatorColumn
+from onceflow.core.state.api.descriptors import ALONE, AccumulatorColumn
 from onceflow.core.state.api.stores import KeyedStateStore
 from onceflow.core.state.keys.key_columns import Ints, KeyColumn
 from onceflow.core.state.keys.key_groups import Hashes
@@ -38,7 +38,7 @@ from onceflow.core.state.snapshots.canonical import Groups
 from onceflow.core.state.types.record_types import explain_not_kept, value_type
 from onceflow.core.state.types.serializers import serializer_of
 
-TIME, COUNT, ALONE = "onceflow.time", "onceflow.count", "onceflow.alone"
+TIME, COUNT = "onceflow.time", "onceflow.count"
 NUMBER_BITS = 24
 """Bits of a row's number, unless there are more moments: 16 million rows of one key and moment."""
 TIME_MAX = 1 << 60

@@ -565,11 +565,23 @@ def test_a_column_may_be_new_and_its_type_may_not_change(job: Job) -> None:
         Running(job, joining(0, 1_000, schemas=other, late=False), schemas=other, handles=handles)
 
 
-def test_an_outer_join_does_not_become_an_inner_one_in_silence(job: Job) -> None:
-    first = Running(job, joining(0, 1_000, how="left"))
+@pytest.mark.parametrize(
+    ("how", "becomes", "side"),
+    [("left", "inner", "left"), ("full", "left", "right"), ("right", "inner", "right")],
+)
+def test_a_side_of_a_join_ceases_to_be_outer_only_if_that_is_allowed_and_keeps_its_records(
+    job: Job, monkeypatch: pytest.MonkeyPatch, how: JoinKind, becomes: JoinKind, side: str
+) -> None:
+    first = Running(job, joining(0, 1_000, how=how))
     first.take(0, ("a", 10_000, 1))
-    with pytest.raises(StateIncompatible, match=r"onceflow\.left-rows.*onceflow\.alone"):
-        Running(job, joining(0, 1_000), handles=first.snapshot())
+    handles = first.snapshot()
+    with pytest.raises(StateIncompatible, match=f"the {side} side of join .* was outer") as refused:
+        Running(job, joining(0, 1_000, how=becomes), handles=handles)
+    assert "onceflow." not in str(refused.value)
+    monkeypatch.setattr(job, "open", partial(job.open, allow_non_restored_state=True))
+    again = Running(job, joining(0, 1_000, how=becomes), handles=handles)
+    (made,) = again.take(1, ("a", 10_500, 2))
+    assert (made["order"], made["paid"]) == (1, 2)
 
 
 def test_state_of_joins_that_took_one_record_at_a_time_is_refused_by_name(job: Job) -> None:

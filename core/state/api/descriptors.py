@@ -226,6 +226,8 @@ def words_of_total(op: str, type_name: str) -> int:
 
 USED = AccumulatorColumn("onceflow.used", "last", pa.int64())
 """The last column of a table that expires: when each key was last used, in ms since 1970."""
+ALONE = "onceflow.alone"
+"""The column of an outer join's kept rows that says whether a row has had no partner so far."""
 
 
 def check_state_name(name: str) -> None:

@@ -37,7 +37,7 @@ import pyarrow as pa
 from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
-from onceflow.core.state.api.descriptors import USED
+from onceflow.core.state.api.descriptors import ALONE, USED
 from onceflow.core.state.types.serializers import TTL_PREFIX
 from onceflow.core.state.types.widening import explain_misfit, reads_as
 
@@ -54,6 +54,8 @@ PART_BYTES = 32 << 20
 """A part is closed once it is larger; bounds what one look-up of a key reads."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """Ends an Arrow IPC stream: the mark of a message, and 0 as its length."""
+_PARTNERS = "the notes on which kept records have had no partner"
+"""What the column `ALONE` of a join's rows is to its user."""
 _METADATA_KEY = b"onceflow.state"
 _FIELDS = [
     pa.field("state", pa.uint16()),
@@ -529,6 +531,14 @@ class RestoredStates:
     def _claim_part(self, stored: StateMeta, asked: StateMeta) -> StateMeta | None:
         """Claim the aggregates that both have; drop all else if that is allowed."""
         kept, gone, new = _compare(stored, asked)
+        if gone == [_PARTNERS] and not new and not self._allowed:
+            side = asked.name.removeprefix("onceflow.").partition("-")[0]
+            raise StateIncompatible(
+                f"the {side} side of join {self._label} was outer and is not any more: which of its"
+                " kept records have had no partner would be forgotten, so it could not become outer"
+                f" again over them. Join with how= as before; or {_describe_deletion(gone)}, the"
+                " kept records included"
+            )
         if (gone or new) and not self._allowed:
             started = f" {', '.join(new)} would know only records from now on." if new else ""
             if begins_to_expire(asked, stored) or _ceases_to_expire(stored, asked):
@@ -575,6 +585,10 @@ def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
     return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
 
 
+def _describe_aggregate(name: str) -> str:
+    return _PARTNERS if name == ALONE else f"aggregate {name!r}"
+
+
 def _compare(stored: StateMeta, asked: StateMeta) -> tuple[list[str], list[str], list[str]]:
     """Return which aggregates of `stored` are kept, what of it is gone, and what of `asked` is new.
 
@@ -585,7 +599,7 @@ def _compare(stored: StateMeta, asked: StateMeta) -> tuple[list[str], list[str],
         new_keys, new = aggregates_of(asked)
         if old_keys == new_keys and not _ceases_to_expire(stored, asked):
             kept = [name for name, what in old.items() if new.get(name) == what]
-            gone = [f"aggregate {name!r}" for name in old if name not in kept]
+            gone = [_describe_aggregate(name) for name in old if name not in kept]
             # A new value state may begin empty. A new aggregate would miss the records so far.
             started = [n for n, what in new.items() if n in old or not what.startswith("last(")]
             return kept, gone, [f"aggregate {name!r}" for name in started if name not in kept]
