@@ -21,7 +21,10 @@ from tests.spark_formats.write_cases import (
     TOKEN,
     MakeCase,
     file_ids,
+    files_case,
     mysql_case,
+    on,
+    own_case,
     own_sink,
     postgres_case,
     sqlite_case,
@@ -73,6 +76,26 @@ def test_a_token_is_written_once_however_its_table_is_spelled(
     for options in (case.options, qualified, case.options):
         save(case.make_sink, options, range(5), range(5, 9))
     assert case.ids() == list(range(9))
+
+
+@on(sqlite_case, files_case, own_case, postgres_case)
+@pytest.mark.parametrize("parts", [pytest.param(1, id="one-task"), pytest.param(2, id="two-tasks")])
+def test_a_token_counts_as_written_though_its_batch_has_no_rows(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    make: MakeCase,
+    parts: int,
+) -> None:
+    """As in Delta Lake: what a token has written does not depend on when it is repeated."""
+    case = make(request, tmp_path, "orders")
+    save(case.make_sink, case.options, *([] for _ in range(parts)))
+    save(case.make_sink, case.options, range(5), range(5, 9))
+    assert case.ids() == []
+    assert "is written already, so the 9 rows of this write are dropped" in caplog.text
+    save(case.make_sink, {**case.options, "txnversion": "20260201"}, range(9, 12))
+    save(case.make_sink, case.options, range(5))
+    assert case.ids() == list(range(9, 12))
 
 
 def test_a_token_is_written_once_however_its_directory_is_spelled(tmp_path: Path) -> None:

@@ -228,9 +228,9 @@ class BatchCommits:
     def commit(self, reports: Sequence[TaskReport]) -> BatchDecision | None:
         """Return the decision, with all rows that `reports` tell of visible.
 
-        Runs on the driver after all tasks. None when there is nothing to decide: no row was
-        written and none is to be replaced, or the batch was there already. When it raises, the
-        batch may be decided; then the next `plan` commits the rest of it.
+        Runs on the driver after all tasks. None when there is nothing to decide: the batch was
+        there already, or is one without rows that replaces nothing and is not remembered. When it
+        raises, the batch may be decided; then the next `plan` commits the rest of it.
 
         Raises:
             Fenced: Another run has claimed the sink id; nothing of this one is decided.
@@ -240,11 +240,16 @@ class BatchCommits:
             SinkError: It is not decided; rows are staged where the driver does not see them, say.
         """
         writing = [report for report in reports if not report.dropped]
-        written = any(report.committables for report in writing)
-        # Nothing to decide. A batch without rows still replaces all that is there, though.
-        if not (written or (writing and self.target.replaces)):
+        if not writing:
+            self._log_dropped(reports)
             return None
         first = writing[0]
+        written = any(report.committables for report in writing)
+        # A query's batch has the same input whenever it comes again, and that the fingerprint
+        # holds. A user's number may come again with other rows, so it counts without rows, too.
+        is_remembered = bool(first.batch.source) and not first.fingerprint
+        if not (written or is_remembered or self.target.replaces):
+            return None
         proposed = decision_of(
             first.batch,
             first.attempt,
@@ -323,6 +328,18 @@ class BatchCommits:
             committer.close()
 
     # --- steps --------------------------------------------------------------------------------
+
+    def _log_dropped(self, reports: Sequence[TaskReport]) -> None:
+        """Tell of rows that are not written because a user's number is written already."""
+        rows = sum(report.rows for report in reports)
+        # A query repeats its last batch after every crash: that is no news to anybody.
+        if rows and not reports[0].fingerprint:
+            _log.warning(
+                "sink %s: %s is written already, so the %d rows of this write are dropped",
+                self.target.sink_id,
+                reports[0].batch,
+                rows,
+            )
 
     def _check_decided_table(self, batch: BatchId) -> None:
         """Raise ConfigError if `batch` is written to a table that would be created anew, empty."""

@@ -64,9 +64,7 @@ def write_task(
     )
     if plan.decided:
         # Read to the end all the same: Spark counts on a task that takes its rows.
-        for _ in batches:
-            pass
-        return report
+        return replace(report, rows=sum(batch.num_rows for batch in batches))
     # Empty batches are dropped, so a task without rows opens no connection.
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
