@@ -10,7 +10,7 @@ A version is made right after the one that was read, or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,24 +100,25 @@ class DeltaVersion(TableVersion):
     @override
     def damage(self) -> str:
         """A RESTORE takes rows away, and leaves `txn`."""
-        if not self._through:
+        restored = self._find_harmful_restore() if self._through else None
+        if restored is None:
             return ""
+        return (
+            f"{self.location}: version {restored} has restored an older version, after sink id"
+            f" {self.sink_id!r} had committed checkpoint {self._through}: rows that the job has"
+            f" committed may be gone. Restore version {restored - 1}, the one before it"
+        )
+
+    def _find_harmful_restore(self) -> int | None:
+        """Return the version that took away the last commit of the sink id, if it is not back."""
         for limit in _VERSIONS_READ:
             with library_errors(f"{self.location}: its history cannot be read"):
                 history = self.table.history(limit)
-            for commit in history:
-                if commit.get(f"{PREFIX}sink-id") == self.sink_id:
-                    return ""
-                if commit.get("operation") == "RESTORE":
-                    return (
-                        f"{self.location}: version {commit['version']} has restored an older"
-                        f" version, after sink id {self.sink_id!r} had committed checkpoint"
-                        f" {self._through}: rows that the job has committed may be gone. Restore"
-                        f" version {commit['version'] - 1}, the one before, and start again"
-                    )
-            if limit is None or len(history) < limit:
-                break
-        return ""
+            own = next((c for c in history if c.get(f"{PREFIX}sink-id") == self.sink_id), None)
+            if own is not None or limit is None or len(history) < limit:
+                own_version = own["version"] if own else history[-1]["version"] - 1
+                return _find_restore_beyond(own_version, history)
+        return None
 
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
@@ -267,3 +268,18 @@ class DeltaVersion(TableVersion):
     @property
     def _record_name(self) -> str:
         return f"{PREFIX}sink.{self.sink_id}"
+
+
+def _find_restore_beyond(version: int, history: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the first RESTORE after `version`, unless the newest state still comes from that.
+
+    `history` has the newest commit first. What a RESTORE by time goes back to is not said there.
+    """
+    restores = [
+        one for one in history if one["version"] > version and one.get("operation") == "RESTORE"
+    ]
+    origin = history[0]["version"]
+    for restore in restores:
+        if restore["version"] <= origin:
+            origin = int(restore.get("operationParameters", {}).get("version") or -1)
+    return None if origin >= version else int(restores[-1]["version"])

@@ -56,9 +56,27 @@ def test_a_table_that_was_restored_is_noticed_at_start_and_at_a_commit(tmp_path:
     outcome = job.commit(2, prepared, attempt=2)
     assert isinstance(outcome, RetryLater), outcome
     assert outcome.until_mended
-    with pytest.raises(PreparedTransactionLost, match="version 4 has restored an older version"):
+    DeltaTable(job.path).restore(1)
+    with pytest.raises(PreparedTransactionLost, match=r"version 4 has restored .* version 3"):
         job.sink.target_record(job.context(3))
     DeltaTable(job.path).restore(3)
+    assert job.commit(2, prepared, attempt=2) == Committed()
+    assert job.ids() == [1, 2]
+
+
+def test_a_table_that_was_restored_by_time_is_noticed_and_made_whole_by_version(
+    tmp_path: Path,
+) -> None:
+    """What a time stands for is not in the table's history."""
+    job = DeltaJob(tmp_path).open()
+    before = datetime.now(_UTC)
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    DeltaTable(job.path).restore(before)
+    with pytest.raises(PreparedTransactionLost, match="Restore version 2"):
+        job.sink.target_record(job.context(2))
+    DeltaTable(job.path).restore(2)
+    job.open(attempt=2)
+    assert job.ids() == [1]
 
 
 _TYPES = pa.schema(
