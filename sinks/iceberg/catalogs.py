@@ -15,6 +15,8 @@ from onceflow.sinks.lake.errors import describe_error
 if TYPE_CHECKING:  # a program without the extra gets an error that says so
     from pyiceberg.catalog import Catalog
 
+_HIDDEN_LENGTH_MIN = 4
+"""Shorter ones are no secrets, and stand in other words."""
 _REST_CATALOG = "onceflow.sinks.iceberg.rest_catalog.RestCatalogWithDeadlines"
 
 
@@ -46,7 +48,6 @@ class TableAddress:
             SinkError: The catalog cannot be reached now.
         """
         from pyiceberg.catalog import load_catalog
-        from pyiceberg.exceptions import NotInstalledError
         from pyiceberg.utils.config import Config
 
         setting = f"the catalog of {self}"
@@ -60,12 +61,33 @@ class TableAddress:
             properties["py-catalog-impl"] = _REST_CATALOG
         try:
             return load_catalog(self.catalog_name, **properties)
-        except (NotInstalledError, ValueError) as error:
-            raise ConfigError(f"{setting} ({self.catalog_name!r}): {error}") from error
         except Exception as error:
-            raise SinkError(
-                f"{setting} ({self.catalog_name!r}) cannot be reached: {describe_error(error)}"
-            ) from error
+            refusal = _to_refusal(f"{setting} ({self.catalog_name!r})", error, properties)
+        # Without its cause, which may quote a URL or a header with a secret in it.
+        raise refusal
+
+
+def _to_refusal(
+    what: str, error: Exception, properties: Mapping[str, str]
+) -> ConfigError | SinkError:
+    from pydantic import ValidationError
+    from pyiceberg.exceptions import NotInstalledError
+
+    # What is no answer of a catalog comes from a gateway that answers for it.
+    if isinstance(error, NotInstalledError | ValueError) and not isinstance(error, ValidationError):
+        return ConfigError(f"{what}: {_hide_values(str(error), properties)}")
+    return SinkError(f"{what} cannot be reached: {_hide_values(describe_error(error), properties)}")
+
+
+def _hide_values(text: str, properties: Mapping[str, str]) -> str:
+    """Return `text` with asterisks for what `properties` say, but for the kind of the catalog."""
+    values = [value.strip() for name, value in properties.items() if name != "type"]
+    # A library quotes a value with its line ends escaped.
+    values += [repr(value)[1:-1] for value in values]
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _HIDDEN_LENGTH_MIN:
+            text = text.replace(value, "***")
+    return text
 
 
 def _is_rest(properties: Mapping[str, str]) -> bool:

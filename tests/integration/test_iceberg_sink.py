@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -246,3 +247,21 @@ def test_the_description_prints_no_property_of_the_catalog() -> None:
     sink = IcebergSink("shop.orders", catalog={"uri": "postgresql://u:geheim@db/x"})
     assert "geheim" not in repr(sink)
     assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+@pytest.mark.parametrize(
+    "catalog",
+    [
+        {"uri": "postgres://u:geheim@db/x"},
+        {"uri": "http://localhost:1", "token": "geheim\n"},
+        {"uri": "http://localhost:1", "token": "geheim\n2"},
+    ],
+)
+def test_an_error_of_a_catalog_prints_none_of_its_secrets(
+    catalog: dict[str, str], tmp_path: Path
+) -> None:
+    """The libraries quote a URI without a known scheme, and a header that cannot be sent."""
+    sink = IcebergSink("shop.orders", catalog=catalog)
+    with pytest.raises(ConfigError, match=r"the catalog of Iceberg table shop\.orders") as refusal:
+        sink.validate(IcebergJob(tmp_path).context(), pa.schema([("id", pa.int64())]))
+    assert "geheim" not in "".join(traceback.format_exception(refusal.value))
