@@ -74,7 +74,7 @@ class Orders:
         )
 
 
-def _await(condition: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
+def await_condition(condition: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, what
@@ -101,10 +101,12 @@ def test_copy_equals_its_table_after_a_slot_was_killed(
     storage = str(tmp_path / "checkpoints")
     job = copy_of_orders(cluster, servers, topic, postgres_database, storage).start()
     try:
-        _await(lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_SEED={seed}")
+        await_condition(
+            lambda: job.status().checkpoints_completed > 1, f"none; ONCEFLOW_SEED={seed}"
+        )
         os.kill(job.status().slots[0].pid, signal.SIGKILL)
         orders.change(300)
-        _await(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_SEED={seed}")
+        await_condition(lambda: rows("orders_copy") == rows("orders"), f"ONCEFLOW_SEED={seed}")
         assert job.status().restores >= 1
     finally:
         job.stop()
@@ -130,7 +132,7 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
                 for _ in range(count):
                     with connection.transaction():
                         for _ in range(draw.randrange(1, 4)):
-                            connection.execute(*_drawn(draw))
+                            connection.execute(*draw_change(draw))
 
         def same() -> bool:
             copy, table = (
@@ -143,22 +145,22 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
         tables = {"table": "public.orders", "prefix": prefix}
         with debezium(tmp_path, url, servers, **tables, schemas=schemas):
             admin, topic = AdminClient({"bootstrap.servers": servers}), f"{prefix}.public.orders"
-            _await(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
+            await_condition(lambda: topic in admin.list_topics(timeout=30).topics, "no topic")
             cluster, storage = LocalProcesses(tmp_path / "logs"), str(tmp_path / "checkpoints")
             job = copy_of_orders(cluster, servers, topic, url, storage).start()
             try:
-                _await(lambda: job.status().checkpoints_completed > 1, f"none; {said}")
+                await_condition(lambda: job.status().checkpoints_completed > 1, f"none; {said}")
                 change(150)
                 os.kill(job.status().slots[0].pid, signal.SIGKILL)
                 change(150)
-                _await(same, said, timeout_s=120)
+                await_condition(same, said, timeout_s=120)
                 assert job.status().restores >= 1
             finally:
                 job.stop()
         assert same(), said
 
 
-def _drawn(draw: random.Random) -> tuple[LiteralString, tuple[object, ...]]:
+def draw_change(draw: random.Random) -> tuple[LiteralString, tuple[object, ...]]:
     """Return a statement that changes a row of `orders`, if it is there."""
     key, other = draw.randrange(60), draw.randrange(60, 90)
     kind = draw.random()
