@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError, StorageError
+from onceflow.core.errors import ConfigError, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -38,6 +38,8 @@ from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, 
 
 _logger = logging.getLogger("onceflow.sinks.lake")
 
+_NOT_NOW = (SinkError, StorageError, ConfigError)
+"""ConfigError, too: a secret's file is not there while it is replaced."""
 CONFLICTS_MAX = 20
 """Versions of others that may come between, before the engine's own retries go on."""
 
@@ -66,7 +68,7 @@ class LakeCommitter(GlobalCommitter):
                     _logger.info("sink %s: committing again: %s", self._sink_id, conflict)
         except CommitUnknown as error:
             return self._look_for(checkpoint, committables, error)
-        except (SinkError, StorageError) as error:
+        except _NOT_NOW as error:
             return RetryLater(str(error))
         return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
 
@@ -106,7 +108,7 @@ class LakeCommitter(GlobalCommitter):
             if not committed:
                 self._delete_data(transaction)
             self._staging.discard(transaction)
-        except (SinkError, StorageError) as error:
+        except _NOT_NOW as error:
             return RetryLater(str(error))
         return AlreadyCommitted() if committed else Aborted()
 
@@ -194,7 +196,7 @@ class LakeCommitter(GlobalCommitter):
             if self.read_committed_through() < checkpoint:
                 # The request may still be under way; made on an older version, it is then refused.
                 return Unknown(str(error))
-        except SinkError as unanswered:
+        except _NOT_NOW as unanswered:
             return Unknown(f"{error}; asked again: {unanswered}")
         self._forget(committables)
         return AlreadyCommitted()

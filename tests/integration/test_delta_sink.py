@@ -79,6 +79,20 @@ def test_a_table_that_was_restored_by_time_is_noticed_and_made_whole_by_version(
     assert job.ids() == [1]
 
 
+def test_a_secret_whose_file_is_away_in_a_commit_is_waited_for(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("geheim")
+    job = DeltaJob(tmp_path, storage_options={"token": f"${{file:{secret}}}"}).open()
+    prepared = job.prepare(1, one(1))
+    secret.unlink()
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "the secret's file" in outcome.reason
+    secret.write_text("geheim")
+    assert job.commit(1, prepared) == Committed()
+    assert job.ids() == [1]
+
+
 _TYPES = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
