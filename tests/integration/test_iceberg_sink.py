@@ -8,7 +8,9 @@ import traceback
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ import pytest
 from pyiceberg.manifest import ManifestContent
 from tests.integration.lake_sink_kit import SINK_ID, IcebergJob, one
 
-from onceflow.core.errors import ConfigError, PreparedTransactionLost
+from onceflow.core.errors import ConfigError, PreparedTransactionLost, SinkError
 from onceflow.core.protocol.committables import (
     Committed,
     RetryLater,
@@ -265,3 +267,29 @@ def test_an_error_of_a_catalog_prints_none_of_its_secrets(
     with pytest.raises(ConfigError, match=r"the catalog of Iceberg table shop\.orders") as refusal:
         sink.validate(IcebergJob(tmp_path).context(), pa.schema([("id", pa.int64())]))
     assert "geheim" not in "".join(traceback.format_exception(refusal.value))
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>We are back soon.</html>")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_page_in_the_stead_of_a_catalogs_answer_is_no_wrong_setting(tmp_path: Path) -> None:
+    """A gateway says so while the catalog is away."""
+    with HTTPServer(("127.0.0.1", 0), _Page) as gateway:
+        thread = Thread(target=gateway.serve_forever)
+        thread.start()
+        sink = IcebergSink(
+            "shop.orders", catalog={"uri": f"http://127.0.0.1:{gateway.server_port}"}
+        )
+        try:
+            with pytest.raises(SinkError, match=r"cannot be reached: ValidationError"):
+                sink.validate(IcebergJob(tmp_path).context(), pa.schema([("id", pa.int64())]))
+        finally:
+            gateway.shutdown()
+            thread.join(10)
