@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import Message
+from pyarrow import types as arrow
 from typing_extensions import override
 
 from onceflow.connectors.kafka.decoding import Decoded
@@ -31,6 +32,7 @@ from onceflow.connectors.kafka.protobuf.schema import (
     is_nullable,
     is_repeated,
     message_of,
+    message_with_numbers,
     messages_of,
 )
 from onceflow.connectors.kafka.registry import CompiledSchema
@@ -42,6 +44,7 @@ from onceflow.connectors.kafka.wire import (
     message_indexes,
     schema_id_of,
 )
+from onceflow.core.arrow.kinds import is_list
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ _FIRST_MESSAGE_BYTES = HEADER_BYTES + 1
 _SECONDS = range(-62_135_596_800, 253_402_300_800)
 _NANOS = range(1_000_000_000)
 """What a Timestamp may hold: the years 1 to 9999."""
+_COLUMN_NANOS = range(1 - 2**63, 2**63)
+"""What a column of nanoseconds may hold: pandas takes the number before for a missing value."""
 
 _Value: TypeAlias = Callable[[Any], Any]
 
@@ -77,10 +82,10 @@ class ProtobufDecoder(RegistryDecoder):
         }
         """The messages of a schema by its id, or why there are none."""
         # One for all values: a message of its own for each takes twice as long to decode.
-        self._message = class_of(described)()
+        self._message = class_of(message_with_numbers(schema.descriptors, described))()
         self._errors = (ValueError, decode_error())
         self._fitting, self._written = fitting_of(described, columns)
-        self._row = _row_of([described.fields_by_name[name] for name in self._written.names])
+        self._row = _row_of(described, self._written)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
@@ -209,37 +214,64 @@ def fitting_of(message: Descriptor, columns: pa.Schema) -> tuple[Fitting, pa.Sch
     Raises:
         ConfigError: There is no such field, or its values have no place in the column.
     """
-    written = columns_of_message(message, columns.names)
+    columns_of_fields = columns_of_message(message, columns.names)
+    written = pa.schema(
+        [
+            one.with_type(_with_nanos(one.type, columns.field(one.name).type))
+            for one in columns_of_fields
+        ]
+    )
     fitting = Fitting(written, columns, aliases={}, defaults={})
     if fitting.fault is not None:
         raise ConfigError(f"message {message.full_name}: {fitting.fault}")
     return fitting, written
 
 
-def _row_of(fields: Sequence[FieldDescriptor]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads the values of `fields` from a message, which may be used anew after it."""
-    plain = all(_is_plain(one) for one in fields)
-    if plain and len(fields) > 1:
-        getter: Callable[[Any], tuple[Any, ...]] = attrgetter(*(one.name for one in fields))
+def _with_nanos(have: pa.DataType, want: pa.DataType) -> pa.DataType:
+    """Return `have` with instants in nanoseconds wherever `want` has such."""
+    if arrow.is_timestamp(have) and arrow.is_timestamp(want) and want.unit == "ns":
+        return pa.timestamp("ns", have.tz)
+    if arrow.is_map(have) and arrow.is_map(want):
+        item = have.item_field.with_type(_with_nanos(have.item_type, want.item_type))
+        return pa.map_(have.key_type, item)
+    if arrow.is_list(have) and is_list(want):
+        item = have.value_field
+        return pa.list_(item.with_type(_with_nanos(item.type, want.value_type)))
+    if arrow.is_struct(have) and arrow.is_struct(want):
+        types = {one.name: one.type for one in want}
+        return pa.struct(
+            [one.with_type(_with_nanos(one.type, types.get(one.name, one.type))) for one in have]
+        )
+    return have
+
+
+def _row_of(message: Descriptor, columns: pa.Schema) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads `columns` from a message, which may be used anew after it."""
+    fields = [message.fields_by_name[name] for name in columns.names]
+    if all(map(_is_plain, fields)) and len(fields) > 1:
+        getter: Callable[[Any], tuple[Any, ...]] = attrgetter(*columns.names)
         return getter
-    readers = [_value_of(one) for one in fields]
+    readers = list(map(_value_of, fields, columns.types))
     return lambda message: tuple([read(message) for read in readers])
 
 
 def _is_plain(field: FieldDescriptor) -> bool:
-    return not (is_repeated(field) or is_nullable(field)) and _single(field) is _same
+    described: Any = field
+    kinds = (described.enum_type, described.message_type)
+    return not (is_repeated(field) or is_nullable(field)) and kinds == (None, None)
 
 
-def _value_of(field: FieldDescriptor) -> _Value:
-    """Return what reads the value of `field` from a message, as Arrow takes it."""
+def _value_of(field: FieldDescriptor, kind: pa.DataType) -> _Value:
+    """Return what reads the value of `field` from a message, as `kind` takes it."""
     get = attrgetter(field.name)
     described: Any = field
     if is_map(field):
-        one = _single(described.message_type.fields_by_name["value"])
+        one = _single(described.message_type.fields_by_name["value"], kind.item_type)
         return lambda message: [(key, one(value)) for key, value in get(message).items()]
-    one = _single(field)
     if is_repeated(field):
-        return lambda message: list(map(one, get(message)))
+        item = _single(field, kind.value_type)
+        return lambda message: list(map(item, get(message)))
+    one = _single(field, kind)
     if not is_nullable(field):
         return get if one is _same else lambda message: one(get(message))
     name = field.name
@@ -251,33 +283,62 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _single(field: FieldDescriptor) -> _Value:
+def _single(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     described: Any = field
     if described.enum_type is not None:
         numbers = described.enum_type.values_by_number
         names = {number: one.name for number, one in numbers.items()}
-        # A value that a newer version has added has no name here.
+        # A value that a newer version has added has no name here. Its number is read all the same;
+        # see `message_with_numbers`.
         return lambda number: names.get(number, str(number))
     message: Descriptor | None = described.message_type
     if message is None:
         return _same
     if message.full_name == TIMESTAMP:
-        return _microseconds
+        return _nanoseconds if kind.unit == "ns" else _microseconds
     if message.full_name in WRAPPERS:
         return attrgetter("value")
-    return _struct(message)
+    return _struct(message, kind)
 
 
-def _struct(message: Descriptor) -> _Value:
-    members = [(one.name, _value_of(one)) for one in message.fields]
+def _struct(message: Descriptor, kind: pa.DataType) -> _Value:
+    members = [
+        (one.name, _value_of(one, member.type))
+        for one, member in zip(message.fields, kind, strict=True)
+    ]
     return lambda value: {name: member(value) for name, member in members}
 
 
+def _nanoseconds(value: Any) -> int:
+    nanoseconds = _since_1970(value)
+    if nanoseconds not in _COLUMN_NANOS:
+        raise ValueError(
+            f"a Timestamp of {value.seconds} s since 1970 is beyond the years 1677 to 2262, which a"
+            " column of nanoseconds holds"
+        )
+    return nanoseconds
+
+
 def _microseconds(value: Any) -> int:
+    microseconds, remainder = divmod(_since_1970(value), 1000)
+    if remainder:
+        raise ValueError(
+            f"a Timestamp with {value.nanos} ns is finer than its column's unit, microseconds; give"
+            " the column nanoseconds by schema=, as in pa.timestamp('ns', 'UTC')"
+        )
+    return microseconds
+
+
+def _since_1970(value: Any) -> int:
+    """Return the nanoseconds of a Timestamp.
+
+    Raises:
+        ValueError: It is none.
+    """
     if value.seconds not in _SECONDS or value.nanos not in _NANOS:
         raise ValueError(
             f"a Timestamp has {value.seconds} s and {value.nanos} ns; Protobuf allows the years 1"
             " to 9999, and 0 to 999999999 ns"
         )
-    microseconds: int = value.seconds * 1_000_000 + value.nanos // 1000
-    return microseconds
+    nanoseconds: int = value.seconds * 1_000_000_000 + value.nanos
+    return nanoseconds

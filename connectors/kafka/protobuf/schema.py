@@ -2,7 +2,8 @@
 
 A field that can be absent (`optional`, of a oneof, a message, a wrapper) is nullable; another one
 has Protobuf's default in its stead. google.protobuf.Timestamp is a timestamp in UTC, an enum the
-name of its value, a wrapper its value. A message that contains itself has no Arrow type.
+name of its value, or the number of one without a name, a wrapper its value. A message that contains
+itself has no Arrow type.
 
 Back from columns: one that may be null is an optional field; a list or a map that is null is empty.
 Fields are known by their numbers: a column keeps the one that the subject's latest version has for
@@ -268,9 +269,36 @@ def message_of(descriptors: bytes, message: str | None = None) -> Descriptor:
         ConfigError: There is none, or Protobuf is not installed.
     """
     name = messages_of(descriptors)[path_of(descriptors, message)]
+    return _find_message(_files(descriptors), name)
+
+
+def message_with_numbers(descriptors: bytes, message: Descriptor) -> Descriptor:
+    """Return `message` of a compiled schema with its enums as int32, which are the same bytes.
+
+    So a number that its enum does not have is read. Protobuf itself puts it aside if the enum is
+    closed, as those of proto2 are: the field is absent then, and a list or a map lacks a value.
+    """
+    files = _files(descriptors)
+    for file in files:
+        for one in file.message_type:
+            _make_numbers(one)
+    return _find_message(files, message.full_name)
+
+
+def _make_numbers(message: DescriptorProto) -> None:
+    for field in message.field:
+        if field.type == field.TYPE_ENUM:
+            field.type = field.TYPE_INT32
+            field.ClearField("type_name")
+            field.ClearField("default_value")
+    for one in message.nested_type:
+        _make_numbers(one)
+
+
+def _find_message(files: Iterable[FileDescriptorProto], name: str) -> Descriptor:
     # A pool of its own: in the process's default pool two versions of one file would collide.
     pool = _protobuf("descriptor_pool").DescriptorPool()
-    for one in _files(descriptors):
+    for one in files:
         pool.AddSerializedFile(one.SerializeToString())
     descriptor: Descriptor = pool.FindMessageTypeByName(name)
     return descriptor

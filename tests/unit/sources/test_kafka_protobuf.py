@@ -98,7 +98,7 @@ def test_every_type_of_protobuf_is_a_column(registry: SchemaRegistryDouble) -> N
     full.places.add().city = "Ulm"
     full.by_id[5].city = "Hof"
     full.number = 0
-    full.at.seconds, full.at.nanos = 1_767_323_045, 678_901_234
+    full.at.seconds, full.at.nanos = 1_767_323_045, 678_901_000
     full.wrapped.value = 0
     full.maybe = ""
     later = make(color=9)
@@ -446,3 +446,124 @@ def test_message_that_the_schema_lacks_is_refused_with_those_it_has(
             schema="id INT",
             schema_registry=registry.url,
         )
+
+
+CLOSED = """
+syntax = "proto2";
+message Order {
+  enum State { NONE = 0; OPEN = 1; PAID = 2; %s }
+  required int64 id = 1;
+  optional State state = 2 [default = PAID];
+  repeated State history = 3;
+  repeated State packed = 4 [packed = true];
+  map<string, State> by_shop = 5;
+  message Line { optional State state = 1; }
+  repeated Line lines = 6;
+  oneof choice { State chosen = 7; string note = 8; }
+}
+"""
+
+
+def test_a_number_that_a_closed_enum_does_not_know_is_that_number_and_never_left_out(
+    registry: SchemaRegistryDouble,
+) -> None:
+    """Protobuf puts such a number aside for enums of proto2, as if nothing had been written."""
+    old_id = keep(registry, CLOSED % "")
+    described = source(registry.url)
+    assert described.schema.field("state") == pa.field("state", pa.string())
+    newer = message_class(CLOSED % "SENT = -3;")
+    full = newer(id=1, state="SENT", history=["OPEN", "SENT", "PAID"], packed=["SENT", "OPEN"])
+    full.by_shop["a"], full.by_shop["b"] = -3, 1
+    full.lines.add().state = -3
+    full.chosen = -3
+    known = newer(id=2, state="OPEN", history=["PAID"], packed=["OPEN"], note="x")
+    found, plain, absent = read(
+        described, [framed(old_id, one) for one in (full, known, newer(id=3))]
+    )
+    found["by_shop"].sort()
+    assert found == {
+        "id": 1,
+        "state": "-3",
+        "history": ["OPEN", "-3", "PAID"],
+        "packed": ["-3", "OPEN"],
+        "by_shop": [("a", "-3"), ("b", "OPEN")],
+        "lines": [{"state": "-3"}],
+        "chosen": "-3",
+        "note": None,
+    }
+    assert (plain["state"], plain["history"], plain["note"]) == ("OPEN", ["PAID"], "x")
+    assert (absent["state"], absent["chosen"], absent["history"]) == (None, None, [])
+
+
+TIMES = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+message Event {
+  int64 id = 1;
+  google.protobuf.Timestamp at = 2;
+  repeated google.protobuf.Timestamp seen = 3;
+  map<string, google.protobuf.Timestamp> by_shop = 4;
+  message Place { google.protobuf.Timestamp at = 1; }
+  Place place = 5;
+}
+"""
+FINE = pa.timestamp("ns", "UTC")
+PLACES_OF_TIMES: dict[str, pa.DataType] = {
+    "at": FINE,
+    "seen": pa.list_(FINE),
+    "by_shop": pa.map_(pa.string(), FINE),
+    "place": pa.struct([("at", FINE)]),
+}
+
+
+def event_at(where: str, seconds: int, nanos: int) -> Any:
+    event = message_class(TIMES)(id=nanos)
+    at: Any = event.at
+    match where:
+        case "seen":
+            at = event.seen.add()
+        case "by_shop":
+            at = event.by_shop["x"]
+        case "place":
+            at = event.place.at
+        case _:
+            pass
+    at.seconds, at.nanos = seconds, nanos
+    return event
+
+
+@pytest.mark.parametrize("where", PLACES_OF_TIMES)
+def test_a_timestamp_finer_than_its_column_is_a_bad_record_and_never_cut_off(
+    registry: SchemaRegistryDouble, where: str
+) -> None:
+    schema_id = keep(registry, TIMES)
+    rows = rows_of(source(registry.url, on_bad_record="dead_letter").settings)
+    times = [(-1, 999_999_000), (1, 1), (-(2**33), 999)]
+    rows.add(messages([framed(schema_id, event_at(where, *time)) for time in times]))
+    assert taken(rows).column("id").to_pylist() == [999_999_000]
+    letters = rows.refusals.take_letters()
+    assert ["1 ns is finer" in letters[0].reason, "999 ns is finer" in letters[1].reason] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("where", PLACES_OF_TIMES)
+def test_a_column_of_nanoseconds_has_a_timestamp_to_its_last_digit(
+    registry: SchemaRegistryDouble, where: str
+) -> None:
+    schema_id = keep(registry, TIMES)
+    columns = pa.schema([("id", pa.int64()), (where, PLACES_OF_TIMES[where])])
+    described = source(registry.url, schema=columns, on_bad_record="dead_letter")
+    least, most = divmod(1 - 2**63, 10**9), divmod(2**63 - 1, 10**9)
+    beyond = (least[0], least[1] - 1), (most[0], most[1] + 1)
+    times = [(1, 1), least, most, (-1, 999_999_999), *beyond]
+    rows = rows_of(described.settings)
+    rows.add(messages([framed(schema_id, event_at(where, *time)) for time in times]))
+    column = taken(rows).column(where).to_pylist(maps_as_pydicts="strict")
+    keys: dict[str, Any] = {"seen": 0, "by_shop": "x", "place": "at"}
+    instants = [value[keys[where]] if where in keys else value for value in column]
+    assert [instant.value for instant in instants] == [1_000_000_001, 1 - 2**63, 2**63 - 1, -1]
+    reasons = [letter.reason for letter in rows.refusals.take_letters()]
+    assert all("beyond the years 1677 to 2262" in reason for reason in reasons)
+    assert len(reasons) == 2
