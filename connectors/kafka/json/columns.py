@@ -30,6 +30,9 @@ from onceflow.core.errors import ConfigError
 _FLOAT32_MAX = 3.4028235677973362e38
 """The largest double that rounds to a finite float32: the next one is halfway to 2**128."""
 
+_DICTIONARY_BITS = 32
+"""A dictionary with shorter indices is full before a batch is."""
+
 
 def record_type(columns: pa.Schema) -> type[msgspec.Struct]:
     """Return the type of one record with `columns`.
@@ -81,12 +84,21 @@ def _python_type(kind: pa.DataType, column: str) -> Any:
     if types.is_timestamp(kind):
         zoned = Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]
         return Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | zoned
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) and _can_fill_dictionary(kind):
         return _python_type(kind.value_type, column)
     for is_kind, python_type in _SCALARS:
         if is_kind(kind):
             return python_type
     raise _refusal(kind, column)
+
+
+def _can_fill_dictionary(kind: pa.DataType) -> bool:
+    """Return whether pyarrow makes arrays of `kind`, also of a batch of different values."""
+    try:
+        pa.array([], kind)
+    except pa.ArrowNotImplementedError:
+        return False
+    return bool(kind.index_type.bit_width >= _DICTIONARY_BITS)
 
 
 def _compound_type(kind: pa.DataType, column: str) -> Any:

@@ -274,6 +274,10 @@ def test_raw_rows_keep_bytes_and_place() -> None:
 
 
 def test_type_that_json_cannot_fill_is_refused_when_the_source_is_built() -> None:
-    for kind in (pa.duration("s"), pa.time64("us"), pa.map_(pa.int32(), pa.int32()), pa.null()):
+    full_soon, of_instants = (pa.int8(), pa.string()), (pa.int32(), pa.timestamp("us"))
+    for kind in (
+        *(pa.duration("s"), pa.time64("us"), pa.map_(pa.int32(), pa.int32()), pa.null()),
+        *(pa.dictionary(*full_soon), pa.dictionary(*of_instants)),
+    ):
         with pytest.raises(ConfigError, match="column 'x'"):
             JsonRows(settings_of(pa.schema([pa.field("x", kind)])))
