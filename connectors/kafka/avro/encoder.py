@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 from pyarrow import types as arrow
@@ -16,6 +16,7 @@ from onceflow.connectors.kafka.avro.schema import (
     Entries,
     Items,
     Record,
+    Symbols,
     Union,
     arrow_type,
     parse_avro,
@@ -53,7 +54,8 @@ class AvroValues:
             [field.name for field in fields if field.default is MISSING],
             "the subject's schema",
         )
-        self._schema = fastavro.parse_schema(json.loads(text))
+        named: dict[str, Any] = {}
+        self._schema: Any = cast("Any", fastavro).parse_schema(json.loads(text), named)
         self._write = cast("Callable[..., None]", cast("Any", fastavro).schemaless_writer)
         member_types = {field.name: field.type for field in fields}
         self._fitted = [
@@ -62,6 +64,8 @@ class AvroValues:
         ]
         self._types = list(map(_numbers, self._fitted))
         self._names = columns.names
+        types = pa.struct([column.with_type(to_plain_type(column.type)) for column in columns])
+        self._mark = find_marks(types, record, self._schema, named)
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
         """Return one record a row, behind `header`.
@@ -78,7 +82,8 @@ class AvroValues:
         )
         encoded: list[bytes] = []
         stream = io.BytesIO()
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
+        for plain in batch.to_pylist(maps_as_pydicts="strict"):
+            row = plain if self._mark is None else self._mark(plain)
             stream.seek(0)
             stream.truncate()
             stream.write(header)
@@ -148,18 +153,99 @@ def _refit(field: pa.Field, node: AvroType, where: str) -> pa.Field:
 
 
 def _branch_type(kind: pa.DataType, union: Union, where: str) -> pa.DataType:
-    """Return the type of the branch that is written: the column's own, or else the first to fit."""
-    branches = values_of(union)
-    if arrow.is_null(kind) or not branches:
+    if arrow.is_null(kind) or not values_of(union):
         return pa.null()
-    exact = [branch for branch in branches if arrow_type(branch) == kind]
+    return _choose_branch(kind, union, where)[1]
+
+
+def _choose_branch(kind: pa.DataType, union: Union, where: str) -> tuple[AvroType, pa.DataType]:
+    """Return the branch that is written and its type: the column's own, or else the first to fit.
+
+    Raises:
+        ConfigError: None fits.
+    """
+    choices: list[tuple[AvroType, pa.DataType]] = []
     refusal = ConfigError(f"{where} is {kind}, and the subject's schema has no such branch there")
-    for branch in exact or branches:
+    for branch in values_of(union):
         try:
-            return resolve_written_type(kind, branch, where)
+            choices.append((branch, resolve_written_type(kind, branch, where)))
         except ConfigError as error:
             refusal = error
-    raise refusal
+    if not choices:
+        raise refusal
+    # Any text is a string, and few are symbols.
+    return min(choices, key=lambda one: (one[1] != kind, isinstance(one[0], Symbols)))
+
+
+_Mark: TypeAlias = Callable[[Any], Any]
+"""Says of a value, and of those inside, which branch of a union each is, in fastavro's way."""
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+def find_marks(
+    kind: pa.DataType, node: AvroType, schema: Any, named: Mapping[str, Any]
+) -> _Mark | None:
+    """Return what marks values of `kind` for `node`; None: no union leaves a choice.
+
+    Without a mark fastavro chooses by the value itself: a long becomes a float, and a number the
+    day of another branch.
+
+    Args:
+        kind: The plain type of a column.
+        node: What its values are written as.
+        schema: The same, as fastavro has it.
+        named: What fastavro knows by name.
+    """
+    schema = named.get(schema, schema) if isinstance(schema, str) else schema
+    mark: _Mark | None = None
+    kind = to_plain_type(kind)
+    if isinstance(node, Union):
+        return _find_branch_mark(kind, node, schema, named)
+    if isinstance(node, Record):
+        return _find_member_marks(kind, node, schema, named)
+    if isinstance(node, Items):
+        item = find_marks(kind.value_type, node.item, schema["items"], named)
+        mark = item and (lambda values: list(map(item, values)))
+    elif isinstance(node, Entries):
+        entry = find_marks(kind.item_type, node.value, schema["values"], named)
+        mark = entry and (lambda values: {key: entry(one) for key, one in values.items()})
+    return mark and _unless_null(mark)
+
+
+def _find_branch_mark(
+    kind: pa.DataType, union: Union, schema: Any, named: Mapping[str, Any]
+) -> _Mark | None:
+    if arrow.is_null(kind) or not values_of(union):
+        return None
+    branch, _ = _choose_branch(kind, union, "")
+    chosen = schema[union.branches.index(branch)]
+    inside = find_marks(kind, branch, chosen, named)
+    if len(values_of(union)) == 1:
+        return inside
+    name = chosen
+    if not isinstance(chosen, str):
+        name = chosen["name"] if chosen["type"] in _NAMED else chosen["type"]
+    return _unless_null(lambda value: (name, inside(value) if inside else value))
+
+
+def _find_member_marks(
+    kind: pa.DataType, record: Record, schema: Any, named: Mapping[str, Any]
+) -> _Mark | None:
+    fields = {field["name"]: field["type"] for field in schema["fields"]}
+    nodes = {member.name: member.type for member in record.members}
+    marks_or_none = {
+        one.name: find_marks(one.type, nodes[one.name], fields[one.name], named) for one in kind
+    }
+    marks = {name: mark for name, mark in marks_or_none.items() if mark is not None}
+    if not marks:
+        return None
+    return _unless_null(
+        lambda row: {**row, **{name: mark(row[name]) for name, mark in marks.items()}}
+    )
+
+
+def _unless_null(mark: _Mark) -> _Mark:
+    return lambda value: None if value is None else mark(value)
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:

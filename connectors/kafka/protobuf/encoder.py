@@ -24,7 +24,8 @@ from onceflow.connectors.kafka.protobuf.schema import (
     to_proto,
 )
 from onceflow.connectors.kafka.schema_rules import check_fields
-from onceflow.core.arrow.kinds import is_list
+from onceflow.core.arrow.exact_arrays import cast_exactly
+from onceflow.core.arrow.kinds import holds, is_list, to_plain_type
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -50,6 +51,7 @@ class ProtobufValues:
         self._class = class_of(message_type)
         self._error = encode_error()
         self._names = columns.names
+        self._types = list(map(_to_python_times, columns.types))
         self._converters = [_converter(message_type.fields_by_name[one.name]) for one in columns]
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
@@ -58,9 +60,11 @@ class ProtobufValues:
         Raises:
             ValueError: A value does not fit its field, and the like; see `ENCODING_ERRORS`.
         """
+        # A time of Python ends at microseconds, and pyarrow cuts off what is behind them.
+        exact = map(cast_exactly, columns, self._types)
         values = [
             [None if one is None else convert(one) for one in column.to_pylist()]
-            for column, convert in zip(columns, self._converters, strict=True)
+            for column, convert in zip(exact, self._converters, strict=True)
         ]
         make, names = self._class, self._names
         try:
@@ -70,6 +74,25 @@ class ProtobufValues:
             ]
         except self._error as error:
             raise ValueError(str(error)) from error
+
+
+def _to_python_times(kind: pa.DataType) -> pa.DataType:
+    """Return `kind` with times of day in microseconds instead of nanoseconds."""
+    if not holds(kind, _is_finer_than_python):
+        return kind
+    kind = to_plain_type(kind)
+    if arrow.is_map(kind):
+        item = kind.item_field.with_type(_to_python_times(kind.item_type))
+        return pa.map_(kind.key_type, item)
+    if is_list(kind):
+        return pa.list_(kind.value_field.with_type(_to_python_times(kind.value_type)))
+    if arrow.is_struct(kind):
+        return pa.struct([one.with_type(_to_python_times(one.type)) for one in kind])
+    return pa.time64("us")
+
+
+def _is_finer_than_python(kind: pa.DataType) -> bool:
+    return bool(arrow.is_time64(kind) and kind.unit == "ns")
 
 
 def _check_columns(columns: Sequence[pa.Field], message: Descriptor) -> None:
@@ -93,8 +116,11 @@ def _converter(field: FieldDescriptor) -> _Convert:
     """Return what makes of a value of Arrow's what a message takes for `field`."""
     described: Any = field
     if is_map(field):
-        one = _single_converter(described.message_type.fields_by_name["value"])
-        return lambda pairs: _without_doubles({key: one(item) for key, item in pairs}, pairs)
+        fields = described.message_type.fields_by_name
+        to_key, to_value = _single_converter(fields["key"]), _single_converter(fields["value"])
+        return lambda pairs: _without_doubles(
+            {to_key(key): to_value(item) for key, item in pairs}, pairs
+        )
     one = _single_converter(field)
     return (lambda items: list(map(one, items))) if is_repeated(field) else one
 
@@ -114,7 +140,8 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     if message.full_name == TIMESTAMP:
         return lambda value: make(**_timestamp(value))
     if message.full_name in WRAPPERS:
-        return lambda value: make(value=_plain(value))
+        wrap = _single_converter(message.fields_by_name["value"])
+        return lambda value: make(value=wrap(value))
     converters = {one.name: _converter(one) for one in message.fields}
 
     def struct(value: Any) -> Any:

@@ -17,6 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.json_format import MessageToDict
 from tests.support.protobuf_messages import framed, message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
+from tests.unit.sources.test_avro_columns import read
 
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi import OnBadRow
@@ -369,3 +370,123 @@ def test_columns_that_a_format_does_not_have_are_refused_before_the_registry_is_
     with pytest.raises(ConfigError) as caught:
         RecordEncoder(sink.settings, schema, BadRows(OnBadRow.FAIL, schema))
     assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("value_format", ["json", "json-schema", "avro", "protobuf"])
+@pytest.mark.parametrize("where", ["column", "list", "struct", "map"])
+def test_a_time_of_day_finer_than_microseconds_is_a_bad_row_and_never_cut_off(
+    registry: SchemaRegistryDouble, value_format: str, where: str
+) -> None:
+    fine = pa.time64("ns")
+    kind, wrap = {
+        "column": (fine, lambda time: time),
+        "list": (pa.list_(fine), lambda time: [time]),
+        "struct": (pa.struct([("t", fine)]), lambda time: {"t": time}),
+        "map": (pa.map_(pa.string(), fine), lambda time: {"t": time}),
+    }[where]
+    columns = pa.schema([("at", kind)])
+    given: Any = {"format": value_format}
+    if value_format != "json":
+        given["schema_registry"] = registry.url
+    sink = KafkaSink("nowhere:1", topic="out", **given)
+    bad_rows = BadRows(OnBadRow.DEAD_LETTER, columns)
+    found = RecordEncoder(sink.settings, columns, bad_rows)
+    found.ask_schema()
+    nanoseconds = [86_399_999_999_000, 86_399_999_999_999]
+    times = pa.array(nanoseconds).view(fine)
+    batch = pa.RecordBatch.from_arrays([pa.array(map(wrap, times), kind)], schema=columns)
+    (value,) = found.encode(batch).column("value").to_pylist()
+    assert b"23:59:59.999999" in value or value_format == "avro"
+    (rejected,) = bad_rows.take()
+    assert "would lose data: 86399999999999" in rejected.reasons[0]
+
+
+WRAPPED = """
+syntax = "proto3";
+import "google/protobuf/wrappers.proto";
+message Wrapped {
+  google.protobuf.FloatValue float = 1;
+  google.protobuf.DoubleValue double = 2;
+  google.protobuf.BoolValue bool = 3;
+  map<bool, int64> by_bool = 4;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "good", "bad"),
+    [
+        ("float", pa.float64(), 0.5, 1e39),
+        ("double", pa.int64(), 2**53, 2**53 + 1),
+        ("bool", pa.int64(), None, 5),
+        ("by_bool", pa.map_(pa.int64(), pa.int64()), [], [(5, 1), (6, 2)]),
+    ],
+)
+def test_what_a_wrapper_or_a_key_of_a_map_does_not_hold_makes_a_bad_row(
+    registry: SchemaRegistryDouble, field: str, kind: pa.DataType, good: Any, bad: Any
+) -> None:
+    """Protobuf itself makes infinity, another number or `true` of it, and of two keys one."""
+    registry.keep("out-value", WRAPPED, kind="PROTOBUF")
+    columns = pa.schema([(field, kind)])
+    given: Any = {"format": "protobuf", "auto_register": False}
+    sink = KafkaSink("nowhere:1", topic="out", schema_registry=registry.url, **given)
+    bad_rows = BadRows(OnBadRow.DEAD_LETTER, columns)
+    found = RecordEncoder(sink.settings, columns, bad_rows)
+    found.ask_schema()
+    batch = pa.RecordBatch.from_pylist([{field: good}, {field: bad}], schema=columns)
+    assert found.encode(batch).num_rows == 1
+    (rejected,) = bad_rows.take()
+    assert "which" in rejected.reasons[0] or "is no bool" in rejected.reasons[0]
+
+
+_SINGLE = {"type": "record", "name": "Single", "fields": [{"name": "x", "type": "float"}]}
+_DOUBLE = {"type": "record", "name": "Double", "fields": [{"name": "x", "type": "double"}]}
+_DAY = {"type": "int", "logicalType": "date"}
+_KIND = {"type": "enum", "name": "Kind", "symbols": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("union", "kind", "value", "member"),
+    [
+        (["float", "long"], pa.int64(), 2**53 + 1, "member1"),
+        (["null", "double", "long"], pa.int64(), 2**53 + 1, "member1"),
+        (["null", "long", _DAY], pa.date32(), dt.date(2024, 1, 1), "member1"),
+        (["null", _DAY, "long"], pa.int64(), 5, "member1"),
+        (["int", "long"], pa.int64(), 5, "member1"),
+        (["double", "float"], pa.float32(), 0.5, "member1"),
+        (["null", _SINGLE, _DOUBLE], pa.struct([("x", pa.float64())]), {"x": 0.1}, "member1"),
+        (["null", _KIND, "string"], pa.string(), "c", "member1"),
+        (["null", "long", _KIND], pa.string(), "a", "member1"),
+        (["null", _KIND, "bytes", "long"], pa.int64(), None, None),
+    ],
+)
+@pytest.mark.parametrize("where", ["field", "array", "map", "record"])
+def test_a_value_is_written_as_the_branch_of_its_column_s_type(
+    registry: SchemaRegistryDouble,
+    where: str,
+    union: Any,
+    kind: pa.DataType,
+    value: Any,
+    member: str | None,
+) -> None:
+    """Left to itself fastavro looks at the value: it takes a float for a long, and rounds it."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "k", "type": union}]}
+    node, column = {
+        "field": (union, kind),
+        "array": ({"type": "array", "items": union}, pa.list_(kind)),
+        "map": ({"type": "map", "values": union}, pa.map_(pa.string(), kind)),
+        "record": (inner, pa.struct([("k", kind)])),
+    }[where]
+
+    def wrap(one: Any) -> Any:
+        return {"field": one, "array": [one]}.get(where, {"k": one})
+
+    latest = {"type": "record", "name": "Kept", "fields": [{"name": "v", "type": node}]}
+    registry.keep("out-value", latest)
+    rows = pa.schema([pa.field("v", column)])
+    found = encoder(rows, registry.url, auto_register=False)
+    records, faults = read(latest, written(found, rows, [{"v": wrap(value)}]))
+    count = len(union) - ("null" in union)
+    members = {f"member{at}": None for at in range(count)}
+    expected = wrap(None if member is None else {**members, member: value})
+    assert (records, faults) == ([{"v": expected}], {})
