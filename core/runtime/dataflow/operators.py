@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -541,6 +542,22 @@ class SinkMetricGroup:
 _logger = logging.getLogger("onceflow.runtime")
 
 
+class CommitsOfSink(Protocol):
+    """What a sink's operator asks of whoever commits what it prepares."""
+
+    metrics: SinkMetricGroup
+
+    def await_commits(self) -> None:
+        """Wait, before a pre-commit, while too many earlier ones are not committed."""
+        ...
+
+    def record_pre_commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> tuple[Committable, ...]:
+        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        ...
+
+
 class SinkOperator(RunningOperator):
     """Writes to a sink's writer, and pre-commits at each barrier."""
 
@@ -549,14 +566,13 @@ class SinkOperator(RunningOperator):
         uid: str,
         work: WriteTo,
         writer: SinkWriter,
-        pre_committed: Callable[[CheckpointId, Sequence[Committable]], tuple[Committable, ...]],
-        metrics: SinkMetricGroup,
+        commits: CommitsOfSink,
     ) -> None:
         super().__init__(uid)
-        self._metrics = metrics
+        self._metrics = commits.metrics
         self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
-        self._pre_committed = pre_committed
+        self._commits = commits
         self._on_bad_row = work.on_bad_row
 
     def process(self, batch: Batch) -> None:
@@ -568,13 +584,14 @@ class SinkOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
+        self._commits.await_commits()
         # After this the rows survive a crash, and stay invisible until the decision.
         committables = self._writer.pre_commit(checkpoint)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")
         snapshot = OperatorSnapshot(
-            self.uid, committables=self._pre_committed(checkpoint, committables)
+            self.uid, committables=self._commits.record_pre_commit(checkpoint, committables)
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
 

@@ -415,7 +415,7 @@ class ChainBuilder:
         )
         worker = self._commits.worker(ref, operator, work)
         writer = work.sink.writer(context)
-        return SinkOperator(operator.uid, work, writer, worker.record_pre_commit, worker.metrics)
+        return SinkOperator(operator.uid, work, writer, worker)
 
     def _find_restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid) or RestoredOperator(uid)

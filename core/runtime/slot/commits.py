@@ -50,6 +50,13 @@ from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
 
+_WAITING_MAX = 1
+"""How many decided transactions of a subtask may wait for their commit when the next is prepared:
+one, so that a commit may go on beside a checkpoint."""
+_PATIENCE_S = 1.0
+"""How long a pre-commit waits for them: more than a commit takes, and little beside a checkpoint's
+timeout."""
+
 
 class CommitThread(StepSource[C, CommitOutcome]):
     """A queue of commits and the thread that empties it; `start` begins."""
@@ -93,7 +100,7 @@ class CommitThread(StepSource[C, CommitOutcome]):
         """
         with self._condition:
             self._closing = True
-            self._condition.notify()
+            self._condition.notify_all()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -120,7 +127,9 @@ class CommitThread(StepSource[C, CommitOutcome]):
     def end(self, step: C, outcome: CommitOutcome) -> StepEnd:
         """Record how a try of `step` ended and return what follows."""
         with self._condition:
-            return self._commits.outcome(step, outcome, time.monotonic())
+            end = self._commits.outcome(step, outcome, time.monotonic())
+            self._condition.notify_all()
+            return end
 
     def take(self) -> C | None:
         """Wait for the next commit; prune and report while idle; None when closing."""
@@ -178,7 +187,22 @@ class CommitWorker(CommitThread[Committable]):
         self.metrics = metrics or SinkMetricGroup(name, "", 0)
         self._queue = queue
         self._committer = committer
+        self._decided_last = GENESIS
+        self._is_patient = True
+        """Whether a pre-commit waits: a commit has succeeded since the last wait in vain."""
         self._thread.start()
+
+    def await_commits(self) -> None:
+        """Wait, before a pre-commit, while several decided transactions are not committed.
+
+        Commits that take longer than from one checkpoint to the next would fall behind further with
+        each one. So the next checkpoint waits, and has more rows in one transaction. Not for longer
+        than `_PATIENCE_S`, and not again before a commit succeeds: a target that is down does not
+        hold up the stream.
+        """
+        with self._condition:
+            if self._is_patient:
+                self._is_patient = self._condition.wait_for(self._may_prepare, _PATIENCE_S)
 
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
@@ -195,20 +219,26 @@ class CommitWorker(CommitThread[Committable]):
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.note_decision(checkpoint)
+            self._decided_last = max(self._decided_last, checkpoint)
             self.metrics.note_decided(checkpoint)
             # Only the newest is kept. It includes the older ones, and pruning waits until nothing
             # is left to commit.
             self._prune_before = retain_ledger_from
-            self._condition.notify()
+            self._condition.notify_all()
 
     def _commit(self, commit: Committable) -> CommitOutcome:
         return self._committer.commit(commit)
 
     def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
+            self._is_patient = True
             self.metrics.note_committed(commit)
         else:
             self.metrics.note_retry(describe_refusal(commit, step))
+
+    def _may_prepare(self) -> bool:
+        waiting = self._queue.pending_through(self._decided_last)
+        return self._closing or len(waiting) <= _WAITING_MAX
 
     def _prune(self, before: CheckpointId) -> None:
         self._committer.prune(before)
@@ -224,6 +254,9 @@ class GlobalPreCommits:
         self.metrics = metrics
         self._waiting = PreCommits()
         self._lock = threading.Lock()
+
+    def await_commits(self) -> None:
+        """Do nothing: the driver says when it has committed, and no slot waits for it."""
 
     def record_pre_commit(
         self, checkpoint: CheckpointId, committables: Sequence[Committable]

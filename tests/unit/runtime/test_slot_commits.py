@@ -1,8 +1,15 @@
-"""A subtask confirms a checkpoint when it has heard of it and all its sinks have committed it."""
+"""Commits beside the stream: what a subtask confirms, and when its next pre-commit waits.
+
+A subtask confirms a checkpoint when it has heard of it and all its sinks have committed it.
+"""
 
 from __future__ import annotations
 
 import queue
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.counting_source import SCHEMA
@@ -10,15 +17,30 @@ from tests.support.directory_sink import DirectorySink
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.api.graph import Operator, WriteTo
-from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
+from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy
+from onceflow.core.protocol.committables import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    Committed,
+    RetryLater,
+)
+from onceflow.core.protocol.ids import (
+    GENESIS,
+    AttemptId,
+    CheckpointId,
+    SubtaskRef,
+    TransactionId,
+)
 from onceflow.core.protocol.messages import (
     CommittedThrough,
     Complete,
     CompletionHeard,
     SinkCommitted,
 )
-from onceflow.core.runtime.slot.commits import SlotCommits
+from onceflow.core.runtime.slot.commits import CommitWorker, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
+from onceflow.core.spi import Committer
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
 FIRST, SECOND = CheckpointId(1), CheckpointId(2)
@@ -60,3 +82,86 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
     assert said(committed(SECOND)) == [(SUBTASK, SECOND, SECOND)]
     assert commits.close(lambda: 5.0)
     assert mail.empty()
+
+
+class GatedCommitter(Committer):
+    """Commits what the test lets through, one after the other."""
+
+    def __init__(self) -> None:
+        self.committed: list[CheckpointId] = []
+        self.passes = threading.Semaphore(0)
+        self.is_down = False
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if self.is_down:
+            return RetryLater("the target is down")
+        assert self.passes.acquire(timeout=60)
+        self.committed.append(committable.checkpoint)
+        return Committed()
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        raise NotImplementedError
+
+    def in_doubt(self) -> Sequence[Committable]:
+        return ()
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+@contextmanager
+def open_worker_behind(committer: GatedCommitter, decided: int) -> Generator[CommitWorker]:
+    """Yield a worker with a transaction to commit of each of `decided` checkpoints."""
+    failures: list[BaseException] = []
+    worker = CommitWorker(
+        "out[0]",
+        CommitQueue(CommitRetryPolicy()),
+        committer,
+        committed=lambda through, ms: None,
+        failed=failures.append,
+    )
+    for number in range(1, decided + 1):
+        checkpoint = CheckpointId(number)
+        transaction = TransactionId("out", AttemptId(1), checkpoint, 0)
+        worker.record_pre_commit(checkpoint, [Committable(transaction, 1)])
+        worker.commit_through(checkpoint, FIRST)
+    yield worker
+    committer.is_down = False
+    committer.passes.release(decided)
+    assert worker.close(60)
+    assert not failures
+
+
+def test_a_pre_commit_waits_until_one_decided_transaction_is_left_to_commit() -> None:
+    committer = GatedCommitter()
+    committed_then: list[int] = []
+    with open_worker_behind(committer, decided=3) as worker:
+
+        def prepare() -> None:
+            worker.await_commits()
+            committed_then.append(len(committer.committed))
+
+        thread = threading.Thread(target=prepare, daemon=True)
+        thread.start()
+        committer.passes.release(2)
+        thread.join(60)
+        assert committed_then == [2]
+
+
+def test_commits_that_are_not_behind_hold_up_no_pre_commit() -> None:
+    with open_worker_behind(GatedCommitter(), decided=1) as worker:
+        began = time.monotonic()
+        for _ in range(100):
+            worker.await_commits()
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_target_that_is_down_holds_up_one_pre_commit_and_no_further_one() -> None:
+    committer = GatedCommitter()
+    committer.is_down = True
+    with open_worker_behind(committer, decided=3) as worker:
+        worker.await_commits()
+        began = time.monotonic()
+        for _ in range(100):
+            worker.await_commits()
+        assert time.monotonic() - began < 1.0
