@@ -30,6 +30,7 @@ from onceflow.connectors.spark.batch.task_writer import write_task
 from onceflow.connectors.spark.packages import Shipped
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
 from onceflow.connectors.spark.streaming.first_sink import FirstSink
+from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
 from onceflow.connectors.spark.streaming.writer import this_task
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import require_package
@@ -166,7 +167,7 @@ class _ForeachBatch:
     sink_id: str
     _commits: BatchCommits | None = field(default=None, repr=False)
     _noted: bool = field(default=False, repr=False)
-    """Whether the checkpoint says which sink is the first."""
+    """Whether the checkpoint says which sink is the first, and where each writes."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_commits": None}
@@ -244,6 +245,7 @@ class _ForeachBatch:
             # After the claim, which shows that this sink is the one, and before anything is
             # decided.
             self._first.note()
+            NotedSinks(self.location.url, self._commits.target).note()
             self._noted = True
         return self._commits, plan
 
@@ -259,6 +261,7 @@ class _ForeachBatch:
             # Before the first claim: another first sink would keep its decisions elsewhere, and
             # know nothing of those that were made.
             self._first.require(decisions)
+            NotedSinks(self.location.url, target).require()
         except BaseException:
             decisions.close()
             raise

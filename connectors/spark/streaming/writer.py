@@ -32,10 +32,12 @@ from onceflow.core.errors import ConfigError
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch.identity import MakeSink
     from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
-_KEPT: dict[bytes, BatchCommits] = {}
+_KEPT: dict[str, _KeptQuery] = {}
+"""By the id of the query."""
 _KEPT_MAX = 8
 """Queries that share a process of Spark's, each with two connections."""
 
@@ -47,12 +49,24 @@ class ReportMessage(WriterCommitMessage):
     report: TaskReport
 
 
+@dataclass(slots=True)
+class _KeptQuery:
+    """What a process beside the driver keeps of a query from batch to batch."""
+
+    options: bytes
+    commits: BatchCommits
+    sinks: NotedSinks
+    is_checked: bool = False
+    """Whether the query writes where it has written before."""
+    is_noted: bool = False
+
+
 class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
     """What Spark asks for. Takes Arrow batches, in Spark 4.0 too, which knows no class for it."""
 
-    def __init__(self, commits: BatchCommits, schema: pa.Schema, plan: BatchPlan | None) -> None:
+    def __init__(self, query: _KeptQuery, schema: pa.Schema, plan: BatchPlan | None) -> None:
         """Take what planning has planned; None where Spark commits or aborts."""
-        self._commits = commits
+        self._query = query
         self._schema = schema
         self._plan = plan
 
@@ -74,7 +88,12 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
     ) -> None:
         """Decide and commit the batch. Runs beside the driver."""
         del batchId
-        self._commits.commit(reports_of(messages))
+        reports = reports_of(messages)
+        query = self._query
+        if not query.is_noted and any(report.committables for report in reports):
+            query.sinks.note()
+            query.is_noted = True
+        query.commits.commit(reports)
 
     @in_option_words
     def abort(  # type: ignore[override]
@@ -84,7 +103,7 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
     ) -> None:
         """Settle what is left. Runs beside the driver, when a task or `commit` has failed."""
         del messages, batchId
-        self._commits.abort(self._schema)
+        self._query.commits.abort(self._schema)
 
 
 def make_planned_writer(
@@ -96,19 +115,23 @@ def make_planned_writer(
         ConfigError: The query cannot write there; says what mends it.
         OnceflowError: As `BatchCommits.plan`.
     """
-    commits, location = _stream_commits(make_sink, options, overwrite=overwrite)
+    query, location = _keep_query(make_sink, options, overwrite=overwrite)
     rows = arrow_schema(schema)
     planned = location.read_planned_batch()
-    plan = commits.plan(rows, planned.number, planned.fingerprint)
-    return BatchStreamWriter(commits, rows, plan)
+    if not query.is_checked:
+        # Before the claim: a target that is refused is to know nothing of the query.
+        query.sinks.require()
+        query.is_checked = True
+    plan = query.commits.plan(rows, planned.number, planned.fingerprint)
+    return BatchStreamWriter(query, rows, plan)
 
 
 def committing_writer(
     make_sink: MakeSink, options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> BatchStreamWriter:
     """Return the writer with which Spark commits or aborts the batch that was planned."""
-    commits, _ = _stream_commits(make_sink, options, overwrite=overwrite)
-    return BatchStreamWriter(commits, arrow_schema(schema), plan=None)
+    query, _ = _keep_query(make_sink, options, overwrite=overwrite)
+    return BatchStreamWriter(query, arrow_schema(schema), plan=None)
 
 
 def reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
@@ -134,32 +157,38 @@ def this_task() -> TaskIdentity:
     )
 
 
-def _stream_commits(
+def _keep_query(
     make_sink: MakeSink, options: Mapping[str, str], *, overwrite: bool
-) -> tuple[BatchCommits, CheckpointLocation]:
+) -> tuple[_KeptQuery, CheckpointLocation]:
     from onceflow.connectors.spark.batch.decision_keepers import resolve_keeper
     from onceflow.connectors.spark.batch.identity import stream_target
     from onceflow.connectors.spark.batch.replaced_tables import replace_rows
     from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
+    from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
 
-    given = options.get("checkpointlocation")
-    if not given:
+    checkpoint = options.get("checkpointlocation")
+    if not checkpoint:
         raise ConfigError(
             "option checkpointLocation is missing: give it to this query by"
             " .option('checkpointLocation', …). It names the query. Spark does not pass the"
             " session's spark.sql.streaming.checkpointLocation on to formats"
         )
-    location = CheckpointLocation(given)
-    # With the options: a query that was started again with other ones gets connections of its own.
-    key = pickle.dumps((location.query_id(), sorted(options.items()), overwrite))
-    commits = _KEPT.get(key)
-    if commits is None:
+    location = CheckpointLocation(checkpoint)
+    query_id = location.query_id()
+    given = pickle.dumps((sorted(options.items()), overwrite))
+    query = _KEPT.get(query_id)
+    if query is not None and query.options != given:
+        # It was started again with other options, and asks anew what it may write where.
+        _KEPT.pop(query_id).commits.close()
+        query = None
+    if query is None:
         named = stream_target(make_sink, options, location)
         if overwrite:
             named = replace_rows(named, "outputMode('complete')")
         commits = BatchCommits(*resolve_keeper(named))
+        query = _KeptQuery(given, commits, NotedSinks(location.url, commits.target))
         # The oldest goes; if its query still runs, its next batch connects anew.
         if len(_KEPT) == _KEPT_MAX:
-            _KEPT.pop(next(iter(_KEPT))).close()
-        _KEPT[key] = commits
-    return commits, location
+            _KEPT.pop(next(iter(_KEPT))).commits.close()
+        _KEPT[query_id] = query
+    return query, location
