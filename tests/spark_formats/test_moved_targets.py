@@ -52,7 +52,7 @@ def run(frame: DataFrame, case: WriteCase, checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(sqlite_case, id="sqlite"),
+        pytest.param(sqlite_case, id="sqlite", marks=pytest.mark.only_proof),
         pytest.param(postgres_case, id="postgres", marks=[pytest.mark.integration, SLOW]),
         pytest.param(mysql_case, id="mysql", marks=[pytest.mark.integration, SLOW]),
         pytest.param(kafka_case, id="kafka", marks=[pytest.mark.integration, SLOW]),
@@ -78,6 +78,7 @@ def test_a_query_that_comes_with_another_table_or_topic_is_refused_until_the_not
     assert other.ids() == list(range(20, 30))
 
 
+@pytest.mark.servers
 def test_a_query_that_comes_with_another_database_is_refused_and_one_that_was_moved_goes_on(
     request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_query_that_comes_with_another_database_is_refused_and_one_that_was_mo
     assert sqlite_ids(moved, "orders") == list(range(20))
 
 
+@pytest.mark.servers
 def test_a_moved_checkpoint_is_refused_until_its_query_has_its_old_sink_id(
     request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_moved_checkpoint_is_refused_until_its_query_has_its_old_sink_id(
     assert case.ids() == list(range(20))
 
 
+@pytest.mark.servers
 def test_a_mistaken_target_that_took_no_rows_may_be_corrected(
     request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -126,6 +129,7 @@ def test_a_mistaken_target_that_took_no_rows_may_be_corrected(
     assert meant.ids() == list(range(10))
 
 
+@pytest.mark.servers
 def test_each_sink_of_foreach_batch_keeps_its_table_and_others_may_be_added(
     tmp_path: Path, spark: SparkSession
 ) -> None:
