@@ -252,6 +252,75 @@ def test_types_of_postgres_alone_are_read_by_their_own_or_as_text(postgres: Data
     }
 
 
+_OWN_OF_MYSQL: dict[str, tuple[str, str, object]] = {
+    "i8": ("tinyint unsigned", "255", 255),
+    "i64": ("bigint unsigned", "18446744073709551615", Decimal(2**64 - 1)),
+    "filled": ("int(6) unsigned zerofill", "42", 42),
+    "bits": ("bit(64)", "18446744073709551615", Decimal(2**64 - 1)),
+    "born": ("year", "2155", 2155),
+    "beyond": ("time(6)", "'838:59:58.999999'", "838:59:58.999999"),
+    "negative": ("time", "'-25:00:00'", "-25:00:00"),
+    "large": ("decimal(38,10)", f"'{'9' * 28}.{'9' * 10}'", Decimal(f"{'9' * 28}.{'9' * 10}")),
+    "value": ("json", """'{"a": "x,y"}'""", '{"a": "x,y"}'),
+    "member": ("""enum('a','b,"c')""", """'b,"c'""", 'b,"c'),
+    "members": ("set('x','y','z')", "'z,x'", "x,z"),
+    "zeros": ("binary(4)", "x'6100'", b"a\0\0\0"),
+    "char_": ("char(5)", "'a  '", "a"),
+    "varchar_": ("varchar(5)", "'a  '", "a  "),
+    "west": ("varchar(9) character set latin1", "'é€'", "é€"),
+    "east": ("varchar(9) character set latin2", "'ł'", "ł"),
+    "wide": ("varchar(9) character set utf16", "'\U0001f600'", "\U0001f600"),
+    "rounded": ("float(7,3)", "1234.567", 1234.5670166015625),
+    "at": (
+        "timestamp null",
+        "'2024-03-31 02:30:00'",
+        dt.datetime(2024, 3, 30, 21, 30, tzinfo=_UTC),
+    ),
+}
+"""Type, SQL of a value, which a session in +05:00 inserts, and what Spark is to have."""
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_types_of_mysql_alone_are_read_by_their_own_or_as_text(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    own = Database(name, request.getfixturevalue(f"{name}_database"))
+    columns = ", ".join(f"{one} {kind}" for one, (kind, _, _) in _OWN_OF_MYSQL.items())
+    values = ", ".join(value for _, value, _ in _OWN_OF_MYSQL.values())
+    own.execute(
+        f"CREATE TABLE own (id int PRIMARY KEY, {columns}) CHARACTER SET utf8mb4",
+        "SET time_zone = '+05:00'",
+        f"INSERT INTO own VALUES (1, {values})",
+    )
+    expected = {one: value for one, (_, _, value) in _OWN_OF_MYSQL.items()}
+    for source in (own.source("own"), own.query("SELECT * FROM own")):
+        assert Read(source).rows() == [{"id": 1, **expected}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("date", "0000-00-00"),
+        ("date", "2024-02-31"),
+        ("datetime", "2024-00-10 00:00:00"),
+        ("timestamp", "0000-00-00 00:00:00"),
+        ("tinyint(1)", "2"),
+        ("decimal(65,0)", "9" * 40),
+    ],
+)
+def test_a_value_of_mysql_that_spark_does_not_have_is_refused_and_never_another_one(
+    mariadb_database: str, kind: str, value: str
+) -> None:
+    own = Database("mariadb", mariadb_database)
+    own.execute(
+        f"CREATE TABLE own (id int PRIMARY KEY, v {kind})",
+        "SET sql_mode = 'ALLOW_INVALID_DATES'",
+        f"INSERT INTO own VALUES (1, '{value}')",
+    )
+    with pytest.raises(ConfigError, match="does not fit the type that its column is read as"):
+        Read(own.source("own")).rows()
+
+
 def test_tasks_of_one_read_see_one_state_of_the_table(postgres: Database) -> None:
     postgres.execute(
         "CREATE TABLE moving (id int, padding text)",

@@ -226,7 +226,9 @@ def _select_text(column: ReadColumn) -> str:
         # In quotes: nothing in them is no bytes, and nothing without them is null.
         return f"IFNULL(CONCAT('\"', HEX({name}), '\"'), '')"
     if pa.types.is_string(column.type):
-        return f"IFNULL(CONCAT('\"', REPLACE({name}, '\"', '\"\"'), '\"'), '')"
+        # MySQL concatenates no texts of two character sets of which neither is Unicode.
+        text = f"CONVERT({name} USING utf8mb4)"
+        return f"IFNULL(CONCAT('\"', REPLACE({text}, '\"', '\"\"'), '\"'), '')"
     return f"IFNULL({name}, '')"
 
 
