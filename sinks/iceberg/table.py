@@ -85,6 +85,11 @@ class IcebergTable(LakeTable):
                 return self.catalog.load_table(self._address.table)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
+            except Exception:
+                # The next look connects anew, and follows what refers to secrets: a token may have
+                # been replaced.
+                self.close()
+                raise
 
     @override
     def load(self) -> IcebergVersion:

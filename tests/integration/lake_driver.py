@@ -6,11 +6,13 @@ Makes a version of every GATHERED checkpoints; 0: of each. Ends when the file DI
 and all records are committed. Its commits obey the orders in DIRECTORY/orders. FORMAT is `iceberg`
 or `delta`, and after a `+` the key by which the rows change others, as `op` says. With the URL of a
 Postgres, the same rows go into a second Iceberg table, `shop.copies`, and into the table `orders`
-of that database.
+of that database. DIRECTORY/catalog.json has the properties of the Iceberg catalog, if it is there;
+else the catalog is a SQLite file.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ from onceflow.sinks import DeltaSink, IcebergSink, PostgresSink
 
 
 def catalog_properties(directory: Path) -> dict[str, str]:
+    given = directory / "catalog.json"
+    if given.exists():
+        properties: dict[str, str] = json.loads(given.read_text())
+        return properties
     return {
         "py-catalog-impl": STEPPING_CATALOG,
         "orders": str(directory / "orders"),

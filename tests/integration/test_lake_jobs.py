@@ -31,8 +31,8 @@ from typing_extensions import override
 
 _PROGRAM = Path(__file__).with_name("lake_driver.py")
 _ROOT = _PROGRAM.parents[2]
-_RECORDS = 30_000
-_TIMEOUT_S = 120.0
+RECORDS = 30_000
+TIMEOUT_S = 120.0
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
@@ -61,7 +61,7 @@ class LakeJob(ABC):
         return driver
 
     def _arguments(self) -> tuple[object, ...]:
-        return self.format, self.directory, _RECORDS, self.gathered
+        return self.format, self.directory, RECORDS, self.gathered
 
     def close(self) -> None:
         for driver in self._drivers:
@@ -76,7 +76,7 @@ class LakeJob(ABC):
         self, holds: Callable[[], bool], driver: subprocess.Popen[bytes] | None = None
     ) -> None:
         """Wait until it holds, while `driver` runs."""
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not holds():
             assert time.monotonic() < deadline, self.logs()
             assert driver is None or driver.poll() is None, self.logs()
@@ -95,7 +95,7 @@ class LakeJob(ABC):
     def finish(self, driver: subprocess.Popen[bytes]) -> None:
         """Let the input end, and `driver` with it."""
         (self.directory / "end").touch()
-        assert driver.wait(_TIMEOUT_S) == 0, self.logs()
+        assert driver.wait(TIMEOUT_S) == 0, self.logs()
 
     def logs(self) -> str:
         return "\n".join(path.read_text()[-4000:] for path in self.directory.glob("*.log"))
@@ -122,7 +122,7 @@ class LakeJob(ABC):
                 "SELECT count(*), count(DISTINCT id), min(id), max(id),"
                 " count(*) FILTER (account <> CAST(id % 100 AS VARCHAR)) FROM orders"
             ).fetchall()
-        assert counts == [(_RECORDS, _RECORDS, 0, _RECORDS - 1, 0)]
+        assert counts == [(RECORDS, RECORDS, 0, RECORDS - 1, 0)]
         assert len(paths) == len(set(paths)), "a data file is in two versions"
 
     def assert_nothing_is_staged(self) -> None:
@@ -244,7 +244,7 @@ def test_driver_killed_around_a_commit_registers_each_file_once(job: LakeJob, mo
     driver = job.start()
     job.wait_for_commits(3, driver)
     job.order(moment)
-    assert driver.wait(_TIMEOUT_S) == -signal.SIGKILL
+    assert driver.wait(TIMEOUT_S) == -signal.SIGKILL
     committed = job.checkpoints()
     driver = job.start()
     job.wait_for_commits(2, driver)
@@ -272,7 +272,7 @@ def test_iceberg_17551_16016_zombie_driver_that_wakes_later_changes_nothing(
     job.wait_for_commits(3, driver)
     zombie.send_signal(signal.SIGCONT)
     job.wait_for_commits(2, driver)
-    assert zombie.wait(_TIMEOUT_S) != 0, "the zombie finds that a newer attempt owns the job"
+    assert zombie.wait(TIMEOUT_S) != 0, "the zombie finds that a newer attempt owns the job"
     job.finish(driver)
     job.assert_each_row_once()
 
@@ -317,7 +317,7 @@ def test_gathered_commits_survive_killed_and_overtaken_drivers(job: LakeJob, mom
     job.wait_for_commits(2, first)
     job.order(moment)
     if moment.startswith("kill"):
-        assert first.wait(_TIMEOUT_S) == -signal.SIGKILL
+        assert first.wait(TIMEOUT_S) == -signal.SIGKILL
     else:
         job.wait_for_stop(first)
     job.gathered = 3
@@ -325,7 +325,7 @@ def test_gathered_commits_survive_killed_and_overtaken_drivers(job: LakeJob, mom
     job.wait_for_commits(2, second)
     if moment.startswith("stop"):
         first.send_signal(signal.SIGCONT)
-        assert first.wait(_TIMEOUT_S) != 0, "it finds that a newer attempt owns the job"
+        assert first.wait(TIMEOUT_S) != 0, "it finds that a newer attempt owns the job"
     job.finish(second)
     job.assert_each_row_once()
     if moment.startswith("kill"):
@@ -343,7 +343,7 @@ def test_changes_by_key_are_applied_once_whenever_drivers_are_killed_or_overtake
         driver = job.start()
         job.wait_for_commits(2, driver)
         job.order(moment)
-        assert driver.wait(_TIMEOUT_S) == -signal.SIGKILL
+        assert driver.wait(TIMEOUT_S) == -signal.SIGKILL
     zombie = job.start()
     job.wait_for_commits(1, zombie)
     job.order("stop-before")
@@ -351,9 +351,9 @@ def test_changes_by_key_are_applied_once_whenever_drivers_are_killed_or_overtake
     driver = job.start()
     job.wait_for_commits(2, driver)
     zombie.send_signal(signal.SIGCONT)
-    assert zombie.wait(_TIMEOUT_S) != 0
+    assert zombie.wait(TIMEOUT_S) != 0
     job.finish(driver)
     checkpoints = job.checkpoints()
     assert checkpoints == sorted(set(checkpoints)), "one version a checkpoint, and they rise"
     rows, _ = job.read()
-    assert sorted(rows["id"].to_pylist()) == ChangingSource(_RECORDS).ids_at_the_end()
+    assert sorted(rows["id"].to_pylist()) == ChangingSource(RECORDS).ids_at_the_end()
