@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,12 +28,16 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from tests.integration.lake_driver import catalog_properties
 from tests.support.changing_source import ChangingSource
+from tests.support.counting_source import SCHEMA
 from typing_extensions import override
 
 _PROGRAM = Path(__file__).with_name("lake_driver.py")
 _ROOT = _PROGRAM.parents[2]
 RECORDS = 30_000
 TIMEOUT_S = 120.0
+
+_REPLACED = re.compile("has no record of sink id|and created anew|gone back to an older copy")
+"""What is said at a commit, and then at a start."""
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
@@ -41,6 +46,8 @@ class LakeJob(ABC):
     """The drivers of one job, and its table."""
 
     format: ClassVar[str]
+    rolled_back: ClassVar[str]
+    """What an error says of a table that was."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -112,10 +119,29 @@ class LakeJob(ABC):
     def moved_away(self) -> AbstractContextManager[None]:
         """Have nothing answer for the table in the block."""
 
+    @abstractmethod
+    def roll_back(self) -> Callable[[], object]:
+        """Roll the table back by one version with rows; return what rolls it forward again."""
+
+    def ask_status(self) -> str:
+        """Return what `onceflow status` prints of the job, also of one that has ended."""
+        program = [sys.executable, "-m", "onceflow.cli.main", "status", "lake"]
+        storage = str(self.directory / "checkpoints")
+        asked = subprocess.run(
+            [*program, "--storage", storage], capture_output=True, text=True, timeout=60
+        )
+        return asked.stdout + asked.stderr
+
     def assert_each_row_once(self) -> None:
         checkpoints = self.checkpoints()
         assert checkpoints == sorted(set(checkpoints)), "one version a checkpoint, and they rise"
-        rows, paths = self.read()
+        _, paths = self.read()
+        assert len(paths) == len(set(paths)), "a data file is in two versions"
+        self.assert_all_rows()
+
+    def assert_all_rows(self) -> None:
+        """Have readers see each row of the input once."""
+        rows, _ = self.read()
         with closing(duckdb.connect()) as database:
             database.register("orders", rows)
             counts: Any = database.sql(
@@ -123,7 +149,6 @@ class LakeJob(ABC):
                 " count(*) FILTER (account <> CAST(id % 100 AS VARCHAR)) FROM orders"
             ).fetchall()
         assert counts == [(RECORDS, RECORDS, 0, RECORDS - 1, 0)]
-        assert len(paths) == len(set(paths)), "a data file is in two versions"
 
     def assert_nothing_is_staged(self) -> None:
         staged = (self.directory / "checkpoints" / "lake" / "staged").rglob("*.arrow")
@@ -134,6 +159,7 @@ class IcebergLakeJob(LakeJob):
     """Snapshots of a table in a SQLite catalog."""
 
     format = "iceberg"
+    rolled_back = "was rolled back or replaced"
 
     @contextmanager
     def table(self) -> Generator[Table | None, None, None]:
@@ -172,11 +198,36 @@ class IcebergLakeJob(LakeJob):
         catalog.rmdir()
         away.rename(catalog)
 
+    @override
+    def roll_back(self) -> Callable[[], object]:
+        with self.table() as table:
+            assert table is not None
+            newest, before = (one.snapshot_id for one in reversed(table.snapshots()[-2:]))
+        self._set_branch(before)
+        return lambda: self._set_branch(newest)
+
+    @contextmanager
+    def replaced(self) -> Generator[None, None, None]:
+        """Have another table of the same columns in the table's stead in the block."""
+        with closing(load_catalog("default", **catalog_properties(self.directory))) as catalog:
+            catalog.rename_table("shop.orders", "shop.away")
+            catalog.create_table("shop.orders", SCHEMA)
+            yield
+            catalog.drop_table("shop.orders")
+            catalog.rename_table("shop.away", "shop.orders")
+
+    def _set_branch(self, snapshot_id: int) -> None:
+        with self.table() as table:
+            assert table is not None
+            with table.manage_snapshots() as snapshots:
+                snapshots.set_current_snapshot(snapshot_id)
+
 
 class DeltaLakeJob(LakeJob):
     """Versions of a table in a directory."""
 
     format = "delta"
+    rolled_back = "has restored an older version"
 
     @override
     def checkpoints(self) -> list[int]:
@@ -199,6 +250,13 @@ class DeltaLakeJob(LakeJob):
         yield
         log.unlink()
         away.rename(log)
+
+    @override
+    def roll_back(self) -> Callable[[], object]:
+        table = DeltaTable(self.directory / "table")
+        newest = table.version()
+        table.restore(newest - 1)
+        return lambda: DeltaTable(self.directory / "table").restore(newest)
 
     def _actions(self) -> list[dict[str, Any]]:
         """Return what all versions say, in their order."""
@@ -286,12 +344,52 @@ def test_iceberg_17637_13763_two_drivers_that_start_at_once_make_one_job(job: La
     job.assert_each_row_once()
 
 
-def test_a_table_that_is_away_for_a_while_loses_and_doubles_nothing(job: LakeJob) -> None:
+@pytest.mark.parametrize("gathered", [0, 3])
+def test_a_table_that_is_away_for_a_while_loses_and_doubles_nothing(
+    job: LakeJob, gathered: int
+) -> None:
+    job.gathered = gathered
     driver = job.start()
     job.wait_for_commits(2, driver)
     staged = job.directory / "checkpoints" / "lake" / "staged"
     with job.moved_away():
-        job.wait_until(lambda: len(list(staged.rglob("*.arrow"))) > 6, driver)
+        job.wait_until(lambda: len(list(staged.rglob("*.arrow"))) > 6 + 2 * gathered, driver)
+    job.wait_for_commits(2, driver)
+    job.finish(driver)
+    job.assert_each_row_once()
+    job.assert_nothing_is_staged()
+
+
+@pytest.mark.parametrize("gathered", [0, 3])
+def test_a_table_that_is_rolled_back_under_a_job_is_named_and_made_whole_once_it_is_set_right(
+    job: LakeJob, gathered: int
+) -> None:
+    job.gathered = gathered
+    driver = job.start()
+    job.wait_for_commits(3, driver)
+    roll_forward = job.roll_back()
+    job.wait_until(lambda: job.rolled_back in job.ask_status())
+    roll_forward()
+    if driver.poll() is not None:
+        driver = job.start()
+    job.wait_for_commits(2, driver)
+    job.finish(driver)
+    job.assert_all_rows()
+    job.assert_nothing_is_staged()
+
+
+@pytest.mark.parametrize("job", [IcebergLakeJob], indirect=True)
+@pytest.mark.parametrize("gathered", [0, 3])
+def test_a_table_in_whose_stead_another_stands_is_named_and_made_whole_once_it_is_back(
+    job: IcebergLakeJob, gathered: int
+) -> None:
+    job.gathered = gathered
+    driver = job.start()
+    job.wait_for_commits(2, driver)
+    with job.replaced():
+        job.wait_until(lambda: _REPLACED.search(job.ask_status()) is not None)
+    if driver.poll() is not None:
+        driver = job.start()
     job.wait_for_commits(2, driver)
     job.finish(driver)
     job.assert_each_row_once()
