@@ -328,6 +328,23 @@ def _keep_positions(
     return kept
 
 
+def check_not_replaced(settings: KafkaSettings, ended: Sequence[PartitionPosition]) -> None:
+    """Raise an error if a topic of `ended`, which are read to their stops, is another one by now.
+
+    Then the last records may be of that one. A topic that is gone is no error: it was read before.
+
+    Raises:
+        OffsetOutOfRange: It is.
+        SourceUnavailable: The brokers did not answer within `deadline_s`.
+    """
+    with Catalog(settings) as catalog:
+        topics = catalog.find_topics(sorted({position.topic for position in ended}))
+    for position in ended:
+        facts = topics.get(position.topic)
+        if facts is not None and not _is_same_topic(position, facts):
+            raise OffsetOutOfRange(_loss_text(settings, position, facts))
+
+
 def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPosition:
     """Return `position` with the ids of `facts`; it keeps its own where `facts` has none."""
     return replace(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
-from onceflow.sources.kafka.catalog import Catalog, with_ids
+from onceflow.sources.kafka.catalog import Catalog, check_not_replaced, with_ids
 from onceflow.sources.kafka.client import (
     LivenessWatch,
     LoggedTroubles,
@@ -100,6 +100,8 @@ class KafkaReader(SourceReader):
         """Positions before the rows that are collected and still wait for a schema."""
         self._open = self._add_positions(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
+        self._unproven = list(self._open)
+        """Partitions of a bounded input that may be of another topic by now."""
         self._ends: dict[_Partition, int] = {}
         """The ends of partitions, for now, as the broker has reported them."""
         self._polling = threading.Lock()
@@ -135,7 +137,7 @@ class KafkaReader(SourceReader):
                 return None
             # Rows that wait for their schema are still to be returned.
             if self._bounded and not self._open and len(self._rows) == 0:
-                return EndOfInput()
+                return self._end()
             if self._consumer is None or self._watch is None:
                 self._closed.wait(timeout_s)
                 return None
@@ -167,11 +169,7 @@ class KafkaReader(SourceReader):
 
     def snapshot(self) -> Sequence[Split]:
         """Return every split, with what `poll` has returned counted as read."""
-        stops = {one: None if stop == _NO_STOP else stop for one, stop in self._stop.items()}
-        return [
-            replace(self._began[one], next=following, stop=stops[one]).to_split()
-            for one, following in (self._next | self._unreturned).items()
-        ]
+        return [position.to_split() for position in self._positions(self._next)]
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read `splits`, too; what is fetched of the others already is not fetched again."""
@@ -179,6 +177,7 @@ class KafkaReader(SourceReader):
             added = self._add_positions(splits)
             self._open = self._open + added
             self._asked += [TopicPartition(*partition) for partition in added]
+            self._unproven += added
             if self._consumer is not None:
                 self._require_intake().lead(added)
                 # Not `assign`, which would drop what is fetched of the other partitions.
@@ -205,6 +204,13 @@ class KafkaReader(SourceReader):
             if self._consumer is not None:
                 self._published.send(self._consumer)
                 self._close_client()
+
+    def _positions(self, partitions: Iterable[_Partition]) -> Iterator[PartitionPosition]:
+        """Yield where `partitions` are read on, with what `poll` has returned counted as read."""
+        offsets = self._next | self._unreturned
+        for one in partitions:
+            stop = None if self._stop[one] == _NO_STOP else self._stop[one]
+            yield replace(self._began[one], next=offsets[one], stop=stop)
 
     def _stop_of(self, position: PartitionPosition) -> int:
         """Return the stop of `position`; for a stream, one that is never reached."""
@@ -280,7 +286,7 @@ class KafkaReader(SourceReader):
             self._advance()
         while len(self._rows) == 0:
             if self._bounded and not self._open:
-                return EndOfInput()
+                return self._end()
             wait_s = deadline - time.monotonic()
             first = self._require_intake().wait(min(max(wait_s, 0.0), _WAIT_S))
             if first is not None:
@@ -303,6 +309,21 @@ class KafkaReader(SourceReader):
         returned = self._rows.take()
         # All of them may have been bad records, which are left out.
         return returned if returned.num_rows else None
+
+    def _end(self) -> EndOfInput:
+        """Return the end of the input, of the topics that it began with.
+
+        A topic that was deleted and created again under the reader goes on at the old offset, and
+        no broker says so. A stream finds that out as it looks for new partitions.
+
+        Raises:
+            OffsetOutOfRange: A topic was replaced, and data loss is an error.
+            SourceUnavailable: The brokers did not answer within `deadline_s`.
+        """
+        if self._unproven and self._settings.fail_on_data_loss:
+            check_not_replaced(self._settings, list(self._positions(self._unproven)))
+        self._unproven = []
+        return EndOfInput()
 
     def _drain(self) -> bool:
         """Collect what the client has fetched, up to a full batch; return whether it had any."""

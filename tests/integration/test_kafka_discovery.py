@@ -19,6 +19,7 @@ from tests.integration.kafka_feed import (
     ids,
     produce,
     read_rows,
+    read_to_end,
     reading,
     record,
     recreate_topic,
@@ -206,6 +207,41 @@ def test_topic_created_again_with_more_records_is_refused_by_both_ids(
     assert new_id in said
     assert "fail_on_data_loss=False" in said
     assert caught.value.retry == "never"
+
+
+def test_topic_created_again_under_a_reader_with_an_end_is_refused_at_that_end(
+    onceflow_kafka: KafkaServer, servers: str, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(1)
+    for hundred in range(0, 500, 100):
+        produce(servers, topic, map(record, range(hundred, hundred + 100)))
+    # The client fetches a hundred records, and no more before they are taken.
+    options = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1000}
+    described = source(servers, topic, ending_offsets="latest", batch_rows=50, options=options)
+    known = described.splits()
+    with reading(described, known) as reader:
+        assert ids(read_rows(reader, 50)) == list(range(50))
+        recreate_topic(onceflow_kafka, topic, 1)
+        produce(servers, topic, map(record, range(1000, 1500)))
+        with pytest.raises(OffsetOutOfRange) as caught:
+            read_to_end(reader)
+        assert _next(reader.snapshot()) == {f"{topic}-0": 500}, "it read the other topic"
+    new_id = PartitionPosition.from_split(described.splits()[0]).topic_id
+    old_id = PartitionPosition.from_split(known[0]).topic_id
+    assert old_id in str(caught.value)
+    assert new_id in str(caught.value)
+
+
+def test_topic_deleted_behind_a_reader_that_has_its_last_record_ends_as_before(
+    onceflow_kafka: KafkaServer, servers: str, topics_to_be: Callable[[str], str]
+) -> None:
+    topic = onceflow_kafka.create_topic(topics_to_be(f"onceflow-{uuid.uuid4().hex[:16]}"), 1)
+    produce(servers, topic, map(record, range(10)))
+    described = source(servers, topic, ending_offsets="latest", batch_rows=10)
+    with reading(described) as reader:
+        assert ids(read_rows(reader, 10)) == list(range(10))
+        delete_topic(servers, topic)
+        assert read_to_end(reader) == []
 
 
 def test_topic_created_again_is_read_from_its_first_record_where_loss_is_accepted(
