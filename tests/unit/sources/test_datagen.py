@@ -87,8 +87,8 @@ def test_endless_source_never_ends_and_numbers_go_on() -> None:
 
 def test_rate_bounds_the_rows_and_a_poll_returns_in_time() -> None:
     source = DatagenSource(rows=None, rows_per_second=1000)
-    reader = source.reader(source.splits(), CONTEXT)
     started = time.monotonic()
+    reader = source.reader(source.splits(), CONTEXT)
     count = 0
     while time.monotonic() - started < 0.5:
         batch = reader.poll(0.01)
