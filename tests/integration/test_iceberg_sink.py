@@ -275,7 +275,7 @@ class _Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<html>We are back soon.</html>")
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing."""
 
 

@@ -101,9 +101,7 @@ class CatalogGateway:
         self.refused = 0
         """How many requests did not bear it."""
         self._faults: list[CommitFault] = []
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), _GatewayRequest)
-        self._server.gateway = self  # type: ignore[attr-defined]
-        self._server.daemon_threads = True
+        self._server = _GatewayServer(self)
         self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -139,13 +137,22 @@ def _adds_rows(body: bytes) -> bool:
     return any(one["onceflow.checkpoint"] != one["onceflow.checkpoint-before"] for one in summaries)
 
 
+class _GatewayServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, gateway: CatalogGateway) -> None:
+        super().__init__((LOOPBACK, 0), _GatewayRequest)
+        self.gateway = gateway
+
+
 class _GatewayRequest(BaseHTTPRequestHandler):
+    server: _GatewayServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     # A second write without it waits for the client's delayed acknowledgement.
     disable_nagle_algorithm = True
 
     def do_request(self) -> None:
-        gateway: CatalogGateway = self.server.gateway  # type: ignore[attr-defined]
+        gateway = self.server.gateway
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if gateway.token and self.headers.get("Authorization") != f"Bearer {gateway.token}":
             gateway.refused += 1
@@ -154,22 +161,23 @@ class _GatewayRequest(BaseHTTPRequestHandler):
         fault = gateway.take_fault(body)
         if fault is not None:
             fault.first()
+        reply: tuple[int, bytes] | None = None
         if fault is None or fault.reaches_catalog:
             try:
-                status, answer = self._ask(gateway.catalog_port, body)
+                reply = self._ask(gateway.catalog_port, body)
             except OSError:
                 self.close_connection = True
                 return
-        if fault is None:
-            self._answer(status, answer)
-        elif fault.status:
+        if fault is None and reply is not None:
+            self._answer(*reply)
+        elif fault is not None and fault.status:
             self._answer(fault.status, _describe_error(fault.status, "ByTheGateway"))
         else:
             self.close_connection = True
 
     do_GET = do_POST = do_HEAD = do_DELETE = do_request  # noqa: N815
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing."""
 
     def _ask(self, port: int, body: bytes) -> tuple[int, bytes]:

@@ -378,12 +378,16 @@ def test_a_time_of_day_finer_than_microseconds_is_a_bad_row_and_never_cut_off(
     registry: SchemaRegistryDouble, value_format: str, where: str
 ) -> None:
     fine = pa.time64("ns")
-    kind, wrap = {
-        "column": (fine, lambda time: time),
-        "list": (pa.list_(fine), lambda time: [time]),
-        "struct": (pa.struct([("t", fine)]), lambda time: {"t": time}),
-        "map": (pa.map_(pa.string(), fine), lambda time: {"t": time}),
+    kind = {
+        "column": fine,
+        "list": pa.list_(fine),
+        "struct": pa.struct([("t", fine)]),
+        "map": pa.map_(pa.string(), fine),
     }[where]
+
+    def wrap(time: object) -> object:
+        return {"column": time, "list": [time]}.get(where, {"t": time})
+
     columns = pa.schema([("at", kind)])
     given: Any = {"format": value_format}
     if value_format != "json":
