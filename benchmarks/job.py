@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,6 @@ from benchmarks.job_spec import AttemptStart, CheckpointTimes, JobResult, JobSpe
 from benchmarks.keyed_balance import KeyedBalance
 from benchmarks.slot_kill import kill_a_slot
 from benchmarks.watch import TIMEOUT_S, Watch
-from benchmarks.watchers import watchers_of
 from onceflow import (
     Checkpointing,
     FixedDelay,
@@ -155,8 +153,7 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
         case "idle_checkpoints":
             watch.until(lambda status: status.checkpoints_completed >= spec.checkpoints)
             job.stop()
-    with _watchers(spec):
-        watch.until(lambda status: status.state.ended)
+    watch.until(lambda status: status.state.ended)
     cpu_after = _cpu_s(roots)
     status = job.wait(TIMEOUT_S)
     ended_at = time.time()
@@ -190,12 +187,6 @@ def _run(spec: JobSpec, spark: SparkSession, imported_at_s: float) -> JobResult:
         ),
         recovery=recovery,
     )
-
-
-def _watchers(spec: JobSpec) -> AbstractContextManager[None]:
-    if spec.watchers == "none":
-        return nullcontext()
-    return watchers_of(Path(spec.storage_url) / "bench")
 
 
 def _start(first: AttemptStats, daemon_at_s: float, forked_at_s: float) -> AttemptStart:

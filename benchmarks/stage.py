@@ -151,7 +151,7 @@ class Stage:
         Raises:
             BenchmarkError: The job failed, or a row is missing, doubled or wrong.
         """
-        with self.prepared(spec) as ready, DriverProcess(ready) as driver:
+        with self.prepared(spec) as ready, _watchers(ready.spec), DriverProcess(ready) as driver:
             return driver.result()
 
     @contextmanager
@@ -194,6 +194,28 @@ class Stage:
     def _administer(self, statement: LiteralString, *names: str) -> None:
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             connection.execute(sql.SQL(statement).format(*(sql.Identifier(name) for name in names)))
+
+
+@contextmanager
+def _watchers(spec: JobSpec) -> Generator[None, None, None]:
+    """Have the job asked during the block by a process of its own, if anybody is to watch it.
+
+    It starts before the job's driver: neither its start nor its work is taken for the job's.
+
+    Raises:
+        BenchmarkError: The driver has refused a question, so nobody asked any more.
+    """
+    if spec.watchers == "none":
+        yield
+        return
+    command = [sys.executable, "-m", "benchmarks.watchers", f"{spec.storage_url}/bench"]
+    with subprocess.Popen(command, cwd=ROOT) as watchers:
+        try:
+            yield
+            if watchers.poll() is not None:
+                raise BenchmarkError(f"{' '.join(command)} has ended before the job")
+        finally:
+            watchers.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,36 +7,14 @@ until the process is killed, Prometheus more often than by default and the page 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-
-from benchmarks.stage import ROOT, BenchmarkError
 
 _PATHS = ("metrics", "v1/overview", "v1/timeline", "v1/history")
 _INTERVAL_S = 1.0
-
-
-@contextmanager
-def watchers_of(directory: Path) -> Generator[None, None, None]:
-    """Have the job in `directory` asked by another process during the block.
-
-    Raises:
-        BenchmarkError: The driver has refused a question, so nobody asked any more.
-    """
-    command = [sys.executable, "-m", "benchmarks.watchers", str(directory)]
-    with subprocess.Popen(command, cwd=ROOT) as watchers:
-        try:
-            yield
-            if watchers.poll() is not None:
-                raise BenchmarkError(f"{' '.join(command)} has ended before the job")
-        finally:
-            watchers.kill()
 
 
 def main(directory: str) -> None:
