@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.simulation.caught import CAUGHT_BY
@@ -41,8 +41,9 @@ def explore(
     seeds: Iterable[int],
     *,
     variant: Variant | None = None,
+    tell: Callable[[Outcome], object] | None = None,
 ) -> Exploration:
-    """Run the schedules of `seeds`; stop after five failures."""
+    """Run the schedules of `seeds`; stop after five failures, each of which is told at once."""
     failures: list[Outcome] = []
     decisions = attempts = lost = count = 0
     for seed in seeds:
@@ -53,6 +54,8 @@ def explore(
         lost += outcome.lost
         if outcome.violation:
             failures.append(outcome)
+            if tell is not None:
+                tell(outcome)
             if len(failures) == 5:
                 break
     return Exploration(count, decisions, attempts, lost, tuple(failures))
