@@ -182,6 +182,10 @@ class Driver(Process):
                 self.kill(f"fenced: {error}")
                 return
             except ConfigError as error:
+                # As the product does, which looks at its log before it judges what failed.
+                if self._claimed is not None and self._claimed < self.world.claimed:
+                    self.kill(f"fenced: {error}")
+                    return
                 if self.world.retirement is None:
                     raise Violation(
                         f"a start is refused, and no sink was removed: {error}"
