@@ -11,30 +11,22 @@ No version of the table up to `sequence_last` can have the files.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, cast
 
 import pyarrow as pa
-from pyiceberg.avro.decoder import new_decoder
-from pyiceberg.avro.file import AvroFile
-from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import resolve_reader
-from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.manifest import (
-    MANIFEST_ENTRY_SCHEMAS,
     DataFile,
-    DataFileContent,
-    FileFormat,
+    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
+    ManifestFile,
     write_manifest,
 )
 from pyiceberg.table import Table
-from pyiceberg.utils.schema_conversion import AvroSchemaConversion
-from typing_extensions import Self, override
+from typing_extensions import override
 
 _SCHEMA = pa.schema(
     [
@@ -89,34 +81,18 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
 def decode_files(staged: pa.RecordBatch) -> StagedFiles:
     """Return what `staged` describes."""
     (row,) = staged.to_pylist()
-    with _StagedManifest(_MemoryFile(row["manifest"])) as entries:
-        files = [entry.data_file for entry in entries]
-    for file in files:
-        file.spec_id = row["spec_id"]
-    return StagedFiles(row["table_uuid"], row["spec_id"], row["sequence_last"], files)
-
-
-class _StagedManifest(AvroFile[ManifestEntry]):
-    """A manifest whose schema is parsed once for all subtasks and checkpoints, not for each."""
-
-    @override
-    def __enter__(self) -> Self:
-        with self.input_file.open() as stream:
-            self.decoder = new_decoder(stream.read())
-        self.header = self._read_header()
-        self.reader = _make_reader(self.header.meta["avro.schema"])
-        return self
-
-
-@lru_cache(maxsize=16)
-def _make_reader(avro_schema: str) -> Reader:
-    """Return what reads entries of a manifest; it keeps nothing of what it has read."""
-    return resolve_reader(
-        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_ENTRY_SCHEMAS[_FORMAT_VERSION],
-        read_types={-1: ManifestEntry, 2: DataFile},
-        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    manifest = ManifestFile.from_args(
+        manifest_path=_PATH,
+        manifest_length=len(row["manifest"]),
+        partition_spec_id=row["spec_id"],
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=_NO_SNAPSHOT,
     )
+    entries = manifest.fetch_manifest_entry(_MemoryIO(row["manifest"]))
+    files = [entry.data_file for entry in entries]
+    return StagedFiles(row["table_uuid"], row["spec_id"], row["sequence_last"], files)
 
 
 class _MemoryFile(InputFile, OutputFile):
@@ -155,3 +131,21 @@ class _MemoryStream(io.BytesIO):
         if not self.closed:
             self._file.content = self.getvalue()
         super().close()
+
+
+class _MemoryIO(FileIO):
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self._content = content
+
+    @override
+    def new_input(self, location: str) -> InputFile:
+        return _MemoryFile(self._content)
+
+    @override
+    def new_output(self, location: str) -> OutputFile:
+        raise NotImplementedError
+
+    @override
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotImplementedError
