@@ -94,9 +94,13 @@ def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
     Raises:
         ArrowInvalid: `kind` does not hold a value.
     """
-    if arrow.is_nested(column.type):
-        column = column.take(pa.array(np.arange(len(column))))
-    return column.cast(kind, safe=True)
+    try:
+        return column.cast(kind, safe=True)
+    except pa.ArrowInvalid:
+        if not arrow.is_nested(column.type):
+            raise
+    own_rows = column.take(pa.array(np.arange(len(column))))
+    return own_rows.cast(kind, safe=True)
 
 
 def to_plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -147,9 +147,9 @@ class UnavailableValues:
             return pc.any(pc.is_in(column, pa.array(self._texts, kind))).as_py() is True
         if arrow.is_binary(kind) or arrow.is_large_binary(kind):
             return pc.any(pc.is_in(column, pa.array(self._bytes, kind))).as_py() is True
-        return arrow.is_nested(kind) and self._are_in_nested(column)
+        return arrow.is_nested(kind) and self._holds_nested(column)
 
-    def _are_in_nested(self, column: pa.Array) -> bool:
+    def _holds_nested(self, column: pa.Array) -> bool:
         kind = column.type
         if arrow.is_struct(kind):
             return any(map(self._are_in, column.flatten()))

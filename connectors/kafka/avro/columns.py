@@ -135,7 +135,7 @@ def _has_no_bytes(node: AvroType) -> bool:
             return all(_has_no_bytes(one.type) for one in members)
         case Fixed(size_bytes=size_bytes):
             return size_bytes == 0
-        case _:
+        case Scalar() | Symbols() | Items() | Entries() | Union():
             return is_null(node)
 
 
