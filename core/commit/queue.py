@@ -285,6 +285,11 @@ class CommitQueue(OrderedCommits[Committable]):
         """
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether decided transactions wait besides the one whose commit may be under way."""
+        return len(self.pending_through(self._decided_last)) > 1
+
 
 def require_named(
     checkpoint: CheckpointId, committables: Sequence[Committable], before: CheckpointId

@@ -50,11 +50,8 @@ from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
 
-_WAITING_MAX = 1
-"""How many decided transactions of a subtask may wait for their commit when the next is prepared:
-one, so that a commit may go on beside a checkpoint."""
 _PATIENCE_S = 1.0
-"""How long a pre-commit waits for them: more than a commit takes, and little beside a checkpoint's
+"""How long a pre-commit waits for commits: more than one takes, and little beside a checkpoint's
 timeout."""
 
 
@@ -187,7 +184,6 @@ class CommitWorker(CommitThread[Committable]):
         self.metrics = metrics or SinkMetricGroup(name, "", 0)
         self._queue = queue
         self._committer = committer
-        self._decided_last = GENESIS
         self._is_patient = True
         """Whether a pre-commit waits: a commit has succeeded since the last wait in vain."""
         self._thread.start()
@@ -219,7 +215,6 @@ class CommitWorker(CommitThread[Committable]):
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.note_decision(checkpoint)
-            self._decided_last = max(self._decided_last, checkpoint)
             self.metrics.note_decided(checkpoint)
             # Only the newest is kept. It includes the older ones, and pruning waits until nothing
             # is left to commit.
@@ -237,8 +232,7 @@ class CommitWorker(CommitThread[Committable]):
             self.metrics.note_retry(describe_refusal(commit, step))
 
     def _may_prepare(self) -> bool:
-        waiting = self._queue.pending_through(self._decided_last)
-        return self._closing or len(waiting) <= _WAITING_MAX
+        return self._closing or not self._queue.is_behind
 
     def _prune(self, before: CheckpointId) -> None:
         self._committer.prune(before)
