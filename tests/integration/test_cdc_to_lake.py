@@ -11,10 +11,10 @@ import sys
 import uuid
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
@@ -23,7 +23,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from tests.integration import postgres_sink_kit as postgres
 from tests.integration.cdc_lake_driver import JOB, TABLE, catalog_of
-from tests.integration.test_cdc_upsert import await_condition, draw_change
+from tests.integration.test_cdc_upsert import await_condition, change_rows
 from tests.support.debezium import debezium
 
 from onceflow.integration.servers.kinds import KafkaServer
@@ -107,12 +107,7 @@ def test_copies_in_iceberg_and_delta_equal_the_table_that_debezium_follows_throu
         url = server.url
         postgres.query(url, "CREATE TABLE orders (id bigint PRIMARY KEY, state text, cents bigint)")
 
-        def change(count: int) -> None:
-            with psycopg.connect(url, autocommit=True) as connection:
-                for _ in range(count):
-                    with connection.transaction():
-                        for _ in range(draw.randrange(1, 4)):
-                            connection.execute(*draw_change(draw))
+        change = partial(change_rows, url, draw)
 
         def truth() -> list[dict[str, Any]]:
             rows = postgres.query(url, "SELECT id, state, cents FROM orders")

@@ -9,6 +9,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,7 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
         url = server.url
         postgres.query(url, "CREATE TABLE orders (id bigint PRIMARY KEY, state text, cents bigint)")
 
-        def change(count: int) -> None:
-            with psycopg.connect(url, autocommit=True) as connection:
-                for _ in range(count):
-                    with connection.transaction():
-                        for _ in range(draw.randrange(1, 4)):
-                            connection.execute(*draw_change(draw))
+        change = partial(change_rows, url, draw)
 
         def same() -> bool:
             copy, table = (
@@ -160,7 +156,16 @@ def test_copy_equals_a_table_that_debezium_itself_follows(
         assert same(), said
 
 
-def draw_change(draw: random.Random) -> tuple[LiteralString, tuple[object, ...]]:
+def change_rows(url: str, draw: random.Random, count: int) -> None:
+    """Make `count` transactions of one to three changes of `orders`."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for _ in range(count):
+            with connection.transaction():
+                for _ in range(draw.randrange(1, 4)):
+                    connection.execute(*_draw_change(draw))
+
+
+def _draw_change(draw: random.Random) -> tuple[LiteralString, tuple[object, ...]]:
     """Return a statement that changes a row of `orders`, if it is there."""
     key, other = draw.randrange(60), draw.randrange(60, 90)
     kind = draw.random()

@@ -207,7 +207,7 @@ class IcebergLakeJob(LakeJob):
         return lambda: self._set_branch(newest)
 
     @contextmanager
-    def replaced(self) -> Generator[None, None, None]:
+    def stand_aside(self) -> Generator[None, None, None]:
         """Have another table of the same columns in the table's stead in the block."""
         with closing(load_catalog("default", **catalog_properties(self.directory))) as catalog:
             catalog.rename_table("shop.orders", "shop.away")
@@ -386,7 +386,7 @@ def test_a_table_in_whose_stead_another_stands_is_named_and_made_whole_once_it_i
     job.gathered = gathered
     driver = job.start()
     job.wait_for_commits(2, driver)
-    with job.replaced():
+    with job.stand_aside():
         job.wait_until(lambda: _REPLACED.search(job.ask_status()) is not None)
     if driver.poll() is not None:
         driver = job.start()
