@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.connectors.kafka.settings import TopicDescription, list_names, read_kafka_url
+from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.setting_values import choice_of
@@ -34,6 +35,7 @@ from onceflow.core.spi.options import (
     option,
 )
 from onceflow.core.spi.staging import require_staging
+from onceflow.sinks.kafka.clients import open_brokers
 from onceflow.sinks.kafka.committer import IdleCommitter, KafkaCommitter
 from onceflow.sinks.kafka.encoder import RecordEncoder
 from onceflow.sinks.kafka.fence import Fence
@@ -213,6 +215,16 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             return None
         return Fence(self.settings, context).read_record()
+
+    def find_cluster_id(self) -> str:
+        """Return the id of the cluster that has the topics; empty where it has none of them.
+
+        Raises:
+            ConfigError: It is not permitted.
+            SinkError: No broker answered in time.
+        """
+        facts = Topics(open_brokers(self.settings)).find(self.settings.topics)
+        return next((one.cluster_id for one in facts.values()), "")
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Return a writer; exactly once it connects only where rows choose their partition.

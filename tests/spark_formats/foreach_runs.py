@@ -51,7 +51,7 @@ class ForeachRun:
 
     def commit_alone(self) -> None:
         """Commit, and leave what fails to the next run."""
-        self._commits.commit(self._reports)
+        self._function._commit(self._commits, self._reports)  # pyright: ignore[reportPrivateUsage]
 
     @contextmanager
     def _aborted_if_it_fails(self) -> Generator[None, None, None]:

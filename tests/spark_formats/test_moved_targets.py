@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from tests.integration.kafka_sink_kit import ids_in
 from tests.spark_formats.test_stream_sink import feed, input_of
 from tests.spark_formats.write_cases import (
     MakeCase,
@@ -25,6 +26,7 @@ from tests.spark_formats.write_cases import (
 )
 
 from onceflow import connectors
+from onceflow.integration.servers.kinds import make_kafka
 from onceflow.sinks import SQLiteSink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -127,6 +129,72 @@ def test_a_mistaken_target_that_took_no_rows_may_be_corrected(
         run(input_of(spark, tmp_path / "in"), too_few, tmp_path / "checkpoint")
     run(input_of(spark, tmp_path / "in"), meant, tmp_path / "checkpoint")
     assert meant.ids() == list(range(10))
+
+
+@pytest.mark.servers
+@pytest.mark.integration
+def test_a_query_that_comes_with_another_kafka_cluster_is_refused_and_writes_nothing_there(
+    request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession
+) -> None:
+    former = kafka_case(request, tmp_path, "former")
+    feed(spark, tmp_path / "in", 0, 10)
+    run(input_of(spark, tmp_path / "in"), former, tmp_path / "checkpoint")
+    feed(spark, tmp_path / "in", 10, 20)
+    with make_kafka() as elsewhere:
+        elsewhere.create_topic(former.options["topic"], 1)
+        servers = elsewhere.bootstrap_servers
+        options = {**former.options, "kafka.bootstrap.servers": servers}
+        with pytest.raises(StreamingQueryException, match=REFUSED):
+            run(
+                input_of(spark, tmp_path / "in"),
+                replace(former, options=options),
+                tmp_path / "checkpoint",
+            )
+        assert ids_in(servers, former.options["topic"]) == []
+    run(input_of(spark, tmp_path / "in"), former, tmp_path / "checkpoint")
+    assert former.ids() == list(range(20))
+
+
+@pytest.mark.servers
+def test_a_query_that_comes_with_another_directory_is_refused_and_one_that_was_moved_goes_on(
+    request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    former, other, moved = (files_case(request, tmp_path, one) for one in ("out", "other", "moved"))
+    feed(spark, tmp_path / "in", 0, 10)
+    run(input_of(spark, tmp_path / "in"), former, checkpoint)
+    feed(spark, tmp_path / "in", 10, 20)
+    with pytest.raises(StreamingQueryException, match=REFUSED):
+        run(input_of(spark, tmp_path / "in"), other, checkpoint)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    run(input_of(spark, tmp_path / "in"), moved, checkpoint)
+    assert moved.ids() == list(range(20))
+
+
+@pytest.mark.servers
+def test_a_mistaken_table_of_foreach_batch_that_took_no_rows_may_be_corrected(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    checkpoint, file = tmp_path / "checkpoint", tmp_path / "a.db"
+
+    def run_into(table: str, rows: Callable[[DataFrame, int], DataFrame]) -> None:
+        sink = SQLiteSink(str(file), table=table, create=True)
+        started = (
+            input_of(spark, tmp_path / "in")
+            .writeStream.foreachBatch(
+                connectors.foreach_batch(sink, rows, checkpoint_location=str(checkpoint))
+            )
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert started.awaitTermination(120)
+
+    feed(spark, tmp_path / "in", 0, 10)
+    with pytest.raises(StreamingQueryException, match="DIVIDE_BY_ZERO"):
+        run_into("mistaken", lambda batch, _: batch.selectExpr("id / (id - id) AS id"))
+    run_into("meant", lambda batch, _: batch)
+    assert sqlite_ids(file, "meant") == list(range(10))
 
 
 @pytest.mark.servers

@@ -98,7 +98,7 @@ def write_target(make_sink: MakeSink, options: Mapping[str, str]) -> tuple[Named
         if not 0 < len(app) <= APP_LENGTH_MAX:
             raise ConfigError(f"option txnAppId has {len(app)} characters: 1-{APP_LENGTH_MAX}")
     directory = _staging_directory(options)
-    where = _write_location(sink)
+    where = locate_target(sink)
     sink_id = options.get("sinkid") or _sink_id_of_write(sink, where, app)
     if app:
         owner = f"{_BATCH_OWNER} of {app} to {where.name}"
@@ -182,8 +182,8 @@ def _version(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _WriteLocation:
-    """What `write` writes to. Holds no secret."""
+class TargetLocation:
+    """What a sink writes to. Holds no secret."""
 
     server: str
     """Where it is; may be spelled in several ways."""
@@ -193,6 +193,10 @@ class _WriteLocation:
     """What besides the name tells one target from another."""
     is_known: bool = True
     """Whether the sink says where it writes."""
+    kind: str = ""
+    """What the name is of, where it tells one target of a server from another."""
+    find_cluster: Callable[[], str] | None = None
+    """Asks which cluster has it, which may have another address by now, and forgets claims."""
 
 
 def is_kafka(sink: Sink) -> bool:
@@ -205,12 +209,18 @@ def is_files(sink: Sink) -> bool:
     return type(sink).__module__ == "onceflow.sinks.files.sink"
 
 
-def _write_location(sink: Sink) -> _WriteLocation:
+def locate_target(sink: Sink) -> TargetLocation:
+    """Return where `sink` writes; a database is asked for the table's one spelling.
+
+    Raises:
+        ConfigError: The table's name is none, or the server refuses the connection for good.
+        SinkError: The server cannot be asked now.
+    """
     if isinstance(sink, SqlSink):
         # Without the user: the same table, written by another one, is the same target.
         server = str(sink.endpoint).partition(" as user")[0]
         column = f" and tables of column {sink.table_column}" if sink.table_column else ""
-        return _WriteLocation(server, f"{sink.resolve_table()}{column}", {})
+        return TargetLocation(server, f"{sink.resolve_table()}{column}", {}, kind="table")
     # A sink's module imports its client: only that of the sink at hand is imported already.
     if is_kafka(sink):
         from onceflow.sinks.kafka.sink import KafkaSink
@@ -220,16 +230,18 @@ def _write_location(sink: Sink) -> _WriteLocation:
         # In any order and case, these are the same brokers.
         servers = sorted(one.strip().lower() for one in sink.bootstrap_servers.split(","))
         facts = {"kafka.bootstrap.servers": ",".join(servers)}
-        return _WriteLocation("KafkaSink", ",".join(topics), facts)
+        return TargetLocation(
+            "KafkaSink", ",".join(topics), facts, kind="topic", find_cluster=sink.find_cluster_id
+        )
     if is_files(sink):
         from onceflow.sinks.files.sink import FileSink
 
         assert isinstance(sink, FileSink)
-        return _WriteLocation("FileSink", sink.settings.location.identity, {})
-    return _WriteLocation("", type(sink).__name__, {}, is_known=False)
+        return TargetLocation("FileSink", sink.settings.location.identity, {})
+    return TargetLocation("", type(sink).__name__, {}, is_known=False)
 
 
-def _sink_id_of_write(sink: Sink, where: _WriteLocation, app: str | None) -> str:
+def _sink_id_of_write(sink: Sink, where: TargetLocation, app: str | None) -> str:
     """Return a sink id that all writes to one table have, and each job has of its own."""
     if app is None and not isinstance(sink, SqlSink):
         raise ConfigError(

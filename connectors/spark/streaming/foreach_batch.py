@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -166,11 +166,12 @@ class _ForeachBatch:
     dead_letters: Sink | None
     sink_id: str
     _commits: BatchCommits | None = field(default=None, repr=False)
+    _noted_sinks: NotedSinks | None = field(default=None, repr=False)
     _noted: bool = field(default=False, repr=False)
-    """Whether the checkpoint says which sink is the first, and where each writes."""
+    """Whether the checkpoint says which sink is the first."""
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_commits": None}
+        return {**self.__dict__, "_commits": None, "_noted_sinks": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         planned = self.location.read_planned_batch()
@@ -226,7 +227,7 @@ class _ForeachBatch:
                 for index, (name, frame) in enumerate(frames.items())
                 for report in _write(frame, _Task(self._part(plan, name, index)))
             ]
-            commits.commit(reports)
+            self._commit(commits, reports)
         except Exception:
             # At once, and not with the next batch: what tasks have prepared holds locks until then.
             commits.abort(schema, plan.attempt)
@@ -235,7 +236,7 @@ class _ForeachBatch:
     def _plan(
         self, schema: pa.Schema, batch_id: int, fingerprint: str
     ) -> tuple[BatchCommits, BatchPlan]:
-        """Return what its tasks are told, and what commits or aborts it."""
+        """Return what commits or aborts the batch, and what its tasks are told."""
         if self._commits is None:
             self._commits = self._connect()
             # Nobody tells a function that its query has ended.
@@ -245,9 +246,13 @@ class _ForeachBatch:
             # After the claim, which shows that this sink is the one, and before anything is
             # decided.
             self._first.note()
-            NotedSinks(self.location.url, self._commits.target).note()
             self._noted = True
         return self._commits, plan
+
+    def _commit(self, commits: BatchCommits, reports: Sequence[TaskReport]) -> None:
+        assert self._noted_sinks is not None, "only a plan connects, and tells tasks what to write"
+        self._noted_sinks.note(reports)
+        commits.commit(reports)
 
     def _connect(self) -> BatchCommits:
         parts = dict(self.sinks)
@@ -257,14 +262,16 @@ class _ForeachBatch:
         options = {"sinkid": self.sink_id} if self.sink_id else {}
         named = stream_target(lambda _: group, options, self.location)
         target, decisions = resolve_keeper(named)
+        noted_sinks = NotedSinks(self.location.url, target)
         try:
             # Before the first claim: another first sink would keep its decisions elsewhere, and
             # know nothing of those that were made.
             self._first.require(decisions)
-            NotedSinks(self.location.url, target).require()
+            noted_sinks.require()
         except BaseException:
             decisions.close()
             raise
+        self._noted_sinks = noted_sinks
         return BatchCommits(target, decisions)
 
     @property

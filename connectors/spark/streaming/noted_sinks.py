@@ -3,20 +3,19 @@
     <checkpoint>/onceflow/targets.json   {"sink_id": …, "targets": {name of the sink: its table}}
 
 With another target the rows so far would be in one, and all later ones in the other. With another
-sink id nobody would know what is decided. A database is recognized by the claims that it remembers,
-for it may have moved with them to another address. Kafka clusters and directories need no note: at
-its start a query commits its last decision once more, which another one refuses by name.
+sink id nobody would know what is decided. A database or a directory is recognized by the claims
+that it remembers, for it may have moved with them to another address; a Kafka cluster by its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from onceflow.connectors.spark.batch.commits import BatchTarget
-from onceflow.connectors.spark.batch.identity import is_kafka
+from onceflow.connectors.spark.batch.commits import BatchTarget, TaskReport
+from onceflow.connectors.spark.batch.identity import locate_target
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
@@ -24,7 +23,6 @@ from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi import Sink
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
-from onceflow.sinks.sql.sink import SqlSink
 
 _FILE = "targets.json"
 _TWO_TARGETS = "earlier rows would be in one target and later rows in another. Nothing was written"
@@ -36,12 +34,14 @@ class _Note(msgspec.Struct, frozen=True):
     targets: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NotedSinks:
     """What the checkpoint says of the targets of a query. Any process of the driver."""
 
     checkpoint: str
     target: BatchTarget
+    _is_checked: bool = field(default=False, init=False)
+    _is_noted: bool = field(default=False, init=False)
 
     def require(self) -> None:
         """Raise ConfigError unless each sink of the query writes where it has written before.
@@ -52,17 +52,21 @@ class NotedSinks:
             ConfigError: It writes elsewhere; says how to go on.
             SinkError, StorageError: The target or the checkpoint cannot be read now.
         """
+        if self._is_checked:
+            return
         noted = self._read()
         if noted.sink_id != self.target.sink_id:
             raise ConfigError(
                 f"this query has written under sink id {noted.sink_id!r}, and now it would under"
                 f" {self.target.sink_id!r}: what it has decided there would not be known here. Was"
-                f" its checkpoint moved? Then give it option sinkId={noted.sink_id}"
+                f" its checkpoint moved? Then give it option sinkId={noted.sink_id} (foreach_batch:"
+                " sink_id)"
             )
         for sink_id, (name, sink) in self._sinks().items():
-            former, target = noted.targets.get(name), _describe_target(sink)
+            former = noted.targets.get(name)
             if former is None:
                 continue
+            target = _describe_target(sink)
             if former != target:
                 raise ConfigError(
                     f"this query has written to {former}, and now it would write to {target}:"
@@ -70,19 +74,25 @@ class NotedSinks:
                     f" {target}, run the query with {former} until its last batch is written, then"
                     f" delete {self._location}/{_FILE}. {_NEW_QUERY}"
                 )
-            if isinstance(sink, SqlSink) and not self._is_known(sink, sink_id):
+            if not self._is_known(sink, sink_id):
                 raise ConfigError(
-                    f"this query has written to another database than {sink.endpoint}, which knows"
-                    f" nothing of it: {_TWO_TARGETS}. Name the former database; a copy of it must"
-                    f" have onceflow's tables, too. {_NEW_QUERY}"
+                    f"this query has written elsewhere, for {sink} knows nothing of it:"
+                    f" {_TWO_TARGETS}. Name the former server or directory; a copy of it must have"
+                    f" what onceflow keeps there, too. {_NEW_QUERY}"
                 )
+        self._is_checked = True
 
-    def note(self) -> None:
-        """Remember the targets, before anything is decided. Idempotent.
+    def note(self, reports: Sequence[TaskReport]) -> None:
+        """Remember the targets before a batch of `reports` is decided. Idempotent.
+
+        A batch without rows, which is not decided, leaves the choice of a target open.
 
         Raises:
             SinkError, StorageError: The target cannot be asked, or the checkpoint written.
         """
+        decides = self.target.replaces or any(report.committables for report in reports)
+        if self._is_noted or not decides:
+            return
         noted = self._read().targets
         added = {
             name: _describe_target(sink)
@@ -94,6 +104,7 @@ class NotedSinks:
             files.make_directory("")
             note = _Note(self.target.sink_id, {**noted, **added})
             files.write(_FILE, [msgspec.json.encode(note)])
+        self._is_noted = True
 
     def _read(self) -> _Note:
         noted = self._location.open(CHECKPOINT_STORAGE).read(_FILE)
@@ -109,8 +120,8 @@ class NotedSinks:
         names = sink.names(sink_id)
         return {part_id: (name, sink.parts[name]) for part_id, name in names.items()}
 
-    def _is_known(self, sink: SqlSink, sink_id: str) -> bool:
-        """Return whether the database remembers a claim of `sink_id`, or may not be asked."""
+    def _is_known(self, sink: Sink, sink_id: str) -> bool:
+        """Return whether the target remembers a claim of `sink_id`, or does not tell."""
         context = replace(self.target.committer_context(NO_ATTEMPT), uid=sink_id, sink_id=sink_id)
         record = sink.target_record(context)
         return record is None or record.attempt > NO_ATTEMPT
@@ -121,14 +132,10 @@ class NotedSinks:
 
 
 def _describe_target(sink: Sink) -> str:
-    """Return what tells the sink's target from others of its server; empty: nothing does."""
-    if isinstance(sink, SqlSink):
-        column = f" and tables of column {sink.table_column}" if sink.table_column else ""
-        return f"table {sink.resolve_table()}{column}"
-    # A sink's module imports its client: only that of the sink at hand is imported already.
-    if is_kafka(sink):
-        from onceflow.sinks.kafka.sink import KafkaSink
+    """Return what tells the sink's target from others, of its server at least; or its type.
 
-        assert isinstance(sink, KafkaSink)
-        return f"topic {', '.join(sorted(sink.settings.topics))}"
-    return ""
+    Kafka forgets the claims of a query that rests for long: its cluster has an id.
+    """
+    location = locate_target(sink)
+    cluster = f" of cluster {location.find_cluster()}" if location.find_cluster else ""
+    return f"{location.kind} {location.name}{cluster}" if location.kind else type(sink).__name__

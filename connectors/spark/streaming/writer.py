@@ -49,16 +49,13 @@ class ReportMessage(WriterCommitMessage):
     report: TaskReport
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _KeptQuery:
     """What a process beside the driver keeps of a query from batch to batch."""
 
     options: bytes
     commits: BatchCommits
     sinks: NotedSinks
-    is_checked: bool = False
-    """Whether the query writes where it has written before."""
-    is_noted: bool = False
 
 
 class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
@@ -89,11 +86,8 @@ class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArro
         """Decide and commit the batch. Runs beside the driver."""
         del batchId
         reports = reports_of(messages)
-        query = self._query
-        if not query.is_noted and any(report.committables for report in reports):
-            query.sinks.note()
-            query.is_noted = True
-        query.commits.commit(reports)
+        self._query.sinks.note(reports)
+        self._query.commits.commit(reports)
 
     @in_option_words
     def abort(  # type: ignore[override]
@@ -118,10 +112,8 @@ def make_planned_writer(
     query, location = _keep_query(make_sink, options, overwrite=overwrite)
     rows = arrow_schema(schema)
     planned = location.read_planned_batch()
-    if not query.is_checked:
-        # Before the claim: a target that is refused is to know nothing of the query.
-        query.sinks.require()
-        query.is_checked = True
+    # Before the claim: a target that is refused is to know nothing of the query.
+    query.sinks.require()
     plan = query.commits.plan(rows, planned.number, planned.fingerprint)
     return BatchStreamWriter(query, rows, plan)
 
