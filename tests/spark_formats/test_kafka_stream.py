@@ -160,6 +160,25 @@ def test_a_batch_read_goes_from_one_place_to_another_and_is_cut_into_tasks(
 
 
 @pytest.mark.servers
+def test_a_topic_that_is_replaced_under_a_batch_read_stops_it(
+    query: Query, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+) -> None:
+    topic = kafka_topic(2)
+    for partition in range(2):
+        produce(query.servers, topic, map(record, range(10)), partition=partition)
+    given = {"servers": query.servers, "topic": topic, "schema": SCHEMA, "tasks_least": "2"}
+    frame = query.spark.read.format("test-kafka").options(**given).load()
+    # One task after the other, of one plan.
+    rows = frame.toLocalIterator()
+    assert next(rows).id == 0
+    recreate_topic(onceflow_kafka, topic, 2)
+    for partition in range(2):
+        produce(query.servers, topic, map(record, range(100, 120)), partition=partition)
+    with pytest.raises(Exception, match="deleted and created again"):
+        list(rows)
+
+
+@pytest.mark.servers
 def test_records_of_aborted_and_open_transactions_are_not_read(
     query: Query, kafka_topic: TopicFactory
 ) -> None:

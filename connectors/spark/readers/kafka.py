@@ -22,7 +22,8 @@ from onceflow.connectors.spark.readers.kafka_stream import (
     read_task,
 )
 from onceflow.core.errors import ConfigError
-from onceflow.sources.kafka.catalog import Catalog
+from onceflow.sources.kafka.catalog import Catalog, check_not_replaced
+from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.ranges import OffsetRange
 from onceflow.sources.kafka.settings import KafkaSettings, Latest
 
@@ -79,9 +80,19 @@ class KafkaBatchReader(Speaker, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task. Executor.
 
+        A topic that is deleted and created again under a plan goes on at the old offsets, and no
+        broker says so: the topic is asked for its id once more behind the last record.
+
         Raises:
-            OffsetOutOfRange: Records were deleted before they were read.
+            OffsetOutOfRange: Records were deleted before they were read, or their topic was
+                replaced; and data loss is an error.
             BadRecord: One cannot be decoded.
             SourceUnavailable: The brokers gave nothing for `deadline_s`.
         """
-        return read_task(self._settings, partition, self._schema)
+        yield from read_task(self._settings, partition, self._schema)
+        if isinstance(partition, KafkaTask) and self._settings.fail_on_data_loss:
+            check_not_replaced(self._settings, [_to_position(one) for one in partition.ranges])
+
+
+def _to_position(one: OffsetRange) -> PartitionPosition:
+    return PartitionPosition(one.topic, one.partition, one.end, one.end, one.topic_id)
