@@ -98,6 +98,12 @@ SIBLINGS = (
     # The same mistake in another function of the program.
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[flat_map",
     "tests/runtime/test_program_mistakes.py::test_a_record_that_fails_three_times_ends_the_job_by_its_name[filter",
+    # The same option of the JVM, given in another place.
+    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[JDK_JAVA_OPTIONS",
+    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[JAVA_TOOL_OPTIONS",
+    "tests/unit/connectors/test_session.py::test_options_of_the_jvm_in_the_environment_hold[_JAVA_OPTIONS",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_job_reads_each_record_that_compaction_leaves_once_through_kills[False",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_bounded_job_ends_among_markers_and_aborted_records_at_the_very_end[1",
     # The same kill at another step, or in the other way to commit.
     "tests/integration/test_kafka_sink_faults.py::test_network_cut_at_the_commit_loses_and_doubles_nothing[request",
     "tests/crash/test_crash_points.py::test_a_slot_that_dies_at_a_crash_point_neither_loses_nor_doubles_a_row[local-committed-heap-ledger",
@@ -175,6 +181,24 @@ COSTLY = (
     "tests/spark/test_file_sink_job.py::test_job_whose_slots_are_killed_writes_each_row_once",
     "tests/spark_formats/test_another_staging.py::test_of_two_runs_to_kafka_with_two_staging_locations",
     "tests/spark_formats/test_sql_readers.py::test_spark_reads_and_filters_a_table",
+    # Tests that no line of the guarantees names, of parts that shorter ones show, too.
+    "tests/conformance/test_conformance_plugin.py::test_mistake_of_a_beginner_is_told_with_what_to_do",
+    "tests/conformance/test_random_programs.py::test_a_mend_that_is_undone_is_found_by_its_program",
+    "tests/integration/test_kafka_cleaned_topics.py::test_a_job_behind_retention_fails_by_name",
+    "tests/integration/test_kafka_cleaned_topics.py::test_null_keys_and_empty_values_beside_repeated_headers",
+    "tests/integration/test_kafka_native.py::test_odd_records_are_the_same_to_both_readers",
+    "tests/integration/test_kafka_sink_faults.py::test_staged_rows_older_than_the_broker_keeps_proofs",
+    "tests/integration/test_kafka_source_faults.py::test_broker_silent_for_the_deadline_is_unavailable",
+    "tests/integration/test_txn_staged.py::test_staged_rows_are_applied_or_dropped_as_the_log_says",
+    "tests/integration/test_workload.py::test_every_payment_is_in_the_partition_of_its_id_in_order",
+    "tests/runtime/test_batch_timers.py::test_timers_of_batches_fire_once_through_kills_and_rescaling",
+    "tests/runtime/test_logs_of_a_job.py::test_each_line_says_whose_it_is",
+    "tests/runtime/test_program_mistakes.py::test_a_running_sum_that_overflows_ends_the_job_by_its_record",
+    "tests/runtime/test_run_command.py::test_a_job_is_stopped_by_a_signal_and_goes_on_in_the_next_run",
+    "tests/spark/test_python_daemon.py::test_slot_begins_with_all_that_the_daemon_has_imported",
+    "tests/spark_formats/test_state_formats.py::test_spark_reads_the_checkpoints_and_the_state_in_them_as_dataframes",
+    "tests/unit/runtime/test_data_plane.py::test_many_channels_are_opened_and_closed_without_an_abort",
+    "tests/unit/test_monitoring_files.py::test_prometheus_takes_the_rules_and_they_fire_when_they_should",
 )
 """Tests of which what they show is shown by a shorter one in the default run."""
 
