@@ -15,6 +15,7 @@ import pytest
 from fastavro.schema import SchemaParseException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.arrow_values import python_rows
 
 from onceflow.connectors.kafka.avro.columns import AvroRecords
 from onceflow.connectors.kafka.avro.cursors import Cursors
@@ -47,7 +48,7 @@ def read(schema: Any, values: list[bytes]) -> tuple[list[dict[str, Any]], dict[i
     good = [row not in cursors.faults for row in range(len(values))]
     batch = batch.filter(pa.array(good, pa.bool_()))
     batch.validate(full=True)
-    return batch.to_pylist(maps_as_pydicts="strict"), cursors.faults
+    return python_rows(batch), cursors.faults
 
 
 def _record(*fields: tuple[str, Any], name: str = "row") -> dict[str, Any]:

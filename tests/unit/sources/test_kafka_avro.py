@@ -16,6 +16,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
+from tests.support.arrow_values import python_rows
 from tests.support.schema_registry_double import SchemaRegistryDouble
 from tests.unit.sources.test_avro_columns import encoded
 
@@ -210,7 +211,7 @@ def test_what_changed_inside_of_values_is_read_as_fastavro_reads_it(
     rows = rows_of(source(registry.url).settings)
     rows.add(messages(written))
     batch = taken(rows)
-    found = batch.to_pylist(maps_as_pydicts="strict")
+    found = python_rows(batch)
     assert [row["id"] for row in found] == list(range(len(values)))
     assert [_by_name(row["v"], after) for row in found] == [row["v"] for row in expected]
 
@@ -276,7 +277,7 @@ def test_a_default_of_any_type_is_the_value_that_the_schema_means(
     registry.keep("payments-value", _record("row", _field("id", "long"), added))
     rows = rows_of(source(registry.url).settings)
     rows.add(messages(framed(schema_id, old, [{"id": 1}])))
-    assert taken(rows).to_pylist(maps_as_pydicts="strict") == [{"id": 1, "v": expected}]
+    assert python_rows(taken(rows)) == [{"id": 1, "v": expected}]
 
 
 def test_an_integer_is_not_read_as_a_float_of_16_bits_which_makes_infinity_of_it(

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from tests.support.arrow_values import python_values
 from tests.support.protobuf_messages import framed, message_class
 from tests.support.schema_registry_double import SchemaRegistryDouble
 from tests.unit.sources.test_kafka_avro import messages, taken
@@ -560,7 +561,7 @@ def test_a_column_of_nanoseconds_has_a_timestamp_to_its_last_digit(
     times = [(1, 1), least, most, (-1, 999_999_999), *beyond]
     rows = rows_of(described.settings)
     rows.add(messages([framed(schema_id, event_at(where, *time)) for time in times]))
-    column = taken(rows).column(where).to_pylist(maps_as_pydicts="strict")
+    column = python_values(taken(rows).column(where))
     keys: dict[str, Any] = {"seen": 0, "by_shop": "x", "place": "at"}
     instants = [value[keys[where]] if where in keys else value for value in column]
     assert [instant.value for instant in instants] == [1_000_000_001, 1 - 2**63, 2**63 - 1, -1]
