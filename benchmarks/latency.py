@@ -34,7 +34,19 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from onceflow import Checkpointing, NoRestart, Pipeline, session, sum_
+from onceflow import (
+    CheckpointAcked,
+    CheckpointCompleted,
+    Checkpointing,
+    CheckpointTriggered,
+    JobEvent,
+    JobStatus,
+    NoRestart,
+    Pipeline,
+    SubtaskCommitted,
+    session,
+    sum_,
+)
 from onceflow.core.spi import Sink
 from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
 from onceflow.sinks import KafkaSink, PostgresSink
@@ -63,6 +75,61 @@ class Measured:
     p99_ms: float
     max_ms: float
     checkpoints_per_second: float
+    steps_ms: dict[str, float]
+    """Medians, from the trigger of a checkpoint on."""
+
+
+STEPS = (
+    "sources have sent the barrier",
+    "sinks have prepared their rows",
+    "all is acknowledged",
+    "decided",
+    "all is committed",
+)
+
+
+class Steps:
+    """A listener that notes when each checkpoint had come so far, from its trigger on."""
+
+    def __init__(self) -> None:
+        self._triggered_s: dict[int, float] = {}
+        self._ended_ms: dict[int, dict[str, float]] = {}
+
+    def __call__(self, event: JobEvent, status: JobStatus) -> None:
+        """Note one event; on a thread of the driver's."""
+        if isinstance(event, CheckpointTriggered):
+            self._triggered_s[event.checkpoint] = event.at.monotonic_s
+            self._ended_ms[event.checkpoint] = {}
+        elif (
+            isinstance(event, CheckpointAcked | CheckpointCompleted | SubtaskCommitted)
+            and event.checkpoint in self._triggered_s
+        ):
+            self._note_step(event)
+
+    def medians_ms(self) -> dict[str, float]:
+        """Return when each step had ended, of checkpoints that came so far as to be committed."""
+        whole = [ended for ended in self._ended_ms.values() if len(ended) == len(STEPS)]
+        return {
+            step: round(float(np.median([one[step] for one in whole])), 1) if whole else 0.0
+            for step in STEPS
+        }
+
+    def _note_step(self, event: CheckpointAcked | CheckpointCompleted | SubtaskCommitted) -> None:
+        passed_ms = (event.at.monotonic_s - self._triggered_s[event.checkpoint]) * 1000
+        match event:
+            case CheckpointAcked(subtask=subtask, timings=timings):
+                began_ms = timings.start_delay_ms + timings.alignment_ms
+                step = STEPS[0] if subtask.chain == "sent" else STEPS[1]
+                self._note(event.checkpoint, step, began_ms + timings.sync_ms)
+                self._note(event.checkpoint, STEPS[2], passed_ms)
+            case CheckpointCompleted():
+                self._note(event.checkpoint, STEPS[3], passed_ms)
+            case SubtaskCommitted():
+                self._note(event.checkpoint, STEPS[4], passed_ms)
+
+    def _note(self, checkpoint: int, step: str, ended_ms: float) -> None:
+        ended = self._ended_ms[checkpoint]
+        ended[step] = max(ended_ms, ended.get(step, 0.0))
 
 
 def produce(servers: str, topic: str, rate: int, seconds: float) -> None:
@@ -198,6 +265,7 @@ def measure(
     source = KafkaSource(kafka.bootstrap_servers, topic=topic, schema=SENT)
     balances = pipeline.read(source, uid="sent").key_by("account")
     balances.running(balance=sum_("amount"), uid="balance").write(target.sink(topic), uid="out")
+    steps = Steps()
     with target.watch(topic) as watched:
         job = pipeline.start()
         job.wait_for(checkpoints=3)
@@ -206,6 +274,7 @@ def measure(
             target=produce, args=(kafka.bootstrap_servers, topic, rate, WARM_UP_S + seconds)
         )
         process.start()
+        job.add_listener(steps)
         before = job.status().checkpoints_completed
         process.join(WARM_UP_S + seconds + _TIMEOUT_S)
         passed_s = time.time() - began_us / 1e6
@@ -227,6 +296,7 @@ def measure(
         round(float(p99), 1),
         round(float(kept[:, 1].max()) / 1000, 1),
         round(completed / passed_s, 1),
+        steps.medians_ms(),
     )
 
 
