@@ -67,7 +67,7 @@ class Oracle:
         self._left_files: set[str] = set()
         self._faults_before: int = 0
         self._before: dict[str, set[Record]] = {}
-        """By sink: what had passed when it was written for the first time."""
+        """By sink: what had passed before it was written, or while it was removed."""
         self._until: dict[str, set[Record]] = {}
         """By sink: what had passed when it was removed."""
         self._owed: dict[str, set[TransactionId]] = {}
@@ -308,7 +308,11 @@ class Oracle:
             return
         passed = self._passed(restored)
         for sink_id in sinks:
-            self._before.setdefault(sink_id, passed)
+            before = self._before.setdefault(sink_id, passed)
+            # A driver that was started before the sink was removed may be the one that claims last:
+            # then it is written to again, and what went by meanwhile is not in it.
+            if sink_id in self._until:
+                self._before[sink_id] = before | (passed - self._until.pop(sink_id))
         for sink_id in self._before.keys() - set(sinks):
             self._until.setdefault(sink_id, passed)
         self._faults_before = self._world.files.faults
