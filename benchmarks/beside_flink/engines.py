@@ -36,9 +36,21 @@ class Engine:
         self._process = process
         self._log = log
 
-    def begin(self, work: str, backend: str, directory: Path) -> None:
-        """Start a job whose files come into `directory`."""
-        self._say(f"run {work} {backend} {directory}")
+    def begin(self, *words: str | int | Path) -> None:
+        """Start a job, as `words` describe it to the process: no word has a space."""
+        self._say(" ".join(["run", *map(str, words)]))
+
+    def ask_number(self, question: str) -> int:
+        """Return the number with which the process answers; waits as `expect` does.
+
+        Raises:
+            BenchmarkError: It answers with something else, or not; quotes the end of its log.
+        """
+        self._say(question)
+        answer = self._read_line()
+        if not answer.isdigit():
+            raise self._failed(answer, "a number")
+        return int(answer)
 
     def stop(self) -> None:
         """Return when the job has stopped, with every record that it read through.
@@ -59,15 +71,22 @@ class Engine:
         Raises:
             BenchmarkError: It says something else, or nothing; quotes the end of its log.
         """
+        answer = self._read_line()
+        if answer != word:
+            raise self._failed(answer, repr(word))
+
+    def _read_line(self) -> str:
         stdout = self._process.stdout
         assert stdout is not None
         silence = threading.Timer(_SILENCE_MAX_S, kill_tree, [self._process.pid])
         silence.start()
-        said = stdout.readline().strip()
+        line = stdout.readline().strip()
         silence.cancel()
-        if said != word:
-            tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-            raise BenchmarkError(f"{self.name} said {said!r} instead of {word!r}:\n{tail}")
+        return line
+
+    def _failed(self, answer: str, expected: str) -> BenchmarkError:
+        tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+        return BenchmarkError(f"{self.name} said {answer!r} instead of {expected}:\n{tail}")
 
     def _say(self, line: str) -> None:
         stdin = self._process.stdin
@@ -94,12 +113,15 @@ def ours(scratch: Path) -> Generator[Engine, None, None]:
 
 
 @contextmanager
-def flink(scratch: Path) -> Generator[Engine, None, None]:
-    """Yield a fresh JVM with a local cluster, ready; after the block it is gone."""
+def flink(scratch: Path, main: str = "Main") -> Generator[Engine, None, None]:
+    """Yield a fresh JVM with a local cluster, ready; after the block it is gone.
+
+    `main` is the class that takes its orders, of those in benchmarks/flink.
+    """
     target = _PROJECT / "target"
     command = [
         *("java", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"),
-        *("-cp", f"{target}/flink-bench.jar:{target}/lib/*", "onceflow.bench.Main"),
+        *("-cp", f"{target}/flink-bench.jar:{target}/lib/*", f"onceflow.bench.{main}"),
     ]
     with _started("Flink", command, scratch, {}) as engine:
         yield engine
@@ -140,8 +162,8 @@ def build_flink() -> None:
     found = re.search(r'version "(\d+)', version)
     if found is None or int(found[1]) < _JAVA_MIN:
         raise BenchmarkError(
-            f"scenario flink-state needs Java {_JAVA_MIN} or later on the PATH, and `java -version`"
-            f" says {version.strip()!r}: install a JDK, or leave the scenario out"
+            f"Flink needs Java {_JAVA_MIN} or later on the PATH, and `java -version` says"
+            f" {version.strip()!r}: install a JDK, or measure without Flink"
         )
     _said("mvn", "-version")
     jar = _PROJECT / "target" / "flink-bench.jar"
@@ -164,8 +186,8 @@ def build_flink() -> None:
 def _said(program: str, question: str) -> str:
     if shutil.which(program) is None:
         raise BenchmarkError(
-            f"scenario flink-state needs {program!r}, which is not on the PATH: install Maven and a"
-            f" JDK {_JAVA_MIN}, or leave the scenario out"
+            f"Flink needs {program!r}, which is not on the PATH: install Maven and a JDK"
+            f" {_JAVA_MIN}, or measure without Flink"
         )
     asked = subprocess.run([program, question], capture_output=True, text=True, check=False)
     return asked.stdout + asked.stderr

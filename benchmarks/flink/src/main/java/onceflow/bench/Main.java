@@ -30,18 +30,27 @@ import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
-
 /**
  * Runs jobs in a local cluster of one task manager with two slots, as lines on stdin say: "run WORK BACKEND DIRECTORY",
  * and "stop" once enough is measured. Answers each "stop" with "stopped", what fails with "failed: …".
  */
 public final class Main {
-  private static final int PARALLELISM = 2;
+  static final int PARALLELISM = 2;
   private static final long TIMERS = 1_000_000;
 
   private Main() {}
 
+  /** What one line "run …" asks for; returns once the job has stopped. */
+  interface Run {
+    void run(MiniCluster flink, String[] words, BufferedReader lines) throws Exception;
+  }
+
   public static void main(String[] arguments) throws Exception {
+    serve(Main::run);
+  }
+
+  /** Starts the cluster, and runs one job after the other, until stdin ends. */
+  static void serve(Run job) throws Exception {
     Configuration settings = new Configuration();
     settings.set(RestOptions.BIND_PORT, "0");
     settings.set(WebOptions.CHECKPOINTS_HISTORY_SIZE, 100);
@@ -57,9 +66,8 @@ public final class Main {
       flink.start();
       System.out.println("ready");
       for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-        String[] words = line.split(" ", 4);
         try {
-          run(flink, words[1], words[2], words[3], lines);
+          job.run(flink, line.split(" "), lines);
           System.out.println("stopped");
         } catch (Exception error) {
           error.printStackTrace();
@@ -69,13 +77,18 @@ public final class Main {
     }
   }
 
-  private static void run(MiniCluster flink, String work, String backend, String directory, BufferedReader lines)
-      throws Exception {
-    JobGraph graph = graph(work, backend, directory);
+  private static void run(MiniCluster flink, String[] words, BufferedReader lines) throws Exception {
+    String directory = words[3];
+    JobGraph graph = graph(words[1], words[2], directory);
     JobID job = graph.getJobID();
     flink.submitJob(graph).get();
     lines.readLine();
     Files.write(Path.of(directory, "checkpoint-times"), checkpoints(flink, job));
+    stop(flink, job, directory);
+  }
+
+  /** Stops a job with a savepoint: its sinks have then committed all that it has read. */
+  static void stop(MiniCluster flink, JobID job, String directory) throws Exception {
     flink.stopWithSavepoint(job, directory + "/savepoints", false, SavepointFormatType.NATIVE).get();
     JobResult result = flink.requestJobResult(job).get();
     if (!result.isSuccess()) {
