@@ -6,6 +6,10 @@ exactly once. A row is there when its transaction is committed: Postgres tells w
 (`track_commit_timestamp`), and for Kafka a consumer that reads committed records looks at its clock
 as each one comes. So a latency has all that a reader waits for, and nothing else. Rows of the first
 seconds are left out. All are on one machine and have one clock.
+
+With `--engine flink` the job is one of Flink's, in Java, which does the same work. A JVM compiles
+its code while it runs, and rows queue up meanwhile. So Flink's first 20 seconds are left out, ours
+5, and its JVM has run a job for 40 seconds before the first one that is measured.
 """
 
 from __future__ import annotations
@@ -15,30 +19,29 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import psycopg
 import pyarrow as pa
 import typer
-from confluent_kafka import Consumer, Message, Producer
-from psycopg import sql
-from pyspark.sql import SparkSession
+from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.flink_latency import FLINK_WARM_UP_S, FlinkJob, run_flink
+from benchmarks.latency_targets import PARTITIONS, KafkaTarget, PostgresTarget, Target
 from onceflow import (
     CheckpointAcked,
     CheckpointCompleted,
     Checkpointing,
     CheckpointTriggered,
+    Job,
     JobEvent,
     JobStatus,
     NoRestart,
@@ -47,25 +50,74 @@ from onceflow import (
     session,
     sum_,
 )
-from onceflow.core.spi import Sink
 from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
-from onceflow.sinks import KafkaSink, PostgresSink
 from onceflow.sources import KafkaSource
 
 SENT = pa.schema([("account", pa.string()), ("amount", pa.int64()), ("sent_us", pa.int64())])
 ACCOUNTS = 10_000
 WARM_UP_S = 5.0
 _PACE_S = 0.002
-_PARTITIONS = 2
+_CHECKPOINTS_BEFORE = 3
+"""A job has completed as many before records are sent: all of it runs."""
 _TIMEOUT_S = 120.0
 
-Latencies = npt.NDArray[np.float64]
+
+class EngineName(str, Enum):
+    """Whose job is measured."""
+
+    ONCEFLOW = "onceflow"
+    FLINK = "flink"
+
+    @property
+    def warm_up_s(self) -> float:
+        """How long a job runs before it is measured."""
+        return WARM_UP_S if self is EngineName.ONCEFLOW else FLINK_WARM_UP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One job to measure."""
+
+    engine: EngineName
+    interval_ms: int
+    rate: int
+    name: str = "sent"
+
+    @property
+    def topic(self) -> str:
+        """What it reads; its target is named after it."""
+        return f"{self.name}-{self.engine.value}-{self.interval_ms}-{self.rate}"
+
+
+REHEARSAL = Trial(EngineName.FLINK, interval_ms=100, rate=20_000, name="rehearsed")
+"""What a fresh JVM runs first, for its 20 seconds and as many again."""
+
+
+class MeasuredJob(Protocol):
+    """A job of any engine, from its start on."""
+
+    def count_checkpoints(self) -> int:
+        """Return how many checkpoints are completed."""
+        ...
+
+    def wait_for(self, checkpoints: int) -> None:
+        """Return once so many checkpoints are completed."""
+        ...
+
+    def stop(self) -> None:
+        """Return when the job has ended."""
+        ...
+
+    def steps_ms(self) -> dict[str, float]:
+        """Return medians of when each step of a checkpoint had ended; empty if not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What one job took: milliseconds from the sending of a row until it was there."""
 
+    engine: str
     interval_ms: int
     rate: int
     rows: int
@@ -76,7 +128,7 @@ class Measured:
     max_ms: float
     checkpoints_per_second: float
     steps_ms: dict[str, float]
-    """Medians, from the trigger of a checkpoint on."""
+    """Medians, from the trigger of a checkpoint on; not of Flink's."""
 
 
 STEPS = (
@@ -145,150 +197,127 @@ def produce(servers: str, topic: str, rate: int, seconds: float) -> None:
             value = (
                 f'{{"account": "{sent % ACCOUNTS}", "amount": {sent % 999}, "sent_us": {now_us}}}'
             )
-            producer.produce(topic, value, partition=sent % _PARTITIONS)
+            producer.produce(topic, value, partition=sent % PARTITIONS)
             sent += 1
         producer.poll(0)
         time.sleep(_PACE_S)
     producer.flush(_TIMEOUT_S)
 
 
-class Target:
-    """Where the rows go, and what says when they were there."""
+class OnceflowJob:
+    """A job of ours."""
 
-    def sink(self, topic: str) -> Sink:
-        """Return the sink of one job."""
-        raise NotImplementedError
+    def __init__(self, job: Job) -> None:
+        """Note steps from now on."""
+        self._job = job
+        self._steps = Steps()
+        job.add_listener(self._steps)
 
-    @contextmanager
-    def watch(self, topic: str) -> Generator[list[Latencies]]:
-        """Note each row's latency; what is yielded is filled at the end."""
-        raise NotImplementedError
+    def count_checkpoints(self) -> int:
+        """Return how many checkpoints are completed."""
+        return self._job.status().checkpoints_completed
 
+    def wait_for(self, checkpoints: int) -> None:
+        """Return once so many checkpoints are completed."""
+        self._job.wait_for(checkpoints=checkpoints)
 
-class PostgresTarget(Target):
-    """A table; the server says when each row's transaction was committed."""
+    def stop(self) -> None:
+        """Return when the job has ended."""
+        self._job.stop()
 
-    def __init__(self, server: EmbeddedPostgres) -> None:
-        self._url = server.url
-
-    def sink(self, topic: str) -> Sink:
-        """Return the sink of one job."""
-        return PostgresSink(self._url, table=_table(topic), create=True)
-
-    @contextmanager
-    def watch(self, topic: str) -> Generator[list[Latencies]]:
-        """Ask the table when the job has ended."""
-        latencies: list[Latencies] = []
-        yield latencies
-        query = sql.SQL(
-            "SELECT sent_us, extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1e6 - sent_us"
-            " FROM {}"
-        ).format(sql.Identifier(_table(topic)))
-        with psycopg.connect(self._url) as connection:
-            rows = np.array(connection.execute(query).fetchall(), np.float64).reshape(-1, 2)
-        latencies.append(rows)
+    def steps_ms(self) -> dict[str, float]:
+        """Return medians of when each step of a checkpoint had ended."""
+        return self._steps.medians_ms()
 
 
-class KafkaTarget(Target):
-    """A topic; a consumer of committed records looks at its clock."""
+Start = Callable[[Trial], MeasuredJob]
+"""Starts a job; returns once it has completed `_CHECKPOINTS_BEFORE` checkpoints."""
 
-    def __init__(self, server: EmbeddedKafka) -> None:
-        self._server = server
 
-    def sink(self, topic: str) -> Sink:
-        """Return the sink of one job."""
-        self._server.create_topic(f"{topic}-out", _PARTITIONS)
-        return KafkaSink(self._server.bootstrap_servers, topic=f"{topic}-out")
+@contextmanager
+def run_onceflow(kafka: EmbeddedKafka, target: Target, directory: Path) -> Generator[Start]:
+    """Yield what starts a job of ours, in one session of Spark; after the block that is gone."""
+    spark = session(f"local[{PARTITIONS}]")
 
-    @contextmanager
-    def watch(self, topic: str) -> Generator[list[Latencies]]:
-        """Read the topic while the job runs."""
-        latencies: list[Latencies] = []
-        ended = threading.Event()
-        rows: list[tuple[float, float]] = []
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._server.bootstrap_servers,
-                "group.id": topic,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-            }
+    def start(trial: Trial) -> OnceflowJob:
+        pipeline = Pipeline(
+            spark,
+            name=trial.topic,
+            parallelism=PARTITIONS,
+            checkpointing=Checkpointing(
+                storage=str(directory / trial.topic), interval=trial.interval_ms / 1000
+            ),
+            restart=NoRestart(),
         )
-        consumer.subscribe([f"{topic}-out"])
+        source = KafkaSource(kafka.bootstrap_servers, topic=trial.topic, schema=SENT)
+        balances = (
+            pipeline.read(source, uid="sent")
+            .key_by("account")
+            .running(balance=sum_("amount"), uid="balance")
+        )
+        balances.write(target.sink(trial.topic), uid="out")
+        job = pipeline.start()
+        job.wait_for(checkpoints=_CHECKPOINTS_BEFORE)
+        return OnceflowJob(job)
 
-        def read() -> None:
-            messages: list[Message] = []
-            # To the end of the topic, once the job has ended.
-            while messages or not ended.is_set():
-                messages = consumer.consume(5_000, 1.0 if ended.is_set() else 0.005)
-                now_us = time.time_ns() / 1000
-                for message in messages:
-                    value = message.value()
-                    if value is not None and message.error() is None:
-                        sent_us = json.loads(value)["sent_us"]
-                        rows.append((sent_us, now_us - sent_us))
-
-        thread = threading.Thread(target=read, name="latency-consumer", daemon=True)
-        thread.start()
-        try:
-            yield latencies
-        finally:
-            ended.set()
-            thread.join(_TIMEOUT_S)
-            consumer.close()
-        latencies.append(np.array(rows, np.float64).reshape(-1, 2))
+    try:
+        yield start
+    finally:
+        spark.stop()
 
 
-def _table(topic: str) -> str:
-    return topic.replace("-", "_")
+@contextmanager
+def run_engine(
+    engine: EngineName, kafka: EmbeddedKafka, target: Target, directory: Path
+) -> Generator[Start]:
+    """Yield what starts a job of `engine`; after the block the engine is gone."""
+    match engine:
+        case EngineName.ONCEFLOW:
+            with run_onceflow(kafka, target, directory) as start:
+                yield start
+        case EngineName.FLINK:
+            with run_flink(directory) as jvm:
+
+                def start_in_jvm(trial: Trial) -> FlinkJob:
+                    sink = target.flink_sink(trial.topic)
+                    job = jvm.start(kafka.bootstrap_servers, trial.topic, sink, trial.interval_ms)
+                    job.wait_for(checkpoints=_CHECKPOINTS_BEFORE)
+                    return job
+
+                measure(REHEARSAL, start_in_jvm, kafka, target, FLINK_WARM_UP_S)
+                yield start_in_jvm
 
 
 def measure(
-    spark: SparkSession,
-    kafka: EmbeddedKafka,
-    target: Target,
-    directory: Path,
-    interval_ms: int,
-    rate: int,
-    seconds: float,
+    trial: Trial, start: Start, kafka: EmbeddedKafka, target: Target, seconds: float
 ) -> Measured:
     """Run one job for `seconds` after it has warmed up."""
-    topic = f"sent-{interval_ms}-{rate}"
-    kafka.create_topic(topic, _PARTITIONS)
-    pipeline = Pipeline(
-        spark,
-        name=topic,
-        parallelism=_PARTITIONS,
-        checkpointing=Checkpointing(storage=str(directory / topic), interval=interval_ms / 1000),
-        restart=NoRestart(),
-    )
-    source = KafkaSource(kafka.bootstrap_servers, topic=topic, schema=SENT)
-    balances = pipeline.read(source, uid="sent").key_by("account")
-    balances.running(balance=sum_("amount"), uid="balance").write(target.sink(topic), uid="out")
-    steps = Steps()
-    with target.watch(topic) as watched:
-        job = pipeline.start()
-        job.wait_for(checkpoints=3)
+    kafka.create_topic(trial.topic, PARTITIONS)
+    produced_s = trial.engine.warm_up_s + seconds
+    with target.watch(trial.topic) as watched:
+        job = start(trial)
         began_us = time.time_ns() / 1000
         process = multiprocessing.get_context("spawn").Process(
-            target=produce, args=(kafka.bootstrap_servers, topic, rate, WARM_UP_S + seconds)
+            target=produce,
+            args=(kafka.bootstrap_servers, trial.topic, trial.rate, produced_s),
+            daemon=True,
         )
         process.start()
-        job.add_listener(steps)
-        before = job.status().checkpoints_completed
-        process.join(WARM_UP_S + seconds + _TIMEOUT_S)
+        before = job.count_checkpoints()
+        process.join(produced_s + _TIMEOUT_S)
         passed_s = time.time() - began_us / 1e6
-        completed = job.status().checkpoints_completed - before
+        completed = job.count_checkpoints() - before
         # The last rows are there with the checkpoint after them.
-        job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+        job.wait_for(checkpoints=before + completed + 2)
         job.stop()
     (rows,) = watched
-    kept = rows[rows[:, 0] >= rows[:, 0].min() + WARM_UP_S * 1e6]
+    kept = rows[rows[:, 0] >= rows[:, 0].min() + trial.engine.warm_up_s * 1e6]
     spans_s = (kept[:, 0].max() - kept[:, 0].min()) / 1e6
     p50, p90, p99 = np.percentile(kept[:, 1], [50, 90, 99]) / 1000
     return Measured(
-        interval_ms,
-        rate,
+        trial.engine.value,
+        trial.interval_ms,
+        trial.rate,
         len(kept),
         round(len(kept) / spans_s),
         round(float(p50), 1),
@@ -296,12 +325,19 @@ def measure(
         round(float(p99), 1),
         round(float(kept[:, 1].max()) / 1000, 1),
         round(completed / passed_s, 1),
-        steps.medians_ms(),
+        job.steps_ms(),
     )
 
 
 def latency(
     sink: Annotated[str, typer.Option(help="postgres or kafka.")] = "postgres",
+    engine: Annotated[
+        list[EngineName] | None,
+        typer.Option(
+            help="Whose job is measured; may be repeated, and each pair is then measured with one"
+            " after the other. Default: onceflow. flink needs Java 17 and Maven."
+        ),
+    ] = None,
     interval: Annotated[
         list[int] | None,
         typer.Option(help="Milliseconds between checkpoints; may be repeated.", min=1),
@@ -313,32 +349,46 @@ def latency(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Measure every interval with every rate, and print a row for each."""
-    table = Table("interval, ms", "rows/s", "p50, ms", "p90", "p99", "max", "checkpoints/s")
-    options = {"track_commit_timestamp": "on"}
-    with (
-        tempfile.TemporaryDirectory(prefix="onceflow-latency-") as directory,
-        EmbeddedKafka() as kafka,
-        EmbeddedPostgres(options) as postgres,
-    ):
+    trials = [
+        Trial(one_engine, one_interval, one_rate)
+        for one_rate in rate or [1_000, 20_000, 100_000]
+        for one_interval in interval or [25, 50, 100, 250, 1_000]
+        for one_engine in dict.fromkeys(engine or [EngineName.ONCEFLOW])
+    ]
+    measured: list[Measured] = []
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="onceflow-latency-"))
+        kafka = stack.enter_context(EmbeddedKafka())
+        postgres = stack.enter_context(EmbeddedPostgres({"track_commit_timestamp": "on"}))
         target = PostgresTarget(postgres) if sink == "postgres" else KafkaTarget(kafka)
-        spark = session(f"local[{_PARTITIONS}]")
-        for one_rate in rate or [1_000, 20_000, 100_000]:
-            for one_interval in interval or [25, 50, 100, 250, 1_000]:
-                found = measure(
-                    spark, kafka, target, Path(directory), one_interval, one_rate, seconds
-                )
-                print(json.dumps(_as_json(found)), file=sys.stdout if as_json else sys.stderr)
-                figures = (found.p50_ms, found.p90_ms, found.p99_ms, found.max_ms)
-                table.add_row(
-                    str(found.interval_ms),
-                    f"{found.rows_per_second:,.0f}",
-                    *(f"{one:,.0f}" for one in figures),
-                    f"{found.checkpoints_per_second:,.0f}",
-                )
-        spark.stop()
+        starts = {
+            one: stack.enter_context(run_engine(one, kafka, target, Path(name)))
+            for one in dict.fromkeys(trial.engine for trial in trials)
+        }
+        for trial in trials:
+            measured.append(measure(trial, starts[trial.engine], kafka, target, seconds))
+            line = json.dumps(_as_json(measured[-1]))
+            print(line, file=sys.stdout if as_json else sys.stderr, flush=True)
     if not as_json:
         load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-        Console(highlight=False).print(table, f"load average {load}")
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+        console.print(_to_table(measured), f"load average {load}")
+
+
+def _to_table(measured: Sequence[Measured]) -> Table:
+    table = Table(
+        "engine", "interval, ms", "rows/s", "p50, ms", "p90", "p99", "max", "checkpoints/s"
+    )
+    for one in measured:
+        figures = (one.p50_ms, one.p90_ms, one.p99_ms, one.max_ms)
+        table.add_row(
+            one.engine,
+            str(one.interval_ms),
+            f"{one.rows_per_second:,.0f}",
+            *(f"{figure:,.0f}" for figure in figures),
+            f"{one.checkpoints_per_second:,.0f}",
+        )
+    return table
 
 
 def _as_json(found: Measured) -> dict[str, Any]:
