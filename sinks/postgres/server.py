@@ -35,15 +35,21 @@ def is_pooled(session: Session) -> bool:
     return int(pid) != own(session).backend_pid
 
 
-def check_prepared_room(slots: int, needed: int) -> Finding:
-    """Return whether so many `max_prepared_transactions` do for one sink that needs `needed`."""
+def check_prepared_room(slots: int, parallelism: int, *, at_once: int = 2) -> Finding:
+    """Return whether so many `max_prepared_transactions` do for one sink.
+
+    A subtask of a job has two `at_once`: one waits for its commit while the next one is prepared. A
+    task of a batch has one.
+    """
     text = f"max_prepared_transactions = {slots}"
+    needed = at_once * parallelism
     if slots >= needed:
         return DATABASE.ok(text)
     return DATABASE.problem(
         text,
-        # One of a subtask waits for its commit while the next one is prepared.
-        f"{needed}: two for each parallel subtask of every sink",
+        f"{needed}: two for each parallel subtask of every sink"
+        if at_once > 1
+        else "one for each partition that is written at the same time",
         f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * needed)}; then restart the"
         " server",
     )
@@ -107,7 +113,7 @@ class PostgresDiagnosis(ServerDiagnosis):
 
     @override
     def two_phase_support(self, session: Session, parallelism: int) -> TwoPhaseSupport:
-        room = check_prepared_room(self.slots, 2 * parallelism)
+        room = check_prepared_room(self.slots, parallelism)
         pooled = DATABASE.warning(
             "a connection pooler is in between",
             "a direct connection: two_phase holds one of the server's sessions a subtask from a"
@@ -179,8 +185,8 @@ class PostgresDiagnosis(ServerDiagnosis):
         )
         raised = "ALTER SYSTEM SET max_connections = {total}; then restart the server"
         findings = [connections(total, total - reserved - used, parallelism, raised)]
-        lacking = check_prepared_room(self.slots - prepared, 2 * parallelism)
-        if lacking.remedy and not check_prepared_room(self.slots, 2 * parallelism).remedy:
+        lacking = check_prepared_room(self.slots - prepared, parallelism)
+        if lacking.remedy and not check_prepared_room(self.slots, parallelism).remedy:
             text = f"{prepared} of {self.slots} max_prepared_transactions are in use"
             findings.append(DATABASE.warning(text, f"{2 * parallelism} free", lacking.remedy))
         return findings

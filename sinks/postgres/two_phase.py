@@ -123,7 +123,7 @@ class PostgresTwoPhase(TwoPhase):
 
 def _require_room(session: Session, context: WriterContext) -> None:
     ((maximum,),) = session.query("SELECT current_setting('max_prepared_transactions')::int")
-    finding = check_prepared_room(maximum, context.checkpoints_at_once * context.parallelism)
+    finding = check_prepared_room(maximum, context.parallelism, at_once=context.checkpoints_at_once)
     if finding.level is Level.PROBLEM:
         raise PreparedLimitReached(
             f"sink {context.sink_id} subtask {context.subtask} of {context.parallelism}: {finding};"

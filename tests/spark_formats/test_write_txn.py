@@ -44,6 +44,12 @@ class Writes:
         found: list[int] = kit.ids_in(self.url, table)
         return found
 
+    def settled(self) -> list[int]:
+        """Return whether each decided batch of the job is known to be committed whole."""
+        kit = postgres_sink_kit if self.kind is PostgresSink else mysql_sink_kit
+        asked = "SELECT settled FROM onceflow_batches WHERE source LIKE 'nightly@%' ORDER BY 1"
+        return [int(one) for (one,) in kit.query(self.url, asked)]
+
     def where(self, *more: str) -> list[str]:
         return ["--url", self.url, "--txn-app-id", "nightly", *more]
 
@@ -69,8 +75,11 @@ def test_what_a_killed_write_decided_is_committed_and_the_rest_rolled_back(
     killed_at("prepared", tmp_path, lambda: another.batch(1, range(20, 25)))
     assert (writes.ids(), writes.ids("other")) == ([0, 1, 2, 3, 4], [])
     assert sorted(verdicts(*writes.where())) == ["decided", "pending"]
+    assert writes.settled() == [0]
     assert run("commit", "--all", "--yes", *writes.where())[0] == 0
     assert writes.ids() == list(range(10))
+    # The view of the documents shows the batch from now on, and not from the next night.
+    assert writes.settled() == [1]
     assert run("abort", "--all", "--fence", "--yes", *writes.where())[0] == 0
     assert verdicts(*writes.where()) == []
     assert len(another.in_doubt()) == 1

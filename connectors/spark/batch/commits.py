@@ -493,8 +493,9 @@ def _lower_version(target: BatchTarget, batch: BatchId, refused: RefuseLower) ->
     if batch.number > refused.oldest:
         return f"{message}, nor was it before. To write it, {anew}"
     return (
-        f"{message}. Whether it was written before is not remembered any more, only from"
-        f" {refused.oldest} on: look whether its rows are there. If they are not, {anew}"
+        f"{message}. onceflow knows of no write before {refused.oldest} under this name: there was"
+        f" none, or it was so long ago that it is forgotten. Look whether the rows are there. If"
+        f" they are not, {anew}"
     )
 
 

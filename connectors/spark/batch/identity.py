@@ -122,7 +122,13 @@ def has_staging(options: Mapping[str, str]) -> bool:
 
 
 def _staging_directory(options: Mapping[str, str]) -> str | None:
-    return options.get("staginglocation") or options.get("checkpointlocation")
+    given = options.get("staginglocation")
+    if given is not None and not given.strip():
+        raise ConfigError(
+            "option stagingLocation is empty: give a directory or the URL of a bucket, or leave the"
+            " option out"
+        )
+    return given or options.get("checkpointlocation")
 
 
 def is_owner_of_app(owner: str, app: str) -> bool:

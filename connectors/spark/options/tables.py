@@ -172,10 +172,11 @@ class OptionTable(Generic[T_co]):
             )
         names = [option.name for option in self.options]
         known = (*names, *self.ignored, *self.refused, *_PROTOCOL_NAMES)
-        prefixed = "".join(f", {one}*" for one in self.clients)
+        listed = {*names, *(_PROTOCOL_NAMES if self.direction == "write" else ())}
+        there = ", ".join([*sorted(listed, key=str.lower), *(f"{one}*" for one in self.clients)])
         return (
             f"format {self.format} has no option {name!r} for {self.direction}:"
-            f" {_suggest(name, known)}there are {', '.join(sorted(names, key=str.lower))}{prefixed}"
+            f" {_suggest(name, known)}there are {there}"
         )
 
 

@@ -26,8 +26,10 @@ from onceflow.core.protocol.batches import BatchClaim
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
+    AlreadyCommitted,
     CommitOutcome,
     Committable,
+    Committed,
 )
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.recovery import commit_order
@@ -162,8 +164,14 @@ class BatchTransactions(TransactionSettler):
         return refusal(resolution, status, None)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible whatever is decided. Doubles them unless they are decided."""
-        return self._settling(one).commit(one.committable)
+        """Make its rows visible whatever is decided. Doubles them unless they are decided.
+
+        The last one of a batch marks the batch as committed, for views that show whole batches.
+        """
+        outcome = self._settling(one).commit(one.committable)
+        if isinstance(outcome, Committed | AlreadyCommitted):
+            self._mark_if_whole(one.transaction)
+        return outcome
 
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
         """Make its rows gone whatever is decided. Loses them if they are decided.
@@ -216,6 +224,19 @@ class BatchTransactions(TransactionSettler):
         )
         listed = (transaction.sink_id for transaction in _committables_of(seen))
         return sorted({self._sink_id, *claimed, *listed})
+
+    def _mark_if_whole(self, transaction: TransactionId) -> None:
+        """Mark the batch of `transaction` as committed, if all that its decision lists is."""
+        for decision in self._decisions.read_claim().decisions:
+            others = {one.transaction: one for one in decision.committables}
+            if decision.is_committed or others.pop(transaction, None) is None:
+                continue
+            if any(one.transaction in others for one in self.in_doubt()):
+                return
+            # What is neither in doubt nor proved is lost: the next run says so, and is to look.
+            outcomes = [self._committer(name.sink_id).commit(one) for name, one in others.items()]
+            if all(isinstance(one, Committed | AlreadyCommitted) for one in outcomes):
+                self._decisions.mark_committed(decision)
 
     def _list_held(self, sink_id: str) -> Sequence[Committable]:
         staging = self._staging(sink_id)
