@@ -199,6 +199,7 @@ def put_without_keys(savepoint: Path) -> None:
     put(savepoint, days, state="days off", **broadcast)
     read = {"path": str(savepoint), "uid": "remembers"}
     for name, kind, held in (
+        ("dealt", "operator-list", [0, 1, 2, 3, 4]),
         ("dealt", "list", [0, 1, 2, 3, 4]),
         ("united", "union", [7, 7, 8]),
         ("limits", "broadcast", [100, 500]),

@@ -12,7 +12,19 @@ from onceflow.core.storage.filesystems.file_location import Publish
 from onceflow.sinks.files import FileSink
 from onceflow.sinks.files.published import PublishedTable
 
-FILES_WRITE = OptionTable(format="onceflow-files", direction="write", description=FileSink)
+_STORAGE = "Any argument of fsspec's file system, with `storage.` before its name"
+FILES_WRITE = OptionTable(
+    format="onceflow-files",
+    direction="write",
+    description=FileSink,
+    helps={
+        "storage_options": _STORAGE,
+        "roll_bytes": "Size in bytes at which a file is closed and the next one begins. A file may"
+        " be larger by one row group. The end of a micro-batch or a `save` closes all files anyway",
+        "max_open_files": "How many files one task keeps open, one for each partition. With more"
+        " partitions, files get smaller",
+    },
+)
 
 LATEST = "latest"
 
@@ -62,4 +74,9 @@ class FilesRead:
         )
 
 
-FILES_READ = OptionTable(format="onceflow-files", direction="read", description=FilesRead)
+FILES_READ = OptionTable(
+    format="onceflow-files",
+    direction="read",
+    description=FilesRead,
+    helps={"storage_options": _STORAGE},
+)

@@ -38,6 +38,12 @@ _REGISTRY_MISNAMED: Mapping[str, str] = dict[str, str].fromkeys(
     ),
     _OF_REGISTRY,
 )
+_CLIENT = "Any option of librdkafka, with `kafka.` before its name"
+_REGISTRY = (
+    "Any option of Confluent's client of the schema registry, with `schema.registry.` before its"
+    " name"
+)
+_CLIENTS: Mapping[str, str] = {"options": _CLIENT, "schema_registry": _REGISTRY}
 
 KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
@@ -45,6 +51,7 @@ KAFKA_WRITE = OptionTable(
     description=KafkaSink,
     # As Spark's own format: the columns are the record.
     defaults={"format": RecordFormat.RAW.value},
+    helps=_CLIENTS,
     named=_NAMED,
     instead=_WITH_PREFIX,
     refused={
@@ -117,6 +124,7 @@ _OFFSETS = (
     " (-2: earliest, -1: latest)"
 )
 _HELPS: Mapping[str, str] = {
+    **_CLIENTS,
     "topic": "The topic, or several with commas between them. Give this or subscribePattern",
     "topic_pattern": f"{_PATTERN}. A topic that is created later is read from its first record",
     "group_id": "Consumer group in which the query publishes its offsets, so that Kafka's tools"
@@ -126,6 +134,7 @@ _HELPS: Mapping[str, str] = {
     " subject's latest schema",
 }
 _OF_STREAMS = ("group_id", "offsets_most", "offsets_least", "delay_most_s")
+_ONE_OF_THEM = ("topic", "topic_pattern")
 _OF_ENGINE = ("native",)
 """Options of the engine's reader, which is not Spark's."""
 _WRITING = "it is an option of `writeStream` and `write`"
@@ -155,6 +164,7 @@ KAFKA_READ_STREAM = OptionTable(
     direction="readStream",
     description=KafkaRead,
     without=("ending_offsets", *_OF_ENGINE),
+    first=_ONE_OF_THEM,
     defaults={"format": ValueFormat.RAW.value, "starting_offsets": "latest"},
     helps={
         **_HELPS,
@@ -172,6 +182,7 @@ KAFKA_READ = OptionTable(
     direction="read",
     description=KafkaRead,
     without=(*_OF_STREAMS, *_OF_ENGINE),
+    first=_ONE_OF_THEM,
     defaults={"format": ValueFormat.RAW.value},
     helps={
         **_HELPS,

@@ -34,6 +34,17 @@ _REFUSED = {
     "delivery": "a format is always exactly once",
 }
 
+_HELPS = {
+    "write_mode": "`insert` adds rows. `upsert` inserts a row, or updates the row with the same"
+    " key. `ignore` inserts a row unless its key exists. `update` updates existing rows and never"
+    " inserts. All but `insert` need primaryKey, and all rows of a key in one task",
+    "commit_mode": "How rows wait for the decision. `two_phase`: in prepared transactions of the"
+    " server. `ledger`: staged below stagingLocation, and written in the transaction of the"
+    " decision, for servers, users and poolers that cannot prepare. `auto` takes two_phase if it is"
+    " possible, and logs its choice and the reason. Each mode writes every row exactly once; they"
+    " differ in what a reader sees while a commit is under way",
+}
+
 
 @cache
 def describe_postgres_writes() -> OptionTable[PostgresSink]:
@@ -64,6 +75,7 @@ def _describe_writes(format_name: str, sink: type[_Sink]) -> OptionTable[_Sink]:
         format=format_name,
         direction="write",
         description=sink,
+        helps=_HELPS,
         ignored=_IGNORED,
         refused=_REFUSED,
     )

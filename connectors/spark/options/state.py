@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from onceflow.connectors.spark.options.files import CHECKPOINT, LATEST
@@ -31,7 +31,13 @@ _WITHOUT_KEY: Mapping[str, Mode] = {
     "union": "union",
     "broadcast": "broadcast",
 }
-StateKindName = Literal["keyed", "list", "union", "broadcast", "raw-keyed"]
+StateKindName = Literal["keyed", "operator-list", "union", "broadcast", "raw-keyed"]
+_KINDS_READ = choice("keyed", "operator-list", "union", "broadcast", "raw-keyed")
+
+
+def _parse_kind(text: str) -> object:
+    # The only list that a read can mean: those with a key are `keyed`.
+    return _KINDS_READ.parse("operator-list" if text.strip().lower() == "list" else text)
 
 
 def _parse_aggregates(text: str) -> dict[str, str]:
@@ -79,7 +85,10 @@ class CheckpointsRead:
     )
     storage_options: Mapping[str, object] | None = field(
         default=None,
-        metadata=option("Options of the bucket's client, and its `endpoint`", spark="storage.*"),
+        metadata=option(
+            "For a bucket: the options of `ObjectStorage`, and `storage.endpoint`",
+            spark="storage.*",
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -123,9 +132,10 @@ class StateRead(CheckpointsRead):
     kind: StateKindName | None = field(
         default=None,
         metadata=option(
-            "Kind of the state: `keyed`; or `list`, `union`, `broadcast` or `raw-keyed` for a state"
-            " without a key. Needed if states of several kinds have the same name",
-            choice("keyed", "list", "union", "broadcast", "raw-keyed"),
+            "Kind of the state. With a key: `keyed`. Without a key: `operator-list` (or `list`),"
+            " `union`, `broadcast` or `raw-keyed`. Needed if states of several kinds have the same"
+            " name",
+            replace(_KINDS_READ, parse=_parse_kind),
             spark="stateType",
         ),
     )

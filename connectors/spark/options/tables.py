@@ -47,6 +47,8 @@ class OptionTable(Generic[T_co]):
     """Fields that are no options here."""
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Where the format's default is another than the description's."""
+    first: tuple[str, ...] = ()
+    """Fields that are listed right after the needed ones: one of them is needed."""
     helps: Mapping[str, str] = field(default_factory=dict[str, str])
     """What a field means here, where the description says it of pipelines."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -60,8 +62,14 @@ class OptionTable(Generic[T_co]):
 
     @cached_property
     def options(self) -> tuple[SparkOption, ...]:
-        """All options but those of clients, in the order of the description's fields."""
-        return tuple(one for one in self._list_all() if not one.name.endswith("*"))
+        """All options but those of clients: the needed ones, then in the order of the fields."""
+        options = (one for one in self._list_all() if not one.name.endswith("*"))
+        return tuple(sorted(options, key=self._rank))
+
+    def _rank(self, option: SparkOption) -> int:
+        if option.default is MISSING:
+            return 0
+        return 1 + (*self.first, option.argument).index(option.argument)
 
     @cached_property
     def clients(self) -> Mapping[str, SparkOption]:

@@ -78,7 +78,7 @@ class ListTask:
 Task = KeyedTask | OperatorTask | ListTask | None
 
 _KINDS: Mapping[Mode, StateKindName] = {
-    "split": "list",
+    "split": "operator-list",
     "union": "union",
     "broadcast": "broadcast",
     "raw-keyed": "raw-keyed",
@@ -128,7 +128,8 @@ def chosen(read: StateRead) -> _Chosen:
         raise ConfigError(f"{stored} holds no operator {read.uid!r}: {nearest(read.uid, uids)}")
     pieces = list_pieces(parts, stored.completed.max_parallelism)
     there: dict[tuple[StateKindName, str], StateMeta | OperatorState | None] = {
-        ("list", name): None for name in sorted({n for _, part in parts for n in part.lists})
+        ("operator-list", name): None
+        for name in sorted({n for _, part in parts for n in part.lists})
     }
     for name, meta in read_metas_by_name(pieces, stored.reader).items():
         there["keyed", name] = meta

@@ -26,11 +26,6 @@ from onceflow.connectors.spark.versions import SparkInterface
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"
 
 
-_CLIENT_OPTIONS = (
-    "Any option of the client, written with this prefix. onceflow passes it on without the prefix"
-)
-
-
 def _default(option: SparkOption) -> str:
     default = option.default
     if default is MISSING:
@@ -54,8 +49,8 @@ def _options(table: OptionTable[object]) -> str:
     for option in table.options:
         names = ", ".join(f"`{name}`" for name in (option.name, *option.meaning.aliases))
         rows.append(f"| {names} | {_default(option)} | {table.help_of(option)} |")
-    for prefix in table.clients:
-        rows.append(f"| `{prefix}*` |  | {_CLIENT_OPTIONS} |")
+    for prefix, option in table.clients.items():
+        rows.append(f"| `{prefix}*` |  | {table.help_of(option)} |")
     return _table("| option | default | |", rows)
 
 
