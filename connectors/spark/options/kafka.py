@@ -44,6 +44,11 @@ _REGISTRY = (
     " name"
 )
 _CLIENTS: Mapping[str, str] = {"options": _CLIENT, "schema_registry": _REGISTRY}
+_STALE_ROWS = (
+    "What happens to decided rows that waited for longer than the broker keeps the proofs of"
+    " commits. `fail`: the write fails and names them. `produce ID`: the rows of one transaction"
+    " are produced. `discard ID`: they count as committed. `produce`: all such rows are produced"
+)
 
 KAFKA_WRITE = OptionTable(
     format="onceflow-kafka",
@@ -51,7 +56,7 @@ KAFKA_WRITE = OptionTable(
     description=KafkaSink,
     # As Spark's own format: the columns are the record.
     defaults={"format": RecordFormat.RAW.value},
-    helps=_CLIENTS,
+    helps={**_CLIENTS, "stale_rows": _STALE_ROWS},
     named=_NAMED,
     instead=_WITH_PREFIX,
     refused={

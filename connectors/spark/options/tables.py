@@ -211,12 +211,12 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
     ProtocolOption("queryName", "Spark's own option"),
     ProtocolOption(
         "sinkId",
-        "Name under which the target knows the writes of this query or job; one for each table."
+        "Name under which the target knows the writes of this query or program; one for each table."
         " Default: made from checkpointLocation, or from table and txnAppId",
     ),
     ProtocolOption(
         "txnAppId",
-        "`write` only, with txnVersion: name of the job that writes, to one table or several",
+        "`write` only, with txnVersion: name of the program that writes, to one table or several",
     ),
     ProtocolOption(
         "txnVersion",
@@ -231,7 +231,7 @@ PROTOCOL_OPTIONS: tuple[ProtocolOption, ...] = (
     ProtocolOption(
         "stagingLocation",
         "Where rows wait for their commit if the target cannot prepare them: a path or URL that"
-        " driver and executors share. Default for a query: below checkpointLocation. Jobs and"
+        " driver and executors share. Default for a query: below checkpointLocation. Programs and"
         " queries may share one. Keep it from run to run: [who may change"
         " it](#keep-staginglocation)",
     ),
