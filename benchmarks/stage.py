@@ -27,7 +27,7 @@ from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import FileSystemStorage, ObjectStorage
 from onceflow.core.storage.filesystems.local import LocalFileSystem
 from onceflow.integration.faults.processes import children_of, kill_process, kill_tree
-from onceflow.integration.oracle import verify
+from onceflow.integration.judge import verify
 from onceflow.integration.servers import (
     EmbeddedKafka,
     EmbeddedMariaDB,

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from typing_extensions import Self
 
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 
 _LENGTH_MAX = 240
 

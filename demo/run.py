@@ -41,7 +41,7 @@ from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.ui.server import UiServer
 from onceflow.core.errors import OnceflowError
 from onceflow.core.storage import checkpoint_storage
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 from onceflow.integration.servers import EmbeddedKafka
 from onceflow.integration.workload import Payments, produce
 

@@ -19,7 +19,7 @@ from demo.settings import SinkKind
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import Self, assert_never
 
-from onceflow.integration.oracle import Verdict, verify, verify_topic
+from onceflow.integration.judge import Verdict, verify, verify_topic
 from onceflow.integration.servers import (
     EmbeddedKafka,
     EmbeddedMariaDB,

@@ -1,1 +1,1 @@
-"""The testing kit: real servers as processes, faults, a workload and an oracle that counts rows."""
+"""The testing kit: real servers as processes, faults, a workload and judges that count rows."""

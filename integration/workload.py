@@ -83,7 +83,7 @@ class Payments:
     def digest(self) -> int:
         """Return a number that any change of an id, an account or an amount changes.
 
-        The oracle computes the same one from the target table.
+        A judge computes the same one from the target table.
         """
         return sum(chunk.digest() for chunk in self.chunks())
 

@@ -37,7 +37,7 @@ ON_MYSQL = (
 LEFT_OUT = (
     # The demo, and what only it needs.
     "tests/integration/test_demo.py::",
-    "tests/integration/test_oracle_topics.py::",
+    "tests/integration/test_judge_topics.py::",
     "tests/integration/test_bench_sinks.py::",
     "tests/unit/benchmarks/test_bench_beside_flink.py::",
     "tests/unit/benchmarks/test_bench_figures.py::",

@@ -14,7 +14,7 @@ from benchmarks.sinks.alone import Clock, Loaded
 from benchmarks.sinks.place import Effect, Place, Way
 from benchmarks.sinks.rows import Rows
 from benchmarks.stage import BenchmarkError, Stage
-from onceflow.integration.oracle import verify_topic
+from onceflow.integration.judge import verify_topic
 from onceflow.integration.servers.kafka import delete_topics
 from onceflow.sinks import KafkaSink
 

@@ -14,7 +14,7 @@ from benchmarks.sinks.place import Effect, Place, Way
 from benchmarks.sinks.rows import Rows
 from benchmarks.stage import BenchmarkError, Stage
 from onceflow.core.spi import Sink
-from onceflow.integration.oracle import verify
+from onceflow.integration.judge import verify
 from onceflow.sinks import MySQLSink, PostgresSink
 
 _Commits = Literal["two_phase", "ledger"]

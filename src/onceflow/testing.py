@@ -1,4 +1,4 @@
-"""What tests of jobs and sinks are written with: the conformance kit, servers, faults, oracles.
+"""What tests of jobs and sinks are written with: the conformance kit, servers, faults, judges.
 
 The fixtures of the pytest plugin need no import; their types are here. Needs the extra `testing`.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         process_tree,
         unpause_tree,
     )
-    from onceflow.integration.oracle import NoVerdict, Verdict, verify, verify_topic
+    from onceflow.integration.judge import NoVerdict, Verdict, verify, verify_topic
     from onceflow.integration.pytest_plugin import (
         DatabaseFactory,
         KafkaFactory,
@@ -60,7 +60,7 @@ else:
             "onceflow.integration.faults": (
                 "TcpProxy kill_process kill_tree pause_tree process_tree unpause_tree"
             ),
-            "onceflow.integration.oracle": "NoVerdict Verdict verify verify_topic",
+            "onceflow.integration.judge": "NoVerdict Verdict verify verify_topic",
             "onceflow.integration.pytest_plugin": ("DatabaseFactory KafkaFactory TopicFactory"),
             "onceflow.integration.servers": (
                 "DatabaseServer KafkaServer MySQLServer OwnDatabase OwnKafka PostgresServer"

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.ledger_driver import LOCAL_PROCESSES, PAYMENTS, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
-from onceflow.integration.oracle import Verdict, verify
+from onceflow.integration.judge import Verdict, verify
 from onceflow.integration.pytest_plugin import postgres_database
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.postgres import EmbeddedPostgres
@@ -91,5 +91,5 @@ def ledger_spec(
 
 @pytest.fixture
 def judge(postgres_database: str) -> Callable[[LedgerRun], Verdict]:
-    """The oracle, which asks the table and nobody else."""
+    """The judge, which asks the table and nobody else."""
     return lambda run: verify(postgres_database, "ledger", PAYMENTS)

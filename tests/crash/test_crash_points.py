@@ -11,7 +11,7 @@ from tests.crash.ledger_driver import Backend, CommitMode, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun, killed_by_itself
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 
 Judge = Callable[[LedgerRun], Verdict]
 

@@ -15,7 +15,7 @@ from tests.crash.ledger_driver import PAYMENTS, Backend, LedgerSpec, LedgerStatu
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.integration.faults import TcpProxy, kill_process, kill_tree, parent_of
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.postgres import EmbeddedPostgres
 

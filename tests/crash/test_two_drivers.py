@@ -11,7 +11,7 @@ from tests.crash.ledger_audit import Audit
 from tests.crash.ledger_driver import LOCAL_PROCESSES, LedgerSpec
 from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.crash.ledger_runs import LedgerDriver, LedgerRun
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.integration.faults import kill_process
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 
 Judge = Callable[[LedgerRun], Verdict]
 

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.main import app
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracle import Verdict
+from onceflow.integration.judge import Verdict
 
 RIGHT = Verdict(
     records=1000,

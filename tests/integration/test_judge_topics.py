@@ -1,4 +1,4 @@
-"""The oracle finds every violation that is planted in a topic, and nothing in a right one."""
+"""The judge finds every violation that is planted in a topic, and nothing in a right one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracle import NoVerdict, Verdict, verify_topic
+from onceflow.integration.judge import NoVerdict, Verdict, verify_topic
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers import KafkaServer
 from onceflow.integration.servers.process import free_port
@@ -201,6 +201,6 @@ def test_topic_that_does_not_exist_is_refused_by_name(onceflow_kafka: KafkaServe
 
 
 def test_broker_that_is_down_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceflow.integration.oracles.topics._ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("onceflow.integration.judges.topics._ANSWER_TIMEOUT_S", 1.0)
     with pytest.raises(NoVerdict, match="topic ledger"):
         verify_topic(f"127.0.0.1:{free_port()}", "ledger", PAYMENTS)

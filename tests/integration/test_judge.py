@@ -1,4 +1,4 @@
-"""The oracle finds every violation that is planted in a table, and nothing in a right one."""
+"""The judge finds every violation that is planted in a table, and nothing in a right one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracle import NoVerdict, Verdict, verify
+from onceflow.integration.judge import NoVerdict, Verdict, verify
 from onceflow.integration.servers import EmbeddedMariaDB, EmbeddedMySQL, EmbeddedPostgres
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import Payments

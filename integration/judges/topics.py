@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
-from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
+from onceflow.integration.judges.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
     DIGEST_ACCOUNT_PRIME,
@@ -62,7 +62,7 @@ def verify_topic(bootstrap_servers: str, topic: str, payments: Payments) -> Verd
     """
     settings: dict[str, str | int | bool] = {
         "bootstrap.servers": bootstrap_servers,
-        "group.id": "onceflow-oracle",
+        "group.id": "onceflow-judge",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "isolation.level": "read_committed",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracles.mysql import count_in_mysql
-from onceflow.integration.oracles.postgres import count_in_postgres
-from onceflow.integration.oracles.topics import verify_topic
-from onceflow.integration.oracles.verdict import Found, NoVerdict, Verdict
+from onceflow.integration.judges.mysql import count_in_mysql
+from onceflow.integration.judges.postgres import count_in_postgres
+from onceflow.integration.judges.topics import verify_topic
+from onceflow.integration.judges.verdict import Found, NoVerdict, Verdict
 from onceflow.integration.workload import Payments
 
 __all__ = ["NoVerdict", "Verdict", "verify", "verify_topic"]

@@ -8,7 +8,7 @@ from psycopg.rows import TupleRow
 from typing_extensions import LiteralString
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracles.verdict import Found, NoVerdict
+from onceflow.integration.judges.verdict import Found, NoVerdict
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
     DIGEST_ACCOUNT_PRIME,

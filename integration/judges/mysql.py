@@ -8,7 +8,7 @@ from __future__ import annotations
 import pymysql
 
 from onceflow.core.errors import ConfigError
-from onceflow.integration.oracles.verdict import Found, NoVerdict
+from onceflow.integration.judges.verdict import Found, NoVerdict
 from onceflow.integration.servers.mysql import MySQLAdmin
 from onceflow.integration.workload import (
     AMOUNT_MIN_CENTS,
