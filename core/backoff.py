@@ -1,4 +1,7 @@
-"""Trying again until a deadline, with pauses that grow: the one way of waiting for a server.
+"""Pauses between the tries of one call to a server that is not available, up to a deadline.
+
+Connections, requests and reads use it, inside one operation. It does not decide when a commit is
+tried again (`core.commit.retries`), or when a failed job is restarted (`core.protocol.restart`).
 
 A loop asks, and between two tries says `pause`; when that returns False its time is up:
 

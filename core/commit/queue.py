@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     AlreadyCommitted,
@@ -31,35 +32,6 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.invariant import require, unreachable
 from onceflow.core.protocol.recovery import commit_order
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRetryPolicy:
-    """How long a commit that did not succeed is asked again."""
-
-    initial_delay_s: float = 0.05
-    multiplier: float = 2.0
-    max_delay_s: float = 5.0
-    deadline_s: float = 120.0
-    """From the first try of one transaction to the last; the attempt fails after it."""
-    waits_for_people: bool = True
-    """Whether what a person must mend first is asked again, too: a row, or a constraint."""
-
-    def __post_init__(self) -> None:
-        if self.initial_delay_s <= 0 or self.max_delay_s < self.initial_delay_s:
-            raise ValueError(
-                f"initial_delay_s={self.initial_delay_s} must be over 0 and at most "
-                f"max_delay_s={self.max_delay_s}"
-            )
-        if self.multiplier < 1:
-            raise ValueError(f"multiplier={self.multiplier} must be 1 or more")
-        if self.deadline_s < 0:
-            raise ValueError(f"deadline_s={self.deadline_s} must be 0 or more")
-
-    def delay_s(self, tries: int) -> float:
-        """Return how long to wait after `tries` failed tries, 1 or more."""
-        # The exponent is bounded so that the power cannot overflow; the maximum is long reached.
-        return min(self.initial_delay_s * self.multiplier ** min(tries - 1, 64), self.max_delay_s)
 
 
 @dataclass(frozen=True, slots=True)

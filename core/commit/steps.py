@@ -6,14 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onceflow.core.commit.queue import (
-    CommitRetryPolicy,
-    StepEnd,
-    StepFailed,
-    StepQueue,
-    Tries,
-    WaitUntil,
-)
+from onceflow.core.commit.queue import StepEnd, StepFailed, StepQueue, Tries, WaitUntil
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -106,18 +100,6 @@ class PlannedSteps(StepQueue[Step]):
 
     def _head(self) -> Step | None:
         return self._waiting[0] if self._waiting else None
-
-
-def recovery_retries(deadline_s: float, *, waits_for_people: bool = True) -> CommitRetryPolicy:
-    """Return how steps are tried again before anything is written: soon, and to `deadline_s`."""
-    return CommitRetryPolicy(
-        # Shorter steps than while a job runs: nothing is written before recovery ends, so each
-        # pause is one of the job.
-        initial_delay_s=0.02,
-        max_delay_s=1.0,
-        deadline_s=deadline_s,
-        waits_for_people=waits_for_people,
-    )
 
 
 def to_committables(step: Step) -> tuple[Committable, ...]:

@@ -31,13 +31,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from onceflow.core.commit.planner import plan_commits
-from onceflow.core.commit.queue import (
-    CommitRetryPolicy,
-    Done,
-    OrderedCommits,
-    WaitUntil,
-    require_named,
-)
+from onceflow.core.commit.queue import Done, OrderedCommits, WaitUntil, require_named
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.committables import CommitInterval, Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId

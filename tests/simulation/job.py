@@ -18,7 +18,7 @@ from tests.simulation.targets import Versioned
 from tests.simulation.world import World
 from typing_extensions import assert_never
 
-from onceflow.core.commit.queue import CommitRetryPolicy
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.errors import (
     CheckpointError,
     ConfigError,

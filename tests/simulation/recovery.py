@@ -14,13 +14,13 @@ from tests.simulation.targets import Target, Versioned
 
 from onceflow.core.commit.planner import CommitPlan
 from onceflow.core.commit.queue import StepFailed, WaitUntil
+from onceflow.core.commit.retries import recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitOne,
     CommitWhole,
     PlannedSteps,
     Step,
-    recovery_retries,
     to_aborts,
     to_commits,
 )

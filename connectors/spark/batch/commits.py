@@ -21,12 +21,12 @@ from onceflow.core.backoff import Backoff
 from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
 from onceflow.core.commit.queue import Done, StepFailed
+from onceflow.core.commit.retries import recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitWhole,
     PlannedSteps,
     Step,
-    recovery_retries,
     to_aborts,
     to_commits,
     to_committables,

@@ -27,13 +27,13 @@ from onceflow.core.commit.loop import (
 )
 from onceflow.core.commit.planner import CommitPlan, plan_commits
 from onceflow.core.commit.queue import Done, RetryAt, StepEnd, StepFailed
+from onceflow.core.commit.retries import recovery_retries
 from onceflow.core.commit.steps import (
     AbortOne,
     CommitOne,
     CommitWhole,
     PlannedSteps,
     Step,
-    recovery_retries,
     to_aborts,
     to_commits,
     to_committables,

@@ -25,7 +25,6 @@ from onceflow.core.commit.loop import (
 from onceflow.core.commit.queue import (
     C,
     CommitQueue,
-    CommitRetryPolicy,
     Done,
     OrderedCommits,
     RetryAt,
@@ -33,6 +32,7 @@ from onceflow.core.commit.queue import (
     StepFailed,
     WaitUntil,
 )
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import PreCommits
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import SinkError

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
-from onceflow.core.commit.queue import CommitRetryPolicy, Done, RetryAt, StepFailed, WaitUntil
-from onceflow.core.commit.steps import (
-    CommitWhole,
-    PlannedSteps,
-    Step,
-    recovery_retries,
-    to_aborts,
-    to_commits,
-)
+from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
+from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
+from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.errors import (
     CommitFailed,

@@ -17,7 +17,8 @@ from tests.support.directory_sink import DirectorySink
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.api.graph import Operator, WriteTo
-from onceflow.core.commit.queue import CommitQueue, CommitRetryPolicy
+from onceflow.core.commit.queue import CommitQueue
+from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,
