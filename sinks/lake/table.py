@@ -3,6 +3,27 @@
 A version of a table is read, and a change is made on top of exactly that version or not at all:
 whoever is overtaken reads the next version and looks again. So of two drivers that commit the same
 checkpoint one finds the other's record.
+
+To add a format, a folder beside sinks/delta:
+
+    table.py        its `LakeTable` and `TableVersion`
+    data_files.py   its `DataFiles`, over `lake.rolling_files`
+    layout.py       columns and partitions of a table: checked, created and evolved
+    sink.py         the user's class: a `LakeSink` with its options; `CONNECTOR`
+
+Outside of the folder:
+
+    pyproject.toml              an entry point in `onceflow.sinks`; an extra with the library, named
+                                in `all` too; the library in the contract "The engine knows no
+                                technology"
+    sinks/__init__.py           the sink's public name, three times
+    core/imports/extras.py      which extra installs the library
+    docs/sinks/                 its page, and a line in README.md
+    tests/integration/lake_sink_kit.py      its `LakeJob`: what tests of all formats ask of one
+    tests/support/lake_faults.py            faults of its commits
+    tests/conformance/          test_NAME_sink_conforms.py, and its lines in conftest.py
+
+There is no format of Spark for it: lakes bring their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The seam between the SQL sink and a kind of server: what a dialect must give, and nothing else.
 
-A dialect is data and small methods, and holds no state: one object serves all sinks. To add one:
+A dialect is data and small methods, and holds no state: one object serves all sinks. To add one, a
+folder beside sinks/postgres:
 
-    connection.py   its `SqlEndpoint`, and its `Session`: the only module that imports the driver
+    connection.py   its `Session`: the only module that imports the driver. Also its `SqlEndpoint`
+                    and `endpoint_of`, unless they are long (mysql/endpoint.py)
     catalog.py      how the server describes a table: `find_table`
     types.py        Arrow types and the server's: `fit`
     column_types.py the types of columns that are created: `column_type`; imports SQLAlchemy
@@ -10,9 +12,39 @@ A dialect is data and small methods, and holds no state: one object serves all s
     dialect.py      its `Dialect`, which refers to these
     sink.py         the user's class: a `SqlSink` with its options and its URL
     two_phase.py    its `TwoPhase`, only where transactions can be prepared
-    server.py       its `Server`: what a server is asked for preflight and doctor, how it is judged
+    server.py       its `ServerDiagnosis`: what a server is asked for preflight and doctor, and how
+                    the answers are judged
+    connector.py    its `CONNECTOR`: what `onceflow txn` and `onceflow doctor` need; SQLite has it
+                    in sink.py, and resource_manager.py beside it
 
 Without `two_phase` every sink of the dialect is in ledger mode.
+
+Outside of the folder, needed by every dialect:
+
+    pyproject.toml  an entry point in `onceflow.sinks` for each scheme of a URL; an extra with the
+                    driver, named in `all` too; the folder in the S608 exception of ruff;
+                    the driver in the contract "Only a dialect's connection knows its driver"
+    sinks/__init__.py           the sink's public name, three times
+    core/imports/extras.py      which extra installs the driver
+    sinks/sql/ddl.py            a variant of `listed` if TEXT is short there
+    cli/txn/where.py, cli/doctor/command.py     the URL in the help texts
+    deploy/conda/recipe.yaml    the driver: conda knows no extras
+    docs/sinks/                 its page, and a line in README.md
+
+For its Spark format besides:
+
+    src/pyspark_onceflow_NAME.py    by which Spark finds it; listed in pyproject.toml for the wheel
+    connectors/spark/formats.py     its class, and its line in `FORMATS`
+    connectors/spark/options/sql.py       the options of writing
+    connectors/spark/options/sql_reads.py and connectors/spark/readers/NAME_rows.py, if it is read
+    connectors/python_daemon.py           the modules that its workers import
+    docs/spark-formats.md                 its table of options
+
+For its tests:
+
+    integration/servers, integration/judges    a server, and a judge of what runs have written
+    tests/integration/sql/databases.py         what tests of all databases ask of one
+    tests/conformance/sink_targets.py, test_sinks_conform.py and conftest.py    the suite of sinks
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Options of `onceflow-files`."""
+"""Options of `onceflow-files`: all those of reading.
+
+Those of writing are declared in sinks/files/sink.py, as fields with `option(…, spark="name")`.
+"""
 
 from __future__ import annotations
 

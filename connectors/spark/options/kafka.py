@@ -1,4 +1,12 @@
-"""Options of `onceflow-kafka`: Spark's names."""
+"""Options of `onceflow-kafka` that only Spark has, and those that it refuses or ignores.
+
+Most options are declared elsewhere, as fields with `option(…, spark="name")`:
+
+    read             sources/kafka/settings.py
+    write            sinks/kafka/sink.py, sinks/kafka/settings.py
+    both             connectors/kafka/settings.py: brokers, registry, the client's own options
+    micro-batches    connectors/spark/readers/kafka_stream.py
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Options of the formats of databases: JDBC's names as Spark has them, and ours."""
+"""Options by which databases are written: which of Spark's JDBC options are refused or ignored.
+
+All others are declared elsewhere, as fields with `option(…, spark="name")`: sinks/sql/sink.py and
+sinks/sql/access.py for every database, and the `sink.py` of each one. `sql_reads` has those of
+reading.
+"""
 
 from __future__ import annotations
 

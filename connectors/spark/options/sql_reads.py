@@ -1,4 +1,8 @@
-"""Options by which databases are read: those of Spark's JDBC reader."""
+"""Options by which databases are read: those of Spark's JDBC reader.
+
+How a server is reached is declared in sinks/sql/access.py, as fields with `option(…, spark="name")`
+that reading and writing share.
+"""
 
 from __future__ import annotations
 

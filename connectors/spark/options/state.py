@@ -1,4 +1,7 @@
-"""Options of the formats that read and write state: where checkpoints are, and what of them."""
+"""Options of the formats that read and write state: where checkpoints are, and what of them.
+
+All of them are declared here, for no class of pipelines has them.
+"""
 
 from __future__ import annotations
 
