@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
+from typing_extensions import assert_never
 
 from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
 from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects
@@ -278,17 +279,24 @@ def _value_columns(
 def _value_encoder(
     settings: KafkaSinkSettings, schema: pa.Schema, headers: str | None
 ) -> EncodeRows:
-    if settings.format is RecordFormat.RAW:
-        return lambda rows: rows.column(VALUE).cast(pa.binary())
-    columns = _value_columns(settings, schema, headers)
-    if settings.format.registered:
-        # Only for its errors: a type that no schema can hold is refused before any broker is asked.
-        if settings.auto_register:
-            build_schema_text(settings, columns)
-        return _before_schema
-    names = columns.names
-    objects = JsonObjects(columns)
-    return lambda rows: pa.array(objects.encode([rows.column(name) for name in names]), pa.binary())
+    match settings.format:
+        case RecordFormat.RAW:
+            return lambda rows: rows.column(VALUE).cast(pa.binary())
+        case RecordFormat.AVRO | RecordFormat.PROTOBUF | RecordFormat.JSON_SCHEMA:
+            # Only for its errors: a type that no schema can hold is refused before any broker is
+            # asked.
+            if settings.auto_register:
+                build_schema_text(settings, _value_columns(settings, schema, headers))
+            return _before_schema
+        case RecordFormat.JSON:
+            columns = _value_columns(settings, schema, headers)
+            names = columns.names
+            objects = JsonObjects(columns)
+            return lambda rows: pa.array(
+                objects.encode([rows.column(name) for name in names]), pa.binary()
+            )
+        case _:
+            assert_never(settings.format)
 
 
 def _before_schema(rows: pa.RecordBatch) -> pa.Array:

@@ -13,6 +13,7 @@ from onceflow.connectors.kafka.json.encoder import JsonObjects, JsonValues
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.records import KEY
 from onceflow.sinks.kafka.registered import build_schema_text
 from onceflow.sinks.kafka.settings import KafkaSinkSettings, RecordFormat
@@ -41,13 +42,15 @@ def plain_key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> EncodeR
             return lambda rows: pa.nulls(rows.num_rows, pa.binary())
         case (KeyFormat.STRING | KeyFormat.RAW) as key_format, (name,):
             return _cast_encoder(name, schema.field(name).type, key_format)
-        case _, (name,):
+        case None, (name,):
             return _single_key_encoder(name, schema.field(name).type)
-        case _, names:
+        case None, names:
             objects = JsonObjects(pa.schema([schema.field(name) for name in names]))
             return lambda rows: pa.array(
                 objects.encode([rows.column(name) for name in names]), pa.binary()
             )
+        case key_format, names:
+            raise InvariantViolation(f"no encoder for keys of {names} in format {key_format}")
 
 
 def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> EncodeRows:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
+from typing_extensions import assert_never
 
 from onceflow.connectors.kafka.decoding import BatchDecoder
 from onceflow.connectors.kafka.json.columns import (
@@ -121,6 +122,8 @@ def require_columns(value_format: ValueFormat, columns: pa.Schema) -> None:
             require_csv_columns(columns)
         case ValueFormat.RAW | ValueFormat.AVRO | ValueFormat.PROTOBUF | ValueFormat.DEBEZIUM_AVRO:
             pass
+        case _:
+            assert_never(value_format)
 
 
 def rows_of(settings: KafkaSettings, *, by_split: bool = False) -> Rows:
