@@ -29,8 +29,8 @@ from onceflow.core.storage.filesystems.filesystem import (
     Renames,
     StreamedFiles,
 )
+from onceflow.core.storage.filesystems.fsspec import RemoteDirectory
 from onceflow.core.storage.filesystems.local import CHUNK_BYTES, Advice, LocalFileSystem, Modes
-from onceflow.core.storage.filesystems.remote import RemoteDirectory
 from onceflow.core.storage.memory_storage import MemoryFiles
 
 WHOLE = b"whole " * 1000

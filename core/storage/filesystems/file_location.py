@@ -106,7 +106,7 @@ class FileLocation:
         if is_bucket(self.url) and self.publish == "copy":
             return BucketFiles(BucketSettings.of(self.url, self.options))
         # Only here: nothing else needs fsspec, nor what it imports.
-        from onceflow.core.storage.filesystems.remote import ObjectStore, RemoteDirectory
+        from onceflow.core.storage.filesystems.fsspec import ObjectStore, RemoteDirectory
 
         kind = RemoteDirectory if self.publish == "rename" else ObjectStore
         return kind(self.url, str(self), self.options)

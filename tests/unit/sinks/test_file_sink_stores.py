@@ -25,8 +25,8 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage.filesystems.file_location import FileLocation
+from onceflow.core.storage.filesystems.fsspec import RemoteDirectory, secrets_of
 from onceflow.core.storage.filesystems.local import Advice
-from onceflow.core.storage.filesystems.remote import RemoteDirectory, secrets_of
 from onceflow.sinks import FileSink
 from onceflow.sinks.files import list_committed_files
 
@@ -265,7 +265,7 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_secret_in_a_clients_error_is_blotted_out(
     job: FileJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onceflow.core.storage.filesystems.remote import ObjectStore
+    from onceflow.core.storage.filesystems.fsspec import ObjectStore
 
     store = ObjectStore("memory://x", "memory://x", {"password": "hunter2"})
 

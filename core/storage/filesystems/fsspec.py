@@ -1,7 +1,10 @@
-"""File systems that fsspec reaches: object stores that `bucket` does not speak to, HDFS, SFTP.
+"""File systems that fsspec reaches, such as SFTP, for the file sink and Spark's formats.
 
-fsspec's own listings cache is off: read-after-write is demanded. To create a file only if there is
-none, fsspec asks whether it exists and then writes it, which two callers may do at one moment.
+Not for checkpoints: creation is not atomic. To create a file only if there is none, fsspec mostly
+asks whether it exists and then writes it, which two callers may do at one moment. Checkpoints are
+in `local`, `bucket` or `hdfs`, which `core.storage.descriptions` chooses from.
+
+fsspec's own listings cache is off: read-after-write is demanded.
 """
 
 from __future__ import annotations
