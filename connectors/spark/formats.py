@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from onceflow.connectors.spark.options.option_table import OptionTable
     from onceflow.connectors.spark.options.sql_reads import SqlRead
-    from onceflow.connectors.spark.options.tables import OptionTable
     from onceflow.connectors.spark.options.words import OptionWords
     from onceflow.connectors.spark.readers.sql import SqlReader
     from onceflow.core.spi import Sink
@@ -347,7 +347,7 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
     """
 
     def make(options: Mapping[str, str]) -> Sink:
-        from onceflow.connectors.spark.options.tables import own_sink
+        from onceflow.connectors.spark.options.option_table import own_sink
 
         return own_sink(name, make_sink, options)
 

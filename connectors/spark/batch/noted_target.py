@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from onceflow.connectors.spark.options.tables import sink_options
+from onceflow.connectors.spark.options.option_table import sink_options
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.storage.filesystems.file_location import FileLocation

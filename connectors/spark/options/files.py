@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.core.spi.options import ValueKind, option, option_of
 from onceflow.core.storage.filesystems.file_location import Publish
 from onceflow.sinks.files import FileSink

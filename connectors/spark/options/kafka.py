@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.connectors.spark.readers.kafka_stream import BatchLimits
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import BOOLEAN, WHOLE, choice, copy_values, option

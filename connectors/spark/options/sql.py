@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.option_table import OptionTable
 
 if TYPE_CHECKING:
     from onceflow.sinks.mysql import MySQLSink

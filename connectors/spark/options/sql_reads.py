@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.connectors.spark.readers.sql import Bounds, RowSource
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.options import COUNT, option

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from onceflow.connectors.spark.options.files import CHECKPOINT, LATEST
-from onceflow.connectors.spark.options.tables import OptionTable
+from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.options import COUNT, NAMES, ValueKind, choice, option, option_of
 from onceflow.core.state.api.descriptors import AggregateOp

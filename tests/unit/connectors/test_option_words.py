@@ -19,13 +19,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 from onceflow.connectors.spark.formats import KafkaFormat, SQLiteFormat
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options.option_table import OptionTable
 from onceflow.connectors.spark.options.sql import (
     describe_mysql_writes,
     describe_postgres_writes,
     describe_sqlite_writes,
 )
 from onceflow.connectors.spark.options.sql_reads import MYSQL_READ, POSTGRES_READ
-from onceflow.connectors.spark.options.tables import OptionTable
 from onceflow.connectors.spark.options.words import OptionWords, Speaker, in_option_words
 from onceflow.core.errors import ConfigError, OnceflowError, SinkError
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink

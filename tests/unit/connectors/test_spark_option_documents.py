@@ -14,13 +14,17 @@ from typing import cast
 
 from onceflow.connectors.spark.options.files import FILES_READ, FILES_WRITE
 from onceflow.connectors.spark.options.kafka import KAFKA_READ, KAFKA_READ_STREAM, KAFKA_WRITE
+from onceflow.connectors.spark.options.option_table import (
+    PROTOCOL_OPTIONS,
+    OptionTable,
+    SparkOption,
+)
 from onceflow.connectors.spark.options.sql import (
     describe_mysql_writes,
     describe_postgres_writes,
     describe_sqlite_writes,
 )
 from onceflow.connectors.spark.options.state import CHECKPOINTS_READ, SAVEPOINT_WRITE, STATE_READ
-from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, SparkOption
 from onceflow.connectors.spark.versions import SparkInterface
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-formats.md"

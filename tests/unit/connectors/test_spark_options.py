@@ -17,12 +17,12 @@ from onceflow.connectors.spark.options.kafka import (
     KafkaRead,
     schema_of_reading,
 )
+from onceflow.connectors.spark.options.option_table import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.connectors.spark.options.sql import (
     describe_mysql_writes,
     describe_postgres_writes,
     describe_sqlite_writes,
 )
-from onceflow.connectors.spark.options.tables import PROTOCOL_OPTIONS, OptionTable, own_sink
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, SQLiteSink

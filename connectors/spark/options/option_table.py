@@ -1,8 +1,11 @@
-"""Options of Spark formats: a table, made of a description's fields, parses them and says errors.
+"""`OptionTable`, which reads the options of one Spark format and says what is wrong with them.
 
-Spark passes names in lower case, so case never counts. An option is read by its table only; it
-becomes a field of the description of a sink or a source (`core.spi.options`). A value that refers
-to a secret (`${env:NAME}`, `${file:/path}`) is passed on as it is: whoever connects follows it.
+It is made of a description's fields: those of the dataclass of a sink or a source
+(`core.spi.options`), which the options that are given become.
+
+Spark passes names in lower case, so case never counts. An option is read by its table only. A value
+that refers to a secret (`${env:NAME}`, `${file:/path}`) is passed on as it is: whoever connects
+follows it.
 """
 
 from __future__ import annotations
