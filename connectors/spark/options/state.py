@@ -16,8 +16,8 @@ from onceflow.core.spi.options import COUNT, NAMES, ValueKind, choice, option, o
 from onceflow.core.state.api.descriptors import AggregateOp
 from onceflow.core.state.operator_state import Mode
 from onceflow.core.state.snapshots.bootstrap import StateOfTable, UnkeyedStateOfTable
-from onceflow.core.state.snapshots.canonical import StateKind
 from onceflow.core.state.snapshots.state_columns import ValueForm
+from onceflow.core.state.snapshots.state_meta import StateKind
 from onceflow.core.storage import CheckpointStorage, ObjectStorage, checkpoint_storage
 from onceflow.core.storage.descriptions import savepoint_directory
 from onceflow.core.storage.layout import JobPaths

@@ -20,9 +20,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.api.context import StateReader as HandleReader
 from onceflow.core.state.operator_state import Mode, find_mode, read_saved
-from onceflow.core.state.snapshots.canonical import StateMeta
 from onceflow.core.state.snapshots.operator_columns import OperatorState, operator_states
 from onceflow.core.state.snapshots.state_columns import columns_of, json_of
+from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.storage import CheckpointStorage
 from onceflow.core.storage.descriptions import savepoint_directory

@@ -24,8 +24,9 @@ from onceflow.core.state.keys.key_codec import add_length, encode_key
 from onceflow.core.state.keys.key_columns import read_key_columns
 from onceflow.core.state.keys.key_groups import hash_keys, key_group_of, key_groups
 from onceflow.core.state.keys.key_index import encode_keys
-from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
+from onceflow.core.state.snapshots.canonical import StateRows
 from onceflow.core.state.snapshots.state_columns import columns_of, shape_of_meta
+from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.snapshots.stored import StatePiece, list_pieces, read_metas_by_name
 from onceflow.core.storage import JobStorage
 from onceflow.core.storage.snapshots.stored_checkpoints import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from onceflow.core.state.api.descriptors import (
     USED,
     AccumulatorColumn,
     AggregateOp,
+    StateTtlConfig,
     check_state_name,
     words_of_total,
 )
@@ -27,7 +29,7 @@ from onceflow.core.state.keys.key_columns import (
     read_key_columns,
 )
 from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
-from onceflow.core.state.snapshots.canonical import StateMeta, aggregates_of
+from onceflow.core.state.snapshots.state_meta import StateMeta, aggregates_of
 
 NAMESPACE = "namespace"
 """The kind, in a signature, of the first key column of a table with a namespace: 64 bits."""
@@ -131,6 +133,23 @@ class AccumulatorShape:
         mixed = known.copy()
         combine_hashes(mixed, namespace.words[0])
         return mixed
+
+
+def make_shape(
+    name: str,
+    key_types: Sequence[pa.DataType],
+    columns: Sequence[AccumulatorColumn],
+    *,
+    namespaced: bool = False,
+    ttl: StateTtlConfig | None = None,
+) -> AccumulatorShape:
+    """Return the shape of a table of accumulators, with a column of last uses if they expire.
+
+    Raises:
+        ConfigError: A key or column type cannot be aggregated by or over.
+    """
+    kept = tuple(columns) if ttl is None else (*columns, USED)
+    return AccumulatorShape(name, tuple(key_types), kept, namespaced)
 
 
 def _layout(totals: list[tuple[str, int]]) -> np.dtype[Any]:

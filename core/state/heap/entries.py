@@ -46,7 +46,8 @@ from onceflow.core.state.keys.key_codec import (
     to_stored_map_key,
 )
 from onceflow.core.state.keys.key_groups import key_groups
-from onceflow.core.state.snapshots.canonical import StateMeta, StateRows
+from onceflow.core.state.snapshots.canonical import StateRows
+from onceflow.core.state.snapshots.state_meta import StateMeta
 from onceflow.core.state.types.bulk_encoding import encode_scalars
 from onceflow.core.state.types.serializers import MsgpackSerializer, Serializer, serializer_of
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from onceflow.core.errors import InvariantViolation, StateIncompatible
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
+from onceflow.core.state.aggregates.accumulator_shape import make_shape
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
@@ -49,13 +50,12 @@ from onceflow.core.state.heap.entries import (
     MapKeys,
     MapRows,
 )
-from onceflow.core.state.heap.registry import Registry, list_meta, map_meta, shape_of, value_meta
 from onceflow.core.state.heap.tables import HeapEntries, LayerLimits
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
+from onceflow.core.state.open_states import OpenStates
 from onceflow.core.state.snapshots.canonical import (
     RestoredStates,
     StateContent,
-    StateMeta,
     StateRows,
     begins_to_expire,
     is_canonical,
@@ -67,6 +67,12 @@ from onceflow.core.state.snapshots.canonical import (
 )
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.snapshots.known_files import FileHandles, KnownFiles
+from onceflow.core.state.snapshots.state_meta import (
+    StateMeta,
+    describe_list_state,
+    describe_map_state,
+    describe_value_state,
+)
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
@@ -206,7 +212,7 @@ class HeapStore(KeyedStateStore):
         """Makes the names of files unlike those of any other store."""
         self._files = KnownFiles({})
         self._current = CurrentKey()
-        self._registry = Registry(context)
+        self._open_states = OpenStates(context)
         self._entries: dict[StateMeta, HeapEntries] = {}
         self._tables: dict[StateMeta, AccumulatorTable] = {}
         self._restored = RestoredStates(context)
@@ -253,7 +259,7 @@ class HeapStore(KeyedStateStore):
 
     def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
         """Yield every key and its value."""
-        return self._entries[value_meta(descriptor)].all()
+        return self._entries[describe_value_state(descriptor)].all()
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""
@@ -262,7 +268,7 @@ class HeapStore(KeyedStateStore):
         def make(table: HeapEntries) -> ValueState[T]:
             return EntryValueState(table, descriptor)
 
-        return self._state(value_meta(descriptor), EntryRows(cells), make)
+        return self._state(describe_value_state(descriptor), EntryRows(cells), make)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return the list state of this name."""
@@ -271,7 +277,7 @@ class HeapStore(KeyedStateStore):
         def make(table: HeapEntries) -> ListState[T]:
             return EntryListState(table)
 
-        return self._state(list_meta(descriptor), ListRows(cells), make)
+        return self._state(describe_list_state(descriptor), ListRows(cells), make)
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the map state of this name."""
@@ -281,10 +287,10 @@ class HeapStore(KeyedStateStore):
         def make(table: HeapEntries) -> MapState[K, V]:
             return HeapMapState(table, keys)
 
-        return self._state(map_meta(descriptor), MapRows(cells), make)
+        return self._state(describe_map_state(descriptor), MapRows(cells), make)
 
     def _state(self, meta: StateMeta, codec: EntryRows, make: Callable[[HeapEntries], T]) -> T:
-        state: T | None = self._registry.find(meta)
+        state: T | None = self._open_states.find(meta)
         if state is None:
             table = HeapEntries(self._current, codec.cells, codec, self._is_idle, self._limits)
             stored, chunks = self._claim(meta)
@@ -301,7 +307,7 @@ class HeapStore(KeyedStateStore):
             self._entries[meta] = table
             state = make(table)
             # Last: a state that could not be loaded must not answer to its name.
-            self._registry.add(meta, state)
+            self._open_states.add(meta, state)
         return state
 
     def accumulators(
@@ -314,8 +320,8 @@ class HeapStore(KeyedStateStore):
         ttl: StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
-        table: AccumulatorTable | None = self._registry.find(shape.meta)
+        shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
+        table: AccumulatorTable | None = self._open_states.find(shape.meta)
         if table is None:
             groups = self._context.max_parallelism
             table = AccumulatorTable(shape, str(self._context), groups, ttl)
@@ -325,7 +331,7 @@ class HeapStore(KeyedStateStore):
             for rows in chunks:
                 table.load(rows)
             self._tables[shape.meta] = table
-            self._registry.add(shape.meta, table)
+            self._open_states.add(shape.meta, table)
         return table
 
     def _claim(self, meta: StateMeta) -> tuple[StateMeta | None, list[StateRows]]:
@@ -350,7 +356,7 @@ class HeapStore(KeyedStateStore):
         """Refuse or drop what nobody has asked for."""
         for meta in self._restored.drop_unclaimed():
             self._rows.pop(meta.name, None)
-        self._registry.complete()
+        self._open_states.complete()
         return tuple(self._restored.dropped)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:

@@ -46,7 +46,6 @@ from onceflow.core.state.rocksdb.database import (
     to_pairs,
 )
 from onceflow.core.state.snapshots.canonical import (
-    StateMeta,
     StateRows,
     check_format,
     check_same_max_parallelism,
@@ -54,6 +53,7 @@ from onceflow.core.state.snapshots.canonical import (
     read_canonical,
 )
 from onceflow.core.state.snapshots.known_files import FileHandles
+from onceflow.core.state.snapshots.state_meta import StateMeta
 
 FORMAT = 2
 """2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
@@ -35,7 +35,7 @@ from onceflow.core.state.heap.entries import (
     EntryValueState,
     MapKeys,
 )
-from onceflow.core.state.heap.registry import Registry, list_meta, map_meta, shape_of, value_meta
+from onceflow.core.state.open_states import OpenStates
 from onceflow.core.state.rocksdb.accumulators import PRELOAD_BATCH, RocksAccumulators
 from onceflow.core.state.rocksdb.database import (
     Database,
@@ -68,13 +68,18 @@ from onceflow.core.state.rocksdb.snapshots import (
 from onceflow.core.state.snapshots.canonical import (
     RestoredStates,
     StateContent,
-    StateMeta,
     StateRows,
     begins_to_expire,
     write_canonical,
 )
 from onceflow.core.state.snapshots.expired_rows import filter_expired, stamp_value
 from onceflow.core.state.snapshots.known_files import KnownFiles
+from onceflow.core.state.snapshots.state_meta import (
+    StateMeta,
+    describe_list_state,
+    describe_map_state,
+    describe_value_state,
+)
 from onceflow.core.state.types.serializers import serializer_of
 from onceflow.core.state.types.widening import depends_on_values
 
@@ -109,7 +114,7 @@ class RocksDBStore(KeyedStateStore):
         self._metas = dict(restored.metas)
         self._files = KnownFiles(restored.files)
         self._writes = WriteQueue(restored.database)
-        self._registry = Registry(context)
+        self._open_states = OpenStates(context)
         self._current = CurrentKey()
         self._freezers: list[Callable[[], Callable[[], list[Pair]]]] = []
         self._by_key: list[RocksEntries] = []
@@ -175,38 +180,38 @@ class RocksDBStore(KeyedStateStore):
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the value state of this name."""
-        meta = value_meta(descriptor)
-        state: ValueState[T] | None = self._registry.find(meta)
+        meta = describe_value_state(descriptor)
+        state: ValueState[T] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
             table = self._entries(meta, RowFormat(cells))
             self._by_key.append(table)
             state = EntryValueState(table, descriptor)
-            self._registry.add(meta, state)
+            self._open_states.add(meta, state)
         return state
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
         """Return the list state of this name."""
-        meta = list_meta(descriptor)
-        state: ListState[T] | None = self._registry.find(meta)
+        meta = describe_list_state(descriptor)
+        state: ListState[T] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
             table = self._entries(meta, ListFormat(cells))
             self._by_key.append(table)
             state = EntryListState(table)
-            self._registry.add(meta, state)
+            self._open_states.add(meta, state)
         return state
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """Return the map state of this name."""
-        meta = map_meta(descriptor)
-        state: RocksMapState[K, V] | None = self._registry.find(meta)
+        meta = describe_map_state(descriptor)
+        state: RocksMapState[K, V] | None = self._open_states.find(meta)
         if state is None:
             cells = Cells(serializer_of(descriptor.type), descriptor.name)
             keys = MapKeys(descriptor.key_type, descriptor.name)
             state = RocksMapState(self._entries(meta, MapFormat(cells)), keys)
             self._maps.append(state)
-            self._registry.add(meta, state)
+            self._open_states.add(meta, state)
         return state
 
     def accumulators(
@@ -219,8 +224,8 @@ class RocksDBStore(KeyedStateStore):
         ttl: StateTtlConfig | None = None,
     ) -> AccumulatorTable:
         """Return the running aggregates of this name."""
-        shape = shape_of(name, key_types, columns, namespaced=namespaced, ttl=ttl)
-        table: RocksAccumulators | None = self._registry.find(shape.meta)
+        shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
+        table: RocksAccumulators | None = self._open_states.find(shape.meta)
         if table is None:
             stored = self._claim(shape.meta)
             if stored is not None and stored != shape.meta:
@@ -239,7 +244,7 @@ class RocksDBStore(KeyedStateStore):
                 table.preload()
             self._aggregates[name] = table
             self._freezers.append(table.freeze)
-            self._registry.add(shape.meta, table)
+            self._open_states.add(shape.meta, table)
         return table
 
     def _entries(self, meta: StateMeta, row_format: RowFormat) -> RocksEntries:
@@ -313,7 +318,7 @@ class RocksDBStore(KeyedStateStore):
         for meta in self._restored.drop_unclaimed():
             self._delete(meta.name)
             del self._metas[meta.name]
-        self._registry.complete()
+        self._open_states.complete()
         return tuple(self._restored.dropped)
 
     def _delete(self, name: str) -> None:

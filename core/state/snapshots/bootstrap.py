@@ -38,7 +38,8 @@ from onceflow.core.state.keys.key_groups import check_max_parallelism, hash_keys
 from onceflow.core.state.keys.key_index import encode_keys
 from onceflow.core.state.keys.python_keys import python_row_keys
 from onceflow.core.state.operator_state import Mode, Saved
-from onceflow.core.state.snapshots.canonical import StateKind, StateMeta, StateRows
+from onceflow.core.state.snapshots.canonical import StateRows
+from onceflow.core.state.snapshots.state_meta import StateKind, StateMeta
 from onceflow.core.state.types.serializers import Serializer, serializer_of
 from onceflow.core.state.types.type_names import PYTHON_FORMAT, python_type_of
 

@@ -28,7 +28,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +38,10 @@ from onceflow.core.errors import StateCorrupt, StateError, StateIncompatible
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import ALONE, USED
+from onceflow.core.state.snapshots.state_meta import StateKind, StateMeta, aggregates_of
 from onceflow.core.state.types.serializers import TTL_PREFIX
 from onceflow.core.state.types.widening import explain_misfit, reads_as
 
-StateKind: TypeAlias = Literal["value", "list", "map", "accumulators"]
 Groups: TypeAlias = npt.NDArray[np.uint16]
 
 FORMAT = 1
@@ -63,24 +63,6 @@ _FIELDS = [
     pa.field("key", pa.large_binary()),
     pa.field("value", pa.large_binary()),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class StateMeta:
-    """What a snapshot says about one state."""
-
-    name: str
-    kind: StateKind
-    signature: str
-
-    def check_equal(self, other: StateMeta, label: str) -> None:
-        """Raise StateIncompatible unless `other`, of another part of the snapshot, is equal."""
-        if self != other:
-            raise StateIncompatible(
-                f"the parts of one snapshot hold state {self.name!r} of {label} as {self.kind}"
-                f" {self.signature} and as {other.kind} {other.signature}: they were not written"
-                " together; restore another checkpoint"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,14 +557,6 @@ def _ceases_to_expire(stored: StateMeta, asked: StateMeta) -> bool:
     """Tell whether `stored` are aggregates with a time to live, and `asked` are some without."""
     both = stored.kind == asked.kind == "accumulators"
     return both and USED.name in aggregates_of(stored)[1].keys() - aggregates_of(asked)[1].keys()
-
-
-def aggregates_of(meta: StateMeta) -> tuple[str, dict[str, str]]:
-    """Return the key part of a table's signature, and what each aggregate is, in order."""
-    keys, bracket, listed = meta.signature.partition("]")
-    # By "),": the arguments of an aggregate have commas of their own.
-    pieces = listed.removesuffix(")").split("),") if listed else []
-    return keys + bracket, dict(piece.split("=", 1) for piece in pieces)
 
 
 def _describe_aggregate(name: str) -> str:

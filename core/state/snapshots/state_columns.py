@@ -42,7 +42,8 @@ from onceflow.core.state.heap.entries import split_map_row_key
 from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import decode_key
 from onceflow.core.state.keys.key_index import decode_keys
-from onceflow.core.state.snapshots.canonical import StateMeta, StateRows, aggregates_of
+from onceflow.core.state.snapshots.canonical import StateRows
+from onceflow.core.state.snapshots.state_meta import StateMeta, aggregates_of
 from onceflow.core.state.types.serializers import TTL_PREFIX, serializer_of
 from onceflow.core.state.types.type_names import DECIMAL, PYTHON_FORMAT, StateType, state_type
 

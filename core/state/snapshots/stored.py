@@ -16,7 +16,6 @@ from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader
 from onceflow.core.state.snapshots.canonical import (
-    StateMeta,
     StateRows,
     is_canonical,
     is_layer,
@@ -24,6 +23,7 @@ from onceflow.core.state.snapshots.canonical import (
     read_metas,
     sort_parts,
 )
+from onceflow.core.state.snapshots.state_meta import StateMeta
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from onceflow.core.state.heap import store as heap
 from onceflow.core.state.keys.key_arrays import to_key_array
 from onceflow.core.state.keys.key_codec import encode_key
 from onceflow.core.state.rocksdb import entries as rocksdb_entries
-from onceflow.core.state.snapshots.canonical import StateMeta
+from onceflow.core.state.snapshots.state_meta import StateMeta
 
 Undo = Callable[[], AbstractContextManager[Any]]
 
