@@ -46,9 +46,11 @@ class Writes:
 
     def settled(self) -> list[int]:
         """Return whether each decided batch of the job is known to be committed whole."""
-        kit = postgres_sink_kit if self.kind is PostgresSink else mysql_sink_kit
-        asked = "SELECT settled FROM onceflow_batches WHERE source LIKE 'nightly@%' ORDER BY 1"
-        return [int(one) for (one,) in kit.query(self.url, asked)]
+        kit, schema = (
+            (postgres_sink_kit, "onceflow.") if self.kind is PostgresSink else (mysql_sink_kit, "")
+        )
+        asked = f"SELECT settled FROM {schema}onceflow_batches WHERE source LIKE 'nightly@%'"
+        return sorted(int(one) for (one,) in kit.query(self.url, asked))
 
     def where(self, *more: str) -> list[str]:
         return ["--url", self.url, "--txn-app-id", "nightly", *more]
