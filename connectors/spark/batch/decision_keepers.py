@@ -55,8 +55,8 @@ def resolve_keeper(named: NamedTarget) -> tuple[BatchTarget, BatchDecisions]:
         return target, _decisions_beside(beside, named)
     if named.directory is None:
         raise ConfigError(
-            f"{type(sink).__name__} has no tables in which decisions could stand: give option"
-            " stagingLocation, a directory or bucket that driver and executors see"
+            f"{type(sink).__name__}: the decisions of its batches are kept in stagingLocation. Give"
+            " the option: a directory or bucket that driver and executors see"
         )
     files = files_of(named.directory)
     if is_kafka(target.sink):
