@@ -159,6 +159,6 @@ class FunctionText:
                 *(f"({a} {less} {b} {other} {a})", f"({x} {less} {b})", f"(not {f})"),
                 *(f"({f} and {g})", f"({f} or {g})", f"({f} ^ {g})", f"({f} == {g})"),
                 *(f"math.isnan({x})", f"math.isfinite({y})", f"bool({a})", f"bool({x})"),
-                'record["t"] < record["u"]',
+                '(record["t"] < record["u"])',
             ]
         )
