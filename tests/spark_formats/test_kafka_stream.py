@@ -159,7 +159,7 @@ def test_a_batch_read_goes_from_one_place_to_another_and_is_cut_into_tasks(
     assert found == [*range(90, 100), *range(100, 140)]
 
 
-@pytest.mark.servers
+@pytest.mark.only_proof
 def test_a_topic_that_is_replaced_under_a_batch_read_stops_it(
     query: Query, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:

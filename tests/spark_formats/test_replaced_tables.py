@@ -154,4 +154,5 @@ def test_what_cannot_be_replaced_in_one_step_is_refused_by_name(
     if made is PostgresFormat:
         options |= {"url": "postgresql://nobody@nowhere/none", "dbtable": "t"}
     with pytest.raises(ConfigError, match=rf"mode\('overwrite'\).*{said}"):
-        batch_writer(made.make_sink, options | more, spark_schema(SCHEMA), overwrite=True)
+        given = {name: value for name, value in (options | more).items() if value}
+        batch_writer(made.make_sink, given, spark_schema(SCHEMA), overwrite=True)

@@ -219,6 +219,14 @@ def test_a_token_under_another_sink_id_is_refused_for_its_table_has_the_rows(
     assert sqlite_ids(file, "t_a") == [1]
 
 
+def test_an_empty_staging_location_is_refused_when_a_write_is_planned(tmp_path: Path) -> None:
+    options = sqlite_options(tmp_path / "a.db", "t_a", txnappid="nightly", txnversion="1")
+    with pytest.raises(ConfigError, match="option stagingLocation is empty"):
+        save(SQLiteFormat.make_sink, {**options, "staginglocation": " "}, [1])
+    save(SQLiteFormat.make_sink, options, [1])
+    assert sqlite_ids(tmp_path / "a.db", "t_a") == [1]
+
+
 def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_written(
     tmp_path: Path,
 ) -> None:
@@ -228,7 +236,7 @@ def test_a_lower_version_is_refused_with_the_name_under_which_a_backfill_is_writ
     with pytest.raises(ConfigError, match="20260120 is below 20260131.* nor was it before") as told:
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260120"}, [20260120])
     assert "give the backfill option txnAppId with a name of its own" in str(told.value)
-    with pytest.raises(ConfigError, match="only from 20260110 on: look whether its rows are there"):
+    with pytest.raises(ConfigError, match="no write before 20260110 .* Look whether"):
         save(SQLiteFormat.make_sink, {**options, "txnversion": "20260101"}, [20260101])
     # What it says is to be done writes the rows, once.
     for version in (20260101, 20260120, 20260120):
