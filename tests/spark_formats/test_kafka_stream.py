@@ -161,6 +161,14 @@ def test_a_batch_read_goes_from_one_place_to_another_and_is_cut_into_tasks(
     assert found == [*range(90, 100), *range(100, 140)]
 
 
+@pytest.mark.servers
+def test_a_batch_read_of_an_empty_topic_has_no_rows(
+    query: Query, kafka_topic: TopicFactory
+) -> None:
+    given = {"servers": query.servers, "topic": kafka_topic(), "schema": SCHEMA}
+    assert query.spark.read.format("test-kafka").options(**given).load().collect() == []
+
+
 @pytest.mark.only_proof
 def test_a_topic_that_is_replaced_under_a_batch_read_stops_it(
     query: Query, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory

@@ -90,8 +90,11 @@ class KafkaBatchReader(Speaker, DataSourceReader):
             SourceUnavailable: The brokers gave nothing for `deadline_s`.
         """
         yield from read_task(self._settings, partition, self._schema)
-        if isinstance(partition, KafkaTask) and self._settings.fail_on_data_loss:
-            check_not_replaced(self._settings, [_to_position(one) for one in partition.ranges])
+        # Nothing to ask where nothing was read, or where brokers have no ids.
+        ranges = partition.ranges if isinstance(partition, KafkaTask) else ()
+        told = [_to_position(one) for one in ranges if one.topic_id]
+        if told and self._settings.fail_on_data_loss:
+            check_not_replaced(self._settings, told)
 
 
 def _to_position(one: OffsetRange) -> PartitionPosition:
