@@ -49,7 +49,7 @@ class Engine:
         self._say(question)
         answer = self._read_line()
         if not answer.isdigit():
-            raise self._failed(answer, "a number")
+            raise self._to_error(answer, "a number")
         return int(answer)
 
     def stop(self) -> None:
@@ -73,7 +73,7 @@ class Engine:
         """
         answer = self._read_line()
         if answer != word:
-            raise self._failed(answer, repr(word))
+            raise self._to_error(answer, repr(word))
 
     def _read_line(self) -> str:
         stdout = self._process.stdout
@@ -84,7 +84,7 @@ class Engine:
         silence.cancel()
         return line
 
-    def _failed(self, answer: str, expected: str) -> BenchmarkError:
+    def _to_error(self, answer: str, expected: str) -> BenchmarkError:
         tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
         return BenchmarkError(f"{self.name} said {answer!r} instead of {expected}:\n{tail}")
 

@@ -44,7 +44,7 @@ class Writes:
         found: list[int] = kit.ids_in(self.url, table)
         return found
 
-    def settled(self) -> list[int]:
+    def list_marks(self) -> list[int]:
         """Return whether each decided batch of the job is known to be committed whole."""
         kit, schema = (
             (postgres_sink_kit, "onceflow.") if self.kind is PostgresSink else (mysql_sink_kit, "")
@@ -77,11 +77,11 @@ def test_what_a_killed_write_decided_is_committed_and_the_rest_rolled_back(
     killed_at("prepared", tmp_path, lambda: another.batch(1, range(20, 25)))
     assert (writes.ids(), writes.ids("other")) == ([0, 1, 2, 3, 4], [])
     assert sorted(verdicts(*writes.where())) == ["decided", "pending"]
-    assert writes.settled() == [0]
+    assert writes.list_marks() == [0]
     assert run("commit", "--all", "--yes", *writes.where())[0] == 0
     assert writes.ids() == list(range(10))
     # The view of the documents shows the batch from now on, and not from the next night.
-    assert writes.settled() == [1]
+    assert writes.list_marks() == [1]
     assert run("abort", "--all", "--fence", "--yes", *writes.where())[0] == 0
     assert verdicts(*writes.where()) == []
     assert len(another.in_doubt()) == 1
@@ -162,7 +162,7 @@ def test_decided_rows_whose_staging_directory_is_lost_are_named_and_given_up_as_
     if place == "not given":
         assert run("commit", "--all", "--yes", *writes.where())[0] == 0
         # A batch that has lost rows is not marked as whole: the next run is to say so.
-        assert (writes.ids(), writes.settled()) == (list(range(5, 9)), [0])
+        assert (writes.ids(), writes.list_marks()) == (list(range(5, 9)), [0])
     repeat = driver(**staged) if place == "emptied" else driver()
     began = time.monotonic()
     with pytest.raises((CommitFailed, PreparedTransactionLost)) as lost:
