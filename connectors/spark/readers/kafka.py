@@ -92,9 +92,9 @@ class KafkaBatchReader(Speaker, DataSourceReader):
         yield from read_task(self._settings, partition, self._schema)
         # Nothing to ask where nothing was read, or where brokers have no ids.
         ranges = partition.ranges if isinstance(partition, KafkaTask) else ()
-        told = [_to_position(one) for one in ranges if one.topic_id]
-        if told and self._settings.fail_on_data_loss:
-            check_not_replaced(self._settings, told)
+        positions = [_to_position(one) for one in ranges if one.topic_id]
+        if positions and self._settings.fail_on_data_loss:
+            check_not_replaced(self._settings, positions)
 
 
 def _to_position(one: OffsetRange) -> PartitionPosition:
