@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -31,6 +32,7 @@ from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
+from onceflow.sinks.lake.requests import Requests
 from onceflow.sinks.lake.sink_record import (
     PREFIX,
     SinkRecord,
@@ -49,6 +51,7 @@ class DeltaLakeTable(LakeTable):
 
     def __init__(self, location: TableLocation, sink_id: str) -> None:
         """Connect to nothing yet."""
+        super().__init__()
         self._location, self._sink_id = location, sink_id
 
     @override
@@ -56,7 +59,7 @@ class DeltaLakeTable(LakeTable):
         table = self._location.find_table()
         if table is None:
             raise SinkError(f"{self._location} does not exist")
-        return DeltaVersion(self._location, self._sink_id, table)
+        return DeltaVersion(self._location, self._sink_id, table, self.requests)
 
     @override
     def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
@@ -76,10 +79,6 @@ class DeltaLakeTable(LakeTable):
         with library_errors(f"{self._location}: data files are not deleted"):
             delete_files(self._location.open_files(), paths)
 
-    @override
-    def close(self) -> None:
-        """Hold nothing open."""
-
 
 @dataclass(frozen=True)
 class DeltaVersion(TableVersion):
@@ -88,6 +87,7 @@ class DeltaVersion(TableVersion):
     location: TableLocation
     sink_id: str
     table: DeltaTable
+    requests: Requests = field(repr=False)
 
     @property
     @override
@@ -128,9 +128,20 @@ class DeltaVersion(TableVersion):
             return self.describe_replaced(other)
         paths = [file.path for _, files in decoded for file in files]
         with library_errors(f"{self.location}: data files cannot be looked for"):
-            files = self.location.open_files().get_file_info(paths)
-        gone = [one.path for one in files if one.type is FileType.NotFound]
-        return f"{self.location}: data file {gone[0]} is gone" if gone else ""
+            missing = self._first_missing(paths)
+        return f"{self.location}: data file {missing} is gone" if missing else ""
+
+    def _first_missing(self, paths: Sequence[str]) -> str:
+        directory = self.location.directory
+        if directory is not None:
+            return next((path for path in paths if not (directory / path).exists()), "")
+        files = self.location.open_files()
+
+        def is_missing(path: str) -> bool:
+            return files.get_file_info([path])[0].type is FileType.NotFound
+
+        answers = zip(paths, self.requests.ask(is_missing, paths), strict=True)
+        return next((path for path, missing in answers if missing), "")
 
     @override
     def append(
@@ -261,7 +272,7 @@ class DeltaVersion(TableVersion):
         )
         return len(files)
 
-    @property
+    @cached_property
     def _through(self) -> int:
         return self.table.transaction_version(self.sink_id) or 0
 

@@ -39,11 +39,13 @@ _SCHEMA = pa.schema(
 _NO_SNAPSHOT = 0
 _FORMAT_VERSION: Literal[2] = 2
 _PATH = "memory:manifest"
+_SYNC = bytes(16)
+"""The sync marker of manifests that are read as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """What one writer has written for one checkpoint."""
+    """What writers have written for one table and spec."""
 
     table_uuid: str
     spec_id: int
@@ -78,21 +80,51 @@ def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
 
-def decode_files(staged: pa.RecordBatch) -> StagedFiles:
-    """Return what `staged` describes."""
-    (row,) = staged.to_pylist()
+def decode_files(staged: Sequence[pa.RecordBatch]) -> list[StagedFiles]:
+    """Return what all of `staged` describe; files of one table and spec come together.
+
+    The schema in the head of a manifest takes the library longer to read than the files do. So
+    manifests with the same head are read as one.
+    """
+    alike: dict[tuple[str, int, bytes], list[tuple[int, bytes]]] = {}
+    for batch in staged:
+        for row in batch.to_pylist():
+            head, blocks = _split_manifest(row["manifest"])
+            key = row["table_uuid"], row["spec_id"], head
+            alike.setdefault(key, []).append((row["sequence_last"], blocks))
+    return [
+        StagedFiles(
+            table_uuid,
+            spec_id,
+            min(sequence_last for sequence_last, _ in parts),
+            _decode_manifest(spec_id, b"".join((head, _SYNC, *(blocks for _, blocks in parts)))),
+        )
+        for (table_uuid, spec_id, head), parts in alike.items()
+    ]
+
+
+def _split_manifest(manifest: bytes) -> tuple[bytes, bytes]:
+    """Return what is before the first sync marker, and the blocks after it, with `_SYNC` in them.
+
+    Source: Avro specification, Object Container Files. A manifest has at least one block, so it
+    ends with its sync marker: 16 random bytes, which no data happen to have.
+    """
+    sync = manifest[-len(_SYNC) :]
+    head, _, blocks = manifest.partition(sync)
+    return head, blocks.replace(sync, _SYNC)
+
+
+def _decode_manifest(spec_id: int, content: bytes) -> list[DataFile]:
     manifest = ManifestFile.from_args(
         manifest_path=_PATH,
-        manifest_length=len(row["manifest"]),
-        partition_spec_id=row["spec_id"],
+        manifest_length=len(content),
+        partition_spec_id=spec_id,
         content=ManifestContent.DATA,
         sequence_number=0,
         min_sequence_number=0,
         added_snapshot_id=_NO_SNAPSHOT,
     )
-    entries = manifest.fetch_manifest_entry(_MemoryIO(row["manifest"]))
-    files = [entry.data_file for entry in entries]
-    return StagedFiles(row["table_uuid"], row["spec_id"], row["sequence_last"], files)
+    return [entry.data_file for entry in manifest.fetch_manifest_entry(_MemoryIO(content))]
 
 
 class _MemoryFile(InputFile, OutputFile):

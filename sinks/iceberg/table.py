@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
@@ -42,6 +41,7 @@ from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
 from onceflow.sinks.lake.changes import RowChanges
 from onceflow.sinks.lake.data_file_names import DataFileNames, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
+from onceflow.sinks.lake.requests import Requests
 from onceflow.sinks.lake.sink_record import (
     PREFIX,
     SinkRecord,
@@ -51,14 +51,13 @@ from onceflow.sinks.lake.sink_record import (
 )
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
 
-_FILES_ASKED_AT_ONCE = 16
-
 
 class IcebergTable(LakeTable):
     """The table at `address`, for one sink id."""
 
     def __init__(self, address: TableAddress, sink_id: str) -> None:
         """Connect to nothing yet."""
+        super().__init__()
         self._address, self._sink_id = address, sink_id
         self._catalog: Catalog | None = None
 
@@ -96,11 +95,11 @@ class IcebergTable(LakeTable):
         table = self.find_table()
         if table is None:
             raise SinkError(f"{self._address} is not in catalog {self._address.catalog_name!r}")
-        return IcebergVersion(self._address, self._sink_id, table)
+        return IcebergVersion(self._address, self._sink_id, table, self.requests)
 
     @override
     def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
-        return [file.file_path for file in decode_files(staged).files]
+        return [file.file_path for one in decode_files([staged]) for file in one.files]
 
     @override
     def list_files(self) -> Iterator[tuple[str, datetime]]:
@@ -115,6 +114,7 @@ class IcebergTable(LakeTable):
 
     @override
     def close(self) -> None:
+        super().close()
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
@@ -127,10 +127,12 @@ class IcebergVersion(TableVersion):
     address: TableAddress
     sink_id: str
     table: Table
-    _decoded: dict[int, tuple[pa.RecordBatch, StagedFiles]] = field(
-        default_factory=dict[int, tuple[pa.RecordBatch, StagedFiles]], repr=False
+    requests: Requests = field(repr=False)
+    _decoded: dict[int, tuple[Sequence[pa.RecordBatch], Sequence[StagedFiles]]] = field(
+        default_factory=dict[int, tuple[Sequence[pa.RecordBatch], Sequence[StagedFiles]]],
+        repr=False,
     )
-    """By the identity of staged rows, which it keeps."""
+    """By the identity of what is staged, which it keeps."""
 
     @property
     def record_name(self) -> str:
@@ -166,7 +168,7 @@ class IcebergVersion(TableVersion):
 
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        decoded = [self._decode(one) for one in staged]
+        decoded = self._decode(staged)
         other = next((one.table_uuid for one in decoded if one.table_uuid != self.table_id), "")
         if other:
             return self.describe_replaced(other)
@@ -182,7 +184,7 @@ class IcebergVersion(TableVersion):
     ) -> int:
         commit = _Commit(self.table)
         with library_errors(f"{self.address}: no snapshot was made"):
-            decoded = [self._decode(one) for one in staged]
+            decoded = self._decode(staged)
             summary = self._summarize(record, transactions)
             last = commit.append_files(decoded, summary, self.address.branch)
             self._set_record(commit, record, last)
@@ -235,7 +237,7 @@ class IcebergVersion(TableVersion):
 
     @override
     def refers_to(self, staged: pa.RecordBatch) -> bool:
-        decoded = decode_files(staged)
+        (decoded,) = decode_files([staged])
         paths = {file.file_path for file in decoded.files}
         if decoded.table_uuid != self.table_id:
             return False
@@ -289,7 +291,7 @@ class IcebergVersion(TableVersion):
     def _snapshot_name(self) -> str:
         return f"{self.record_name}.snapshot"
 
-    def _decode(self, staged: pa.RecordBatch) -> StagedFiles:
+    def _decode(self, staged: Sequence[pa.RecordBatch]) -> Sequence[StagedFiles]:
         """Decode once: files are first looked for, and then committed."""
         if id(staged) not in self._decoded:
             self._decoded[id(staged)] = staged, decode_files(staged)
@@ -319,11 +321,8 @@ class IcebergVersion(TableVersion):
         def exists(path: str) -> bool:
             return self.table.io.new_input(path).exists()
 
-        with (
-            library_errors(f"{self.address}: data files cannot be looked for"),
-            ThreadPoolExecutor(_FILES_ASKED_AT_ONCE) as threads,
-        ):
-            answers = zip(paths, threads.map(exists, paths), strict=True)
+        with library_errors(f"{self.address}: data files cannot be looked for"):
+            answers = zip(paths, self.requests.ask(exists, paths), strict=True)
             return next((path for path, there in answers if not there), "")
 
 

@@ -149,8 +149,8 @@ class LakeCommitter(GlobalCommitter):
             StorageError: What is staged cannot be read.
         """
         staged: list[pa.RecordBatch] = []
-        for transaction in transactions:
-            description = self._read_staged(transaction)
+        descriptions = self._table.requests.ask(self._read_staged, transactions)
+        for transaction, description in zip(transactions, descriptions, strict=True):
             if description is None:
                 return self._explain_missing(record.through, transaction)
             staged.append(description)
@@ -224,9 +224,11 @@ class LakeCommitter(GlobalCommitter):
         return description
 
     def _forget(self, committables: Sequence[Committable]) -> None:
-        for committable in committables:
-            try:
-                self._staging.discard(committable.transaction)
-            except StorageError as error:
-                # A later abort finds the files in the table, and forgets it then.
-                _logger.warning("%s is committed and still staged: %s", committable, error)
+        self._table.requests.ask(self._forget_one, committables)
+
+    def _forget_one(self, committable: Committable) -> None:
+        try:
+            self._staging.discard(committable.transaction)
+        except StorageError as error:
+            # A later abort finds the files in the table, and forgets it then.
+            _logger.warning("%s is committed and still staged: %s", committable, error)

@@ -37,6 +37,7 @@ import pyarrow as pa
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.sinks.lake.changes import RowChanges
+from onceflow.sinks.lake.requests import Requests
 from onceflow.sinks.lake.sink_record import SinkRecord
 
 
@@ -125,6 +126,10 @@ class TableVersion(ABC):
 class LakeTable(ABC):
     """One table, for one sink id. Connects when it is first asked; used by one thread."""
 
+    def __init__(self) -> None:
+        self.requests = Requests()
+        """For what is asked of a store many times in a commit."""
+
     @abstractmethod
     def load(self) -> TableVersion:
         """Return the newest version.
@@ -153,9 +158,9 @@ class LakeTable(ABC):
             SinkError: One is still there.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """Release every connection. Safe to call twice."""
+        """Release every connection and thread. Safe to call twice."""
+        self.requests.close()
 
 
 class DataFiles(ABC):

@@ -75,12 +75,12 @@ def test_partition_spec_that_changes_under_a_running_job_is_kept_to_by_its_files
     tmp_path: Path,
 ) -> None:
     job = IcebergJob(tmp_path, partition_by=("v",)).open()
-    old = job.prepare(1, one(1))
+    old = [job.prepare(1, one(0), subtask=0), job.prepare(1, one(1), subtask=1)]
     with job.table() as table, table.update_spec() as update:
         update.remove_field("v").add_field("id", "bucket[4]", "id_bucket")
     new = job.prepare(2, one(2))
-    assert job.commit(2, old, new) == Committed()
-    assert job.ids() == [1, 2]
+    assert job.commit(2, *old, new) == Committed()
+    assert job.ids() == [0, 1, 2]
     with job.table() as table:
         specs = {task.file.spec_id for task in table.scan().plan_files()}
         pruned = table.scan("id > 1").to_arrow().to_pylist()
