@@ -32,11 +32,12 @@ class LakeChangeCommitter(LakeCommitter):
         labels: set[ChangesLabel] = set()
         # By attempt, then by checkpoint: the order in which the changes of a key were made. In one
         # checkpoint all changes of a key are of one subtask.
-        for transaction in sorted(transactions):
-            parts = self._staging.read(transaction)
-            if parts is None:
+        ordered = sorted(transactions)
+        staged = self._table.requests.ask(self._read_changes, ordered)
+        for transaction, changes in zip(ordered, staged, strict=True):
+            if changes is None:
                 return self._explain_missing(record.through, transaction)
-            for part, batch in parts:
+            for part, batch in changes:
                 labels.add(parse_label(part))
                 batches.append(batch)
         other = next((one for one in labels if one.table_id != version.table_id), None)
@@ -49,8 +50,12 @@ class LakeChangeCommitter(LakeCommitter):
                 " the former primary_key and without commit_interval and commit_checkpoints, stop"
                 " it, and change the setting then"
             )
-        changes = merge_changes(batches, keys.pop())
-        return Committed(version.replace_rows(changes, record, transactions))
+        merged = merge_changes(batches, keys.pop())
+        return Committed(version.replace_rows(merged, record, transactions))
+
+    def _read_changes(self, transaction: TransactionId) -> list[tuple[str, pa.RecordBatch]] | None:
+        parts = self._staging.read(transaction)
+        return None if parts is None else list(parts)
 
     @override
     def _is_in_table(self, version: TableVersion, transaction: TransactionId) -> bool | None:
