@@ -315,7 +315,9 @@ def bench(
                 times.append(time_commits(kind, place, subtasks, files, turns))
             if commits:
                 console.print(f"{kind.name}: {commits:,} commits of one file")
-                memory += watch_memory(kind, Path(name) / kind.name, commits)
+                for one in watch_memory(kind, Path(name) / kind.name, commits):
+                    console.print(str(one))
+                    memory.append(one)
     if json_:
         print(json.dumps(_as_json(times, memory)))
         return

@@ -25,6 +25,12 @@ from onceflow.sinks.lake.columns import to_plain_schema
 from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _FORMAT_VERSION = 2
+_PROPERTIES = {
+    "format-version": str(_FORMAT_VERSION),
+    # Each commit reads the list of all manifests and writes it again. Iceberg merges manifests
+    # unless the table says no; pyiceberg does it only if the table says so.
+    "commit.manifest-merge.enabled": "true",
+}
 
 
 def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: bool) -> None:
@@ -87,7 +93,7 @@ def create_table(
                 address.table,
                 schema=schema,
                 partition_spec=parse_spec(partition_by, schema),
-                properties={"format-version": str(_FORMAT_VERSION), **properties},
+                properties={**_PROPERTIES, **properties},
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import sys
 import traceback
 from dataclasses import replace
@@ -19,10 +20,7 @@ from pyiceberg.manifest import ManifestContent
 from tests.integration.lake_sink_kit import SINK_ID, IcebergJob, one
 
 from onceflow.core.errors import ConfigError, PreparedTransactionLost, SinkError
-from onceflow.core.protocol.committables import (
-    Committed,
-    RetryLater,
-)
+from onceflow.core.protocol.committables import AlreadyCommitted, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import IcebergSink
 
@@ -86,6 +84,22 @@ def test_partition_spec_that_changes_under_a_running_job_is_kept_to_by_its_files
         pruned = table.scan("id > 1").to_arrow().to_pylist()
     assert specs == {0, 1}
     assert pruned == one(2)
+
+
+def test_manifests_are_merged_and_what_they_have_is_known_as_committed(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path, properties={"commit.manifest.min-count-to-merge": "4"}).open()
+    prepared = {number: job.prepare(number, one(number)) for number in range(1, 11)}
+    aside = shutil.copytree(tmp_path / "staging", tmp_path / "aside")
+    for number, committable in prepared.items():
+        assert job.commit(number, committable) == Committed()
+    assert job.ids() == list(prepared)
+    with job.table() as table:
+        assert len(table.inspect.manifests()) < 4
+    # A savepoint brings back what was staged, and says no more of what was committed.
+    shutil.copytree(aside, tmp_path / "staging", dirs_exist_ok=True)
+    with job.committer() as committer:
+        assert [committer.abort(one) for one in prepared.values()] == [AlreadyCommitted()] * 10
+    assert job.ids() == list(prepared)
 
 
 def test_files_have_the_tables_partitions_column_ids_bounds_and_size(tmp_path: Path) -> None:
