@@ -62,10 +62,10 @@ class WatermarkStrategy:
     def latest_ms(self, rows: pa.RecordBatch) -> int | None:
         """Return the latest event time of `rows`; None when all are null."""
         latest = pc.max(rows.column(self.column))
-        if pa.types.is_timestamp(latest.type):
-            latest = latest.cast(pa.timestamp("ms", latest.type.tz), safe=False).cast(pa.int64())
-        latest_ms: int | None = latest.as_py()
-        return latest_ms
+        if not latest.is_valid:
+            return None
+        # As operators round them: otherwise a record could be late for a watermark of its own.
+        return int(times_ms(pa.array([latest]), self.column)[0])
 
 
 def check_time_type(kind: pa.DataType, label: str) -> None:
@@ -125,6 +125,7 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
     return nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
 
 
+_INT64_MAX = 2**63 - 1
 _A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -134,7 +135,8 @@ def times_ms(
     """Return event times as milliseconds since 1970, rounded down.
 
     Raises:
-        BadStateValue: One is null, which has this consequence; says in which row.
+        BadStateValue: One is null, which has this consequence, or too far from 1970; says in which
+            row.
     """
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -148,4 +150,16 @@ def times_ms(
         return given
     times: npt.NDArray[np.int64] = column.view(pa.int64()).to_numpy()
     a_second = _A_SECOND[column.type.unit]
-    return times * (1_000 // a_second) if a_second <= 1_000 else times // (a_second // 1_000)
+    if a_second > 1_000:
+        return times // (a_second // 1_000)
+    factor = 1_000 // a_second
+    # Compared before they are multiplied: what leaves 64 bits would be another time.
+    far = np.abs(times // 2) > _INT64_MAX // factor // 2
+    if factor > 1 and far.any():
+        row = int(np.flatnonzero(far)[0])
+        raise BadStateValue(
+            f"{name!r} is {int(times[row])} s since 1970, which is too far from 1970 for an event"
+            " time in milliseconds",
+            row=row,
+        )
+    return times * factor

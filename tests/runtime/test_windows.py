@@ -6,15 +6,18 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.runtime.test_recovery import BACKENDS
 from tests.runtime.test_timers import await_rows
 from tests.spark_formats.state_rows import state
 from tests.support.clusters import AnyCluster
-from tests.support.counting_source import CountingSource, amount_of
+from tests.support.counting_source import SCHEMA, CountingReader, CountingSource, amount_of
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS
 
@@ -37,6 +40,7 @@ from onceflow import (
 )
 from onceflow.core.api.windows import PaneAssigner, WindowAssigner, pane_windows
 from onceflow.core.errors import ConfigError
+from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
 
 def windowed(
@@ -111,6 +115,49 @@ def test_windows_with_a_negative_offset_begin_before_whole_multiples_of_their_si
     pipeline, sink = windowed(cluster, tmp_path, source, windows, watermarks=STRATEGY)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_windows(sink, source, size, slide, -200)
+
+
+PAST = pa.schema([*SCHEMA, ("at", pa.timestamp("us", "UTC"))])
+
+
+@dataclass(frozen=True)
+class PastSource(CountingSource):
+    """Records of 1969, each 10 microseconds after the one before it, in one split."""
+
+    splits_count: int = 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        return PAST
+
+    def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
+        return _PastReader(self, splits)
+
+
+class _PastReader(CountingReader):
+    def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
+        rows = super().poll(timeout_s)
+        if not isinstance(rows, pa.RecordBatch):
+            return rows
+        at = rows.column("id").to_numpy() * 10 - 10**12 - 5
+        columns = [*rows.columns, pa.array(at).view(PAST.field("at").type)]
+        return pa.record_batch(columns, schema=PAST)
+
+
+def test_records_in_order_from_before_1970_are_all_in_their_windows(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """A batch ends within a millisecond, as which its watermark counts for the next one, too."""
+    source = PastSource(2_000, accounts=4)
+    windows = TumblingEventTimeWindows(0.001)
+    at = WatermarkStrategy("at")
+    pipeline, sink = windowed(cluster, tmp_path, source, windows, watermarks=at)
+    status = pipeline.run(60)
+    assert status.state is JobState.FINISHED
+    rows = sink.rows()
+    assert sum(row["n"] for row in rows) == source.records
+    assert len({(row["account"], row["window_start"]) for row in rows}) == len(rows)
+    assert sum(row["total"] for row in rows) == sum(map(amount_of, range(source.records)))
 
 
 def test_days_of_china_begin_at_flinks_offset_of_eight_hours_less() -> None:

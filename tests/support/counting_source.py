@@ -50,10 +50,12 @@ class CountingSource(Source):
         return [Split(str(number), b"0") for number in range(self.splits_count)]
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        return _Reader(self, splits)
+        return CountingReader(self, splits)
 
 
-class _Reader(SourceReader):
+class CountingReader(SourceReader):
+    """Reads the records of its splits in turns."""
+
     def __init__(self, source: CountingSource, splits: Sequence[Split]) -> None:
         self._source = source
         self._next = {int(split.id): int(split.position) for split in splits}

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from onceflow import WatermarkStrategy
-from onceflow.core.errors import ConfigError
+from onceflow.core.api.event_time import times_ms
+from onceflow.core.errors import BadStateValue, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,26 @@ def test_the_latest_time_of_a_batch_is_in_milliseconds(kind: pa.DataType) -> Non
     strategy.check(rows.schema)
     assert strategy.latest_ms(rows) == 9_000
     assert strategy.latest_ms(rows.slice(2, 1)) is None
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_the_latest_time_is_rounded_as_each_time_is(unit: str) -> None:
+    """Also before 1970: otherwise a record of the same time would be late for its own watermark."""
+    ticks = [-1, -999, -1_000, -1_500, -1_000_000, -1_500_001, 0, 1, 1_999]
+    for tick in ticks:
+        times = pa.array([tick, None, tick - 5_000_000], pa.timestamp(unit))
+        latest = WatermarkStrategy("ts").latest_ms(pa.record_batch([times], names=["ts"]))
+        assert latest == times_ms(times.slice(0, 1), "ts")[0]
+
+
+@pytest.mark.parametrize("tick", [2**63 // 1000 + 1, -(2**63) // 1000 - 1, 2**63 - 1])
+def test_seconds_beyond_64_bits_of_milliseconds_are_refused(tick: int) -> None:
+    """They would wrap around to another time."""
+    times = pa.array([5, tick], pa.timestamp("s"))
+    with pytest.raises(BadStateValue, match="'ts' is .* too far from 1970") as refused:
+        times_ms(times, "ts")
+    assert refused.value.row == 1
+    assert times_ms(times.slice(0, 1), "ts").tolist() == [5_000]
 
 
 @pytest.mark.parametrize(
