@@ -49,7 +49,7 @@ from onceflow.core.state import (
     ValueStateDescriptor,
 )
 from onceflow.core.state.api.descriptors import TypeSpec
-from onceflow.core.state.types.record_types import record_type
+from onceflow.core.state.types.record_types import record_type, restore_zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,7 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
         self.open_records(state)
         # A column may be newer than the records that were kept.
         self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self.schemas]
+        self._zones = [restore_zones(schema) for schema in self.schemas]
         self.function.open(state)
 
     def open_records(self, state: StateAccess) -> None:
@@ -181,8 +182,13 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
     ) -> Record | Iterable[Record] | None:
         """Return what the function makes of the records."""
         records = [
-            [nulls | record for record in kept]
-            for nulls, kept in zip(self._nulls, self.list_records(parts), strict=True)
+            [
+                nulls | record | {name: zone(record.get(name)) for name, zone in zones.items()}
+                for record in kept
+            ]
+            for nulls, zones, kept in zip(
+                self._nulls, self._zones, self.list_records(parts), strict=True
+            )
         ]
         return self.function.process(key, window, *records)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,9 +30,12 @@ from onceflow import (
     JobState,
     OutputTag,
     Pipeline,
+    ProcessWindowFunction,
+    Record,
     RocksDBBackend,
     SlidingEventTimeWindows,
     StateBackend,
+    TimeWindow,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
@@ -39,6 +43,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.api.windows import PaneAssigner, WindowAssigner, pane_windows
+from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
@@ -158,6 +163,69 @@ def test_records_in_order_from_before_1970_are_all_in_their_windows(
     assert sum(row["n"] for row in rows) == source.records
     assert len({(row["account"], row["window_start"]) for row in rows}) == len(rows)
     assert sum(row["total"] for row in rows) == sum(map(amount_of, range(source.records)))
+
+
+ZONED = pa.timestamp("us", "America/New_York")
+NESTED_ZONE = pa.struct([("all", pa.list_(ZONED)), ("named", pa.map_(pa.string(), ZONED))])
+LOCAL = "id BIGINT, day STRING, nested STRING"
+
+
+def with_local_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Add evenings in New York, when it is the next day in UTC."""
+    at = pa.array(rows.column("id").to_numpy() * 10**6 + 26 * 3600 * 10**6).view(ZONED)
+    nested = [{"all": [one, None], "named": [("a", one)]} for one in at.to_pylist()]
+    columns = [*rows.columns, at, pa.array(nested, NESTED_ZONE)]
+    return pa.record_batch(columns, names=[*rows.schema.names, "at", "nested"])
+
+
+def local_times(record: Record) -> Record:
+    nested = record["nested"]
+    inside = [nested["all"][0], nested["named"][0][1]]
+    return {
+        "id": record["id"],
+        "day": str(record["at"].date()),
+        "nested": " ".join(str(one.date()) for one in inside),
+    }
+
+
+class LocalTimes(ProcessWindowFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return schema_of(LOCAL)
+
+    def process(self, key: Any, window: TimeWindow, records: list[Record]) -> list[Record]:
+        return [local_times(record) for record in records]
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [TumblingEventTimeWindows(0.1), EventTimeSessionWindows(0.1)],
+    ids=["tumbling", "sessions"],
+)
+def test_a_function_of_windows_sees_times_in_the_zone_of_their_column(
+    cluster: AnyCluster, tmp_path: Path, windows: WindowAssigner
+) -> None:
+    """As a function of single records does, beside it."""
+    source = CountingSource(300, accounts=4)
+    sinks = [DirectorySink(str(tmp_path / name)) for name in ("windows", "records")]
+    pipeline = Pipeline(
+        cluster,
+        name="zones",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
+        settings=SETTINGS,
+    )
+    fields = [*SCHEMA, ("at", ZONED), ("nested", NESTED_ZONE)]
+    records = pipeline.read(source, uid="records", watermarks=WatermarkStrategy("id"))
+    timed = records.map_batches(with_local_times, schema=pa.schema(fields))
+    in_windows = timed.key_by("account").window(windows).process(LocalTimes(), uid="windows")
+    in_windows.write(sinks[0], uid="out")
+    timed.map(local_times, schema=LOCAL).write(sinks[1], uid="control")
+    assert pipeline.run(60).state is JobState.FINISHED
+    found, control = (sorted(sink.rows(), key=lambda row: row["id"]) for sink in sinks)
+    assert found == control
+    assert {(row["day"], row["nested"]) for row in found} == {
+        ("1970-01-01", "1970-01-01 1970-01-01")
+    }
 
 
 def test_days_of_china_begin_at_flinks_offset_of_eight_hours_less() -> None:

@@ -6,13 +6,16 @@ dates and times read back as they were. Records from before a column was added a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import GenericAlias
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, cast
 
 import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.state.types.serializers import python_type_of
+
+Restore: TypeAlias = Callable[[Any], Any]
 
 
 def record_type(schema: pa.Schema, whose: str) -> Any:
@@ -61,6 +64,61 @@ def value_type(kind: pa.DataType) -> Any:
     else:
         inner = python_type_of(kind)
     return inner | None
+
+
+def restore_zones(schema: pa.Schema) -> dict[str, Restore]:
+    """Return what gives a column's values their time zone again, by the names of such columns.
+
+    A state holds points in time in UTC. Arrow's arrays return them in their column's zone, and
+    hours and days depend on it.
+    """
+    restores = {field.name: _restore_zone(field.type) for field in schema}
+    return {name: restore for name, restore in restores.items() if restore is not None}
+
+
+def _restore_zone(kind: pa.DataType) -> Restore | None:
+    """Return what restores the zones of a value of `kind`, None being none; None: it has none."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _restore_zone(kind.value_type)
+    if types.is_timestamp(kind) and kind.tz not in (None, "UTC"):
+        zone = pa.scalar(0, kind).as_py().tzinfo
+        return lambda at: None if at is None else at.astimezone(zone)
+    if types.is_struct(kind):
+        fields = restore_zones(pa.schema(list(kind)))
+        return _restore_fields(fields) if fields else None
+    if types.is_map(kind):
+        return _restore_each(_restore_pair(kind.key_type, kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _restore_each(_restore_zone(kind.value_type))
+    return None
+
+
+def _restore_fields(fields: dict[str, Restore]) -> Restore:
+    def restore(value: Any) -> Any:
+        if value is None:
+            return None
+        # Fields may be newer than the value.
+        return value | {name: one(value[name]) for name, one in fields.items() if name in value}
+
+    return restore
+
+
+def _restore_each(one: Restore | None) -> Restore | None:
+    if one is None:
+        return None
+    return lambda values: None if values is None else [one(value) for value in values]
+
+
+def _restore_pair(key_type: pa.DataType, item_type: pa.DataType) -> Restore | None:
+    key, item = _restore_zone(key_type), _restore_zone(item_type)
+    if key is item is None:
+        return None
+
+    def restore(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        return key(pair[0]) if key else pair[0], item(pair[1]) if item else pair[1]
+
+    return restore
 
 
 def _mapping(types: dict[str, Any]) -> Any:
