@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -179,6 +180,38 @@ def test_what_cannot_be_put_is_refused_by_name_and_changes_nothing(job: Job) -> 
         state.get_many()
     with pytest.raises(ConfigError, match="'late'.*while batches are processed"):
         opened.states.value_state(ValueStateDescriptor("late", int))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (int, [99.99]),
+        (bool, [2]),
+        (bool, [0.5]),
+        (date, pa.array([1_500], pa.timestamp("us"))),
+        (date, pa.array([0], pa.timestamp("us", "America/New_York"))),
+        (float, [2**53 + 1]),
+        (float, [Decimal(2**53 + 1)]),
+        (pa.float32(), [1e300]),
+        (pa.int8(), [300]),
+        (pa.timestamp("ms"), pa.array([1_500], pa.timestamp("us"))),
+        (pa.timestamp("us"), pa.array([0], pa.timestamp("us", "UTC"))),
+        (pa.decimal128(5, 2), [1.005]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("expires", [False, True], ids=["kept", "expires"])
+def test_a_value_that_a_state_does_not_hold_exactly_is_refused(
+    job: Job, kind: Any, values: Any, expires: bool
+) -> None:
+    ttl = StateTtlConfig("1 h") if expires else None
+    opened = Opened(job.open(), ValueStateDescriptor[Any]("kept", kind, ttl=ttl))
+    opened.states.begin(rows_of([("a", 1)]), None)
+    state = opened.by_name["kept"]
+    with pytest.raises(BadStateValue, match="'kept' holds .* and cannot hold these values"):
+        state.put_many(values if isinstance(values, pa.Array) else pa.array(values))
+    assert state.get_many().to_pylist() == [None]
+    opened.states.end()
 
 
 def test_states_without_a_column_are_refused_and_those_that_expire_are_kept_by_key(

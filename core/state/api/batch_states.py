@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.aggregates.running import Grouping
@@ -241,11 +242,14 @@ class KeyedBatchStates:
         self._store.set_current_key(key)
 
     def to_values(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
-        """Return `values` as one array of type `kind`, one for each key."""
+        """Return `values` as one array of type `kind`, one for each key.
+
+        Raises:
+            BadStateValue: There are more or fewer than keys, or `kind` does not hold one exactly.
+        """
         try:
-            array = self._one_a_key(values, f"put_many of state {name!r}")
-            return array if array.type == kind else array.cast(kind)
-        except pa.ArrowException as error:
+            return cast_exactly(self._one_a_key(values, f"put_many of state {name!r}"), kind)
+        except (pa.ArrowException, InexactValue) as error:
             raise BadStateValue(
                 f"state {name!r} holds {kind} and cannot hold these values: {error}"
             ) from error
