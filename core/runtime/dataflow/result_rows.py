@@ -15,6 +15,7 @@ import pyarrow as pa
 from onceflow.core.api.functions import Record
 from onceflow.core.api.record_copies import copy_value
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
+from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.runtime.dataflow.user_functions import result_error
 
@@ -42,8 +43,8 @@ class ResultRows:
         self.schema = schema
         self._values: list[Any] = []
         """Row after row: one list is many times as cheap as a tuple for each row."""
-        changeable = tuple(_is_changeable(field.type) for field in schema)
-        self.take_record: Callable[[Record], None] = _maker(tuple(schema.names), changeable)(
+        templates = tuple(_copy_template(field.type) for field in schema)
+        self.take_record: Callable[[Record], None] = _maker(tuple(schema.names), templates)(
             self._values.extend, self._refuse, copy_value
         )
         """Takes the values of one record, as they are now.
@@ -129,24 +130,25 @@ class ResultRows:
 
 
 @lru_cache(maxsize=256)
-def _maker(names: tuple[str, ...], changeable: tuple[bool, ...]) -> Callable[..., Any]:
+def _maker(names: tuple[str, ...], templates: tuple[str, ...]) -> Callable[..., Any]:
     """Return what makes the function that takes a record.
 
     It is compiled, as dataclasses are: a display of constant keys is the fastest way to read a
     dict. Column names come in as literals of strings, values never.
     """
     read = [f"record[{name!r}]" for name in names]
-    values = [
-        f"copy_value({value})" if may_change else value
-        for value, may_change in zip(read, changeable, strict=True)
-    ]
+    values = [template.format(value=value) for value, template in zip(read, templates, strict=True)]
     code = _TAKE_RECORD.format(width=len(names), values="".join(f"{value}, " for value in values))
     namespace: dict[str, Any] = {}
     exec(code, namespace)  # noqa: S102
     return cast("Callable[..., Any]", namespace["make"])
 
 
-def _is_changeable(kind: pa.DataType) -> bool:
-    """Whether values of the type may be objects that change."""
-    types = pa.types
-    return types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+def _copy_template(kind: pa.DataType) -> str:
+    """Return the code that takes a value of a column of `kind` as it is now."""
+    if pa.types.is_dictionary(kind):
+        return _copy_template(kind.value_type)
+    if is_text(kind):
+        # Nearly all are strings, which need no call; a bytearray becomes text, too.
+        return "(text if (text := {value}).__class__ is str else copy_value(text))"
+    return "copy_value({value})" if pa.types.is_nested(kind) or is_bytes(kind) else "{value}"

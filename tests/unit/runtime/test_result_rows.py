@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -70,6 +71,32 @@ def test_a_record_that_changes_after_it_was_taken_is_kept_as_it_was() -> None:
         raw += b"!"
     assert results.batch().to_pylist() == expected
     assert results.count == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(), pa.large_binary(), pa.binary(2), pa.binary_view(), pa.string(),
+        pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.binary()),
+        pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.int64()), pa.list_(pa.int64(), 2),
+        pa.list_view(pa.uint8()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bytes_that_change_after_they_were_yielded_are_kept_in_a_column_of_any_type(
+    kind: pa.DataType,
+) -> None:
+    results = ResultRows("step", pa.schema([("raw", kind)]))
+    raw = list(b"aa") if pa.types.is_nested(kind) else bytearray(b"aa")
+
+    def records() -> Iterator[Record]:
+        for text in (b"aa", b"bb", b"cc"):
+            raw[:] = text
+            yield {"raw": raw}
+
+    results.take(records())
+    expected = [list(one) if pa.types.is_nested(kind) else one for one in (b"aa", b"bb", b"cc")]
+    assert results.batch().column("raw").equals(pa.array(expected, kind))
 
 
 def test_a_record_that_changes_after_it_was_emitted_to_a_side_output_is_kept_as_it_was() -> None:
