@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import BALANCE, Job
 
 from onceflow.core.errors import BadStateValue, StateError, StateIncompatible
 from onceflow.core.state import (
+    KeyedStateStore,
     ListStateDescriptor,
     MapStateDescriptor,
     Serializer,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
+
+NEW_YORK = ZoneInfo("America/New_York")
 
 
 class _Opaque:
@@ -112,6 +118,107 @@ def test_values_are_restored_as_they_were_set(job: Job, declared: Any, value: An
     again = restored.value_state(descriptor).get()
     assert again == value
     assert type(again) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (datetime, datetime(2024, 11, 3, 1, 30, fold=1, tzinfo=NEW_YORK)),
+        (datetime, datetime(1800, 1, 1, tzinfo=NEW_YORK)),
+        (datetime, datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=30)))),
+        (datetime, datetime(2024, 1, 1, 1, 30, fold=1)),
+        (datetime | None, datetime(2024, 1, 1, tzinfo=NEW_YORK)),
+        (list[datetime], [datetime(2024, 1, 1, tzinfo=NEW_YORK)]),
+        (time, time(1, 30, fold=1)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_time_is_after_a_restore_what_it_was_before(job: Job, declared: Any, value: Any) -> None:
+    """Zone and `fold` count: days and differences of two values depend on them."""
+    store = job.open()
+    store.set_current_key("a")
+    expiring = StateTtlConfig("1 h")
+    descriptors = [ValueStateDescriptor[Any]("v", declared, default=value)]
+    descriptors.append(ValueStateDescriptor[Any]("ttl", declared, ttl=expiring))
+    elements = ListStateDescriptor[Any]("l", declared)
+    entries = MapStateDescriptor[str, Any]("m", str, declared)
+
+    def read(store: KeyedStateStore) -> str:
+        store.set_current_key("a")
+        values = [store.value_state(one).get() for one in descriptors]
+        listed, mapped = store.list_state(elements).get(), store.map_state(entries).get("k")
+        return repr((values, listed, mapped))
+
+    default = repr(store.value_state(descriptors[0]).get())
+    for one in descriptors:
+        store.value_state(one).set(value)
+    store.list_state(elements).add(value)
+    store.map_state(entries).put("k", value)
+    before = read(store)
+    assert repr(store.value_state(descriptors[0]).get()) == default
+    assert read(job.open(job.snapshot(store))) == before
+    assert store.value_state(descriptors[0]).get() == (
+        value if not isinstance(value, datetime) or value.tzinfo is None
+        else value.astimezone(timezone.utc)
+    )  # fmt: skip
+
+
+class Rates(msgspec.Struct):
+    """A class with a float inside of a list inside of a dict."""
+
+    by_day: dict[str, list[float]]
+    last: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (list[float], [2**53 + 1]),
+        (float | None, 2**53 + 1),
+        (tuple[int, float], (1, -(2**60) - 1)),
+        (dict[str, float], {"a": 2**53 + 1}),
+        (dict[float, int], {2**53 + 1: 1}),
+        (dict[str, list[float] | None], {"a": [0.5, 2**53 + 1]}),
+        (Rates, Rates({"monday": [2**53 + 1]})),
+        (Rates, Rates({}, 2**53 + 1)),
+    ],
+    ids=repr,
+)
+def test_an_integer_that_no_float_equals_is_refused_inside_of_a_value_too(
+    job: Job, declared: Any, value: Any
+) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    with pytest.raises(BadStateValue, match="cannot be a float exactly"):
+        state.set(value)
+    elements = store.list_state(ListStateDescriptor[Any]("l", declared))
+    with pytest.raises(BadStateValue, match="cannot be a float exactly"):
+        elements.add(value)
+    assert (state.get(), elements.get()) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (list[float], [1, 2**53, 2**60, 0.1, -0.0]),
+        (tuple[float, int], (0, 2**53 + 1)),
+        (list[float | int], [2**53 + 1, 0.5]),
+        (dict[str, float], {"a": float("inf")}),
+        (dict[int, float], {2**53 + 1: 1.5}),
+        (Rates, Rates({"monday": [2**54]}, 3)),
+    ],
+    ids=repr,
+)
+def test_integers_that_stay_what_they_are_are_taken(job: Job, declared: Any, value: Any) -> None:
+    store = job.open()
+    descriptor = ValueStateDescriptor[Any]("v", declared)
+    store.set_current_key("a")
+    store.value_state(descriptor).set(value)
+    restored = job.open(job.snapshot(store))
+    restored.set_current_key("a")
+    assert store.value_state(descriptor).get() == value
+    assert restored.value_state(descriptor).get() == value
 
 
 class _Refusing(Serializer[Any]):

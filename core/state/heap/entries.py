@@ -13,6 +13,7 @@ restored is refused at once, not by the restore.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import sys
 import time
@@ -74,6 +75,12 @@ class NoDirectType:
     """The class of no value."""
 
 
+_READ_BACK: frozenset[type[Any]] = frozenset({dt.datetime, dt.time})
+"""Direct types whose values may come back from their bytes as equal ones that behave differently:
+a point in time in UTC instead of its zone, a time without `fold`. They are stored as they come
+back, so that no result depends on whether there was a restore in between."""
+
+
 ABSENT = Absent()
 DELETED = Absent()
 """Says, in a layer of changes, that the entry is gone, whatever lies below."""
@@ -86,13 +93,18 @@ class Cells:
         self.serializer = serializer
         self._name = name
         self._direct = frozenset(serializer.direct_types)
+        self._kept_as_given = self._direct - _READ_BACK
         self.encode = serializer.encode
         self.decode = serializer.decode
         # A serializer of the user's may give a plain number other bytes.
         self._is_msgpack = type(serializer) is MsgpackSerializer
-        single = len(self._direct) == 1
+        # A user's serializer has rules of its own for numbers.
+        self._check_numbers = (
+            serializer.check_numbers if isinstance(serializer, MsgpackSerializer) else _check_none
+        )
+        single = len(self._kept_as_given) == 1
         # One class, compared by `is`, is faster than a look into a set for each record.
-        self.direct: type[Any] = next(iter(self._direct)) if single else NoDirectType
+        self.direct: type[Any] = next(iter(self._kept_as_given)) if single else NoDirectType
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
     def to_checking(self) -> Cells:
@@ -105,12 +117,13 @@ class Cells:
         Raises:
             BadStateValue: It is not of the state's type.
         """
-        if value.__class__ in self._direct:
+        if value.__class__ in self._kept_as_given:
             return value
         try:
             data = self.encode(value)
             # Decoding at once shows whether a restore could read the value.
             read_back = self.decode(data)
+            self._check_numbers(data, read_back)
         except Exception as error:  # a serializer may be the user's, and raise anything
             raise BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
@@ -177,6 +190,10 @@ class Cells:
                 " of old ones, or give the state another name"
             ) from error
         return value if value.__class__ in self._direct else Encoded(data)
+
+
+def _check_none(data: bytes, read_back: Any) -> None:
+    """Take every value."""
 
 
 class MapKeys:

@@ -1,7 +1,7 @@
-"""Checks that stored integers are exact as floats, for states whose type is now float.
+"""Checks that integers are exact as floats, where a state's type has floats.
 
-A float equals every integer up to 2^53, and only some beyond. So the stored values are checked
-once, when a state opens under another type than it was written with.
+A float equals every integer up to 2^53, and only some beyond. So a value is checked when it is set,
+and stored values are checked once, when a state opens under another type than it was written with.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def to_exact_float(number: int) -> float:
     return value
 
 
-def make_integers_check(python_type: Any) -> Callable[[bytes], None]:
+def make_integers_check(python_type: Any) -> Callable[[bytes], None] | None:
     """Return a check that raises ValueError if a value's integer would be rounded by `python_type`.
 
-    The check takes the bytes of a value of another type, which `python_type` widens.
+    The check takes the bytes of a value, of which `python_type` reads some integers as floats.
+    None: it has no floats.
     """
     check = _Checks().of(type_info(python_type))
-    return lambda data: check(msgspec.msgpack.decode(data))
+    return None if check is _pass else lambda data: check(msgspec.msgpack.decode(data))
 
 
 class _Checks:
@@ -57,8 +58,8 @@ class _Checks:
                 check = _each(list(map(self.of, items)))
             case inspect.CollectionType(item_type=item):
                 check = _all(self.of(item))
-            case inspect.DictType(value_type=item):
-                check = _values(self.of(item))
+            case inspect.DictType(key_type=key, value_type=item):
+                check = _entries(self.of(key), self.of(item))
             case (
                 inspect.StructType()
                 | inspect.DataclassType()
@@ -117,7 +118,7 @@ class _Checks:
                 mappings = self.of(one)
         fields = {one.tag_field for one in alternatives if isinstance(one, inspect.StructType)}
 
-        floats = any(isinstance(one, inspect.FloatType) for one in alternatives)
+        rounds = not integers and any(isinstance(one, inspect.FloatType) for one in alternatives)
 
         def find_check(tags: Iterable[Any], otherwise: Check) -> Check:
             known = (tagged[tag] for tag in tags if isinstance(tag, str | int) and tag in tagged)
@@ -129,10 +130,11 @@ class _Checks:
             elif value.__class__ is dict:
                 find_check((value.get(field) for field in fields), mappings)(value)
             # Where an integer is among the alternatives it is read as one, and never rounded.
-            elif floats and not integers:
+            elif rounds:
                 _check_number(value)
 
-        return check
+        parts = (arrays, mappings, *tagged.values())
+        return check if rounds or any(part is not _pass for part in parts) else _pass
 
 
 def _tag_of(kind: inspect.Type) -> str | int | None:
@@ -162,12 +164,13 @@ def _all(check: Check) -> Check:
     return _pass if check is _pass else check_all
 
 
-def _values(check: Check) -> Check:
-    def check_values(mapping: Any) -> None:
-        for value in mapping.values():
-            check(value)
+def _entries(check_key: Check, check_value: Check) -> Check:
+    def check_entries(mapping: Any) -> None:
+        for key, value in mapping.items():
+            check_key(key)
+            check_value(value)
 
-    return _pass if check is _pass else check_values
+    return _pass if check_key is check_value is _pass else check_entries
 
 
 def _each(checks: Sequence[Check]) -> Check:
@@ -177,7 +180,7 @@ def _each(checks: Sequence[Check]) -> Check:
         for check, value in zip(checks, values, strict=False):
             check(value)
 
-    return check_each
+    return check_each if any(check is not _pass for check in checks) else _pass
 
 
 def _fields(checks: Mapping[str, Check]) -> Check:
@@ -186,4 +189,4 @@ def _fields(checks: Mapping[str, Check]) -> Check:
             if name in values:
                 check(values[name])
 
-    return check_fields
+    return check_fields if any(check is not _pass for check in checks.values()) else _pass
