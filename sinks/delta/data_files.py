@@ -193,8 +193,11 @@ def _to_partition_value(value: object) -> str | None:
         case bool():
             return str(value).lower()
         case datetime():
-            utc = value if value.tzinfo is None else value.astimezone(timezone.utc)
-            return utc.strftime("%Y-%m-%d %H:%M:%S.%f")
+            if value.tzinfo is None:
+                return value.isoformat(" ", "microseconds")
+            # Without the Z, Spark reads it in the time zone of its session.
+            utc = value.astimezone(timezone.utc).replace(tzinfo=None)
+            return utc.isoformat("T", "microseconds") + "Z"
         case bytes():
             return value.decode("utf-8", "surrogateescape")
         case _:
@@ -217,9 +220,10 @@ def _statistics(metadata: Any) -> str:
             if "." in name or bounds is None or not bounds.has_null_count:
                 continue
             nulls[name] = nulls.get(name, 0) + bounds.null_count
-            if bounds.has_min_max and _is_exact(bounds.min) and _is_exact(bounds.max):
-                lowest[name] = min(lowest.get(name, bounds.min), bounds.min)
-                highest[name] = max(highest.get(name, bounds.max), bounds.max)
+            exact = _read_exact_bounds(bounds)
+            if exact is not None:
+                lowest[name] = min(lowest.get(name, exact[0]), exact[0])
+                highest[name] = max(highest.get(name, exact[1]), exact[1])
             elif bounds.null_count < column.num_values:
                 unbounded.add(name)
     return json.dumps(
@@ -230,6 +234,17 @@ def _statistics(metadata: Any) -> str:
             "maxValues": {k: _to_json(v) for k, v in highest.items() if k not in unbounded},
         }
     )
+
+
+def _read_exact_bounds(bounds: Any) -> tuple[Any, Any] | None:
+    if not bounds.has_min_max:
+        return None
+    try:
+        lowest, highest = bounds.min, bounds.max
+    except (OverflowError, ValueError):
+        # Python has no dates before year 1 and after year 9999.
+        return None
+    return (lowest, highest) if _is_exact(lowest) and _is_exact(highest) else None
 
 
 def _is_exact(value: object) -> bool:

@@ -14,14 +14,27 @@ from onceflow.sinks.lake.columns import TableColumns, to_plain_schema
 from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _RULES_OF_FIELDS = ("delta.invariants", "delta.generationExpression", "delta.identity")
+_WITH_EMPTY_VALUES = frozenset(
+    {
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+    }
+)
 _KNOWN_FEATURES = frozenset(
     {
         "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors",
         "domainMetadata", "generatedColumns", "identityColumns", "invariants", "timestampNtz",
-        "v2Checkpoint", "vacuumProtocolCheck",
+        "v2Checkpoint", "vacuumProtocolCheck", "variantType",
     }
 )  # fmt: skip
-"""Features that ask nothing of appended files, or whose use `check_table` looks for."""
+"""Features that ask nothing of appended files, or whose use `check_table` looks for.
+
+deltalake adds `variantType` by itself when it sets properties of a table that lists its features.
+"""
 
 
 def to_arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -37,7 +50,13 @@ def make_columns(name: str, table: DeltaTable, rows: pa.Schema) -> TableColumns:
     """
     schema = to_arrow_schema(table)
     required = [field.name for field in schema if not field.nullable]
-    columns = TableColumns(name, schema.names, required, schema, rows)
+    # The protocol reads an empty partition value as null.
+    never_empty = [
+        column
+        for column in table.metadata().partition_columns
+        if schema.field(column).type in _WITH_EMPTY_VALUES
+    ]
+    columns = TableColumns(name, schema.names, required, schema, rows, never_empty)
     for field in to_plain_schema(rows):
         expected = schema.field(field.name).type
         if not _fits(field.type, expected):
@@ -64,6 +83,8 @@ def check_table(location: TableLocation, table: DeltaTable) -> None:
     mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         rules.append(f"delta.columnMapping.mode={mapping}")
+    if '"type":"variant"' in table.schema().to_json().replace(" ", ""):
+        rules.append("columns of type variant")
     for field in table.schema().fields:
         names = [name for name in field.metadata if name.startswith(_RULES_OF_FIELDS)]
         rules += [f"{name} of column {field.name!r}" for name in names]
@@ -71,6 +92,19 @@ def check_table(location: TableLocation, table: DeltaTable) -> None:
         raise ConfigError(
             f"{location} has rules that the sink does not check: {', '.join(sorted(rules))}; write"
             " to a table without them, and copy from there"
+        )
+
+
+def check_replaceable(location: TableLocation, table: DeltaTable) -> None:
+    """Raise ConfigError unless rows of `table` may be replaced and deleted.
+
+    Raises:
+        ConfigError: The table only takes new ones.
+    """
+    if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
+        raise ConfigError(
+            f"{location} has delta.appendOnly=true, and write_mode='upsert' replaces and deletes"
+            " rows: remove this property from the table, or append to it"
         )
 
 

@@ -108,6 +108,8 @@ class DeltaSink(LakeSink):
         table = self._location.find_table()
         if table is not None:
             layout.check_table(self._location, table)
+            if self.upserts:
+                layout.check_replaceable(self._location, table)
             added = {one.name for one in layout.find_new_columns(table, rows)}
             known = [one for one in rows if not (self.evolve and one.name in added)]
             layout.make_columns(str(self._location), table, pa.schema(known))

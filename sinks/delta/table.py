@@ -25,9 +25,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileType
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.delta.data_files import decode_files, delete_files
+from onceflow.sinks.delta.layout import check_replaceable, check_table, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import to_name
@@ -109,6 +110,19 @@ class DeltaVersion(TableVersion):
             f" committed may be gone. Restore version {restored - 1}, the one before it"
         )
 
+    @property
+    @override
+    def refusal(self) -> str:
+        """A constraint may have been added since the start: rows that wait were not checked."""
+        try:
+            check_table(self.location, self.table)
+        except ConfigError as error:
+            return (
+                f"{error}. Before that: rows wait for their commit that were written without such"
+                " rules. Remove these from the table, start the job and stop it"
+            )
+        return ""
+
     def _find_harmful_restore(self) -> int | None:
         """Return the version that took away the last commit of the sink id, if it is not back."""
         for limit in _VERSIONS_READ:
@@ -166,6 +180,7 @@ class DeltaVersion(TableVersion):
         A merge that finds nothing to change makes no version, and proves nothing: then the proof
         has one of its own.
         """
+        check_replaceable(self.location, self.table)
         info, before = self._describe_commit(record, transactions), self.table.version()
         with self._commit_errors():
             metrics = self._merge(changes, record, info)
@@ -229,7 +244,7 @@ class DeltaVersion(TableVersion):
         equal = " AND ".join(f't."{name}" = s."{name}"' for name in changes.key)
         deletes, puts = f"s.{DELETES}", f"NOT s.{DELETES}"
         merger = self.table.merge(
-            cast("Any", changes.rows),
+            cast("Any", self._complete(changes.rows)),
             equal,
             source_alias="s",
             target_alias="t",
@@ -239,6 +254,16 @@ class DeltaVersion(TableVersion):
         merger.when_matched_update_all(predicate=puts, except_cols=[DELETES])
         merger.when_not_matched_insert_all(predicate=puts, except_cols=[DELETES])
         return merger.execute()
+
+    def _complete(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with nulls for columns that the table has got since they were staged.
+
+        A merge would leave the values of the rows that they replace.
+        """
+        for column in to_arrow_schema(self.table):
+            if column.name not in rows.column_names:
+                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
+        return rows
 
     def _commit_properties(self, record: SinkRecord, info: dict[str, Any]) -> CommitProperties:
         return CommitProperties(

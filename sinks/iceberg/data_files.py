@@ -94,7 +94,8 @@ class PartitionedFiles:
     def write(self, rows: pa.RecordBatch) -> None:
         """Add `rows`."""
         for key, part in split_rows(rows, self._spec, self._schema):
-            name = key.to_path() if key else ""
+            # Not its path, which is the same for a null and for the text "null".
+            name = repr([field.value for field in key.field_values]) if key else ""
             self._files.add(name, part, partial(self._begin, key))
 
     def end(self) -> Sequence[DataFile]:

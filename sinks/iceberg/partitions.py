@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types as arrow
 from pyiceberg.partitioning import (
     PartitionField,
     PartitionFieldValue,
@@ -85,5 +86,8 @@ def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> p
     column = rows.column(name)
     if inner:
         column = pc.struct_field(column, inner)
+    if arrow.is_large_binary(column.type):
+        # The library's own type for bytes, which its `truncate` does not take.
+        column = column.cast(pa.binary())
     transformed = cast("Any", field).transform.pyarrow_transform(source.field_type)(column)
     return transformed.combine_chunks() if isinstance(transformed, pa.ChunkedArray) else transformed

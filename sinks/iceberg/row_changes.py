@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types as arrow
 from pyiceberg.expressions import (
     AlwaysTrue,
     And,
@@ -29,8 +30,9 @@ from pyiceberg.expressions import (
     Reference,
 )
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Snapshot
 
 from onceflow.core.errors import SinkError
 from onceflow.sinks.iceberg.columns import to_file_schema
@@ -86,9 +88,35 @@ def rewrite_files(
 
 
 def _plan(table: Table, branch: str, changes: RowChanges) -> Iterator[FileScanTask]:
+    snapshot = table.snapshot_by_name(branch)
+    if snapshot is None:
+        return
+    _require_no_equality_deletes(table, snapshot)
     scan = table.scan(row_filter=_to_filter(changes))
-    if table.snapshot_by_name(branch) is not None:
-        yield from scan.use_ref(branch).plan_files()
+    yield from scan.use_ref(branch).plan_files()
+
+
+def _require_no_equality_deletes(table: Table, snapshot: Snapshot) -> None:
+    """Raise SinkError unless all deletes of `snapshot` are positional.
+
+    The library refuses those that it plans, and leaves out those whose bounds have no changed key.
+    They may delete other rows of a file that is rewritten, which would then be rows again.
+
+    Raises:
+        SinkError: One is an equality delete.
+    """
+    for manifest in snapshot.manifests(table.io):
+        if manifest.content is not ManifestContent.DELETES:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io):
+            if entry.data_file.content is DataFileContent.EQUALITY_DELETES:
+                raise SinkError(
+                    f"the table has equality deletes ({entry.data_file.file_path}), which pyiceberg"
+                    " does not read: rows that they delete would come back. Have an engine apply"
+                    " and remove them, in Spark by CALL system.rewrite_data_files(table => …,"
+                    " options => map('delete-file-threshold', '1', 'remove-dangling-deletes',"
+                    " 'true'))"
+                )
 
 
 def _read(table: Table, task: FileScanTask) -> pa.Table:
@@ -98,12 +126,23 @@ def _read(table: Table, task: FileScanTask) -> pa.Table:
 
 def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
     """Return the positions of the rows whose keys do not change, rising."""
-    keys = changes.rows.select(changes.key)
+    schema = pa.schema(
+        [
+            (name, _choose_key_type(changes.rows.schema.field(name).type, rows[name].type))
+            for name in changes.key
+        ]
+    )
+    keys = changes.rows.select(changes.key).cast(schema)
     numbered = rows.select(changes.key).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
-    others = numbered.cast(pa.schema([*keys.schema, (_NUMBER, pa.int64())])).join(
+    others = numbered.cast(schema.append(pa.field(_NUMBER, pa.int64()))).join(
         keys, keys=list(changes.key), join_type="left anti"
     )
     return pa.array(np.sort(others[_NUMBER].to_numpy()))
+
+
+def _choose_key_type(staged: pa.DataType, current: pa.DataType) -> pa.DataType:
+    """Return the type in which keys are compared: numbers of a table may be wider by now."""
+    return current if arrow.is_integer(current) or arrow.is_decimal(current) else staged
 
 
 def _write(table: Table, files: PartitionedFiles, rows: pa.Table) -> None:

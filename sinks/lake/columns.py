@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.arrow.kinds import cast_rows, to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.bad_rows import BadRows, quote_value
 
@@ -22,6 +22,7 @@ class TableColumns:
         required: Collection[str],
         target: pa.Schema,
         rows: pa.Schema,
+        never_empty: Collection[str] = (),
     ) -> None:
         """Check that rows of schema `rows` have the right columns.
 
@@ -31,6 +32,7 @@ class TableColumns:
             required: Those that take no null.
             target: What is written: one field for each of `names`, maybe under another name.
             rows: The schema of the rows.
+            never_empty: Columns of text or bytes in which the table has no empty value.
 
         Raises:
             ConfigError: They have not; names the column, and what to do.
@@ -41,6 +43,7 @@ class TableColumns:
         """The table's columns, in its order."""
         self._names = [name if name in rows.names else None for name in names]
         self._required = [name for name in names if name in required]
+        self._never_empty = [name for name in never_empty if name in rows.names]
 
     def convert(self, rows: pa.RecordBatch, bad_rows: BadRows) -> pa.RecordBatch:
         """Return `rows` as the table has them; rows that it can never take are rejected.
@@ -48,7 +51,7 @@ class TableColumns:
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
         """
-        rows = self._sift_nulls(rows, bad_rows, None)
+        rows = self._sift_values(rows, bad_rows, None)
         try:
             return self.cast(rows)
         except pa.ArrowInvalid:
@@ -64,26 +67,36 @@ class TableColumns:
         Raises:
             BadRow: There is a row that it cannot take, and bad rows fail the job.
         """
-        rows = self._sift_nulls(rows, bad_rows, exempt)
+        rows = self._sift_values(rows, bad_rows, exempt)
         try:
             self.cast(rows)
         except pa.ArrowInvalid:
             return bad_rows.without(rows, dict(self._find_misfits(rows)))
         return rows
 
-    def _sift_nulls(
+    def _sift_values(
         self, rows: pa.RecordBatch, bad_rows: BadRows, exempt: pa.BooleanArray | None
     ) -> pa.RecordBatch:
-        for name in self._required:
-            if not rows.column(name).null_count:
+        for name, find_bad, why in self._list_rules():
+            bad = find_bad(rows.column(name))
+            if not bad.true_count:
                 continue
-            bad = rows.column(name).is_null()
             if exempt is not None:
                 bad = pc.and_not(bad, exempt)
                 exempt = exempt.filter(pc.invert(bad))
-            why = f"column {name!r} is required in the table, and the row has a null in it"
             rows = bad_rows.sift(rows, bad, why)
         return rows
+
+    def _list_rules(self) -> Iterator[tuple[str, Callable[[pa.Array], pa.BooleanArray], str]]:
+        for name in self._required:
+            why = f"column {name!r} is required in the table, and the row has a null in it"
+            yield name, pa.Array.is_null, why
+        for name in self._never_empty:
+            why = (
+                f"column {name!r} is a partition column, in which the table has null in place of an"
+                " empty value, and the row has an empty one"
+            )
+            yield name, _find_empty, why
 
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return `rows` with the table's columns.
@@ -123,6 +136,11 @@ def _to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         column = column.cast(plain)
     # A cast to the same type takes as long as its call.
     return column if plain == kind else cast_rows(column, kind)
+
+
+def _find_empty(column: pa.Array) -> pa.BooleanArray:
+    lengths = pc.binary_length(to_plain_column(column))
+    return pc.equal(lengths, 0).fill_null(False)
 
 
 def _require_columns(

@@ -178,7 +178,7 @@ class LakeCommitter(GlobalCommitter):
             )
         if record.log_id != self._log_id:
             return f"decision log {record.log_id!r} has claimed sink id {self._sink_id!r}"
-        return version.damage
+        return version.damage or version.refusal
 
     def _explain_missing(self, checkpoint: int, transaction: TransactionId) -> CommitOutcome:
         """Tell what another committer has just committed from what is lost."""

@@ -62,6 +62,11 @@ class TableVersion(ABC):
     def damage(self) -> str:
         """Why the last commit of the sink id is not part of it any more; empty when it is."""
 
+    @property
+    def refusal(self) -> str:
+        """Why rows cannot be committed to it before somebody changes it; empty when they can."""
+        return ""
+
     @abstractmethod
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         """Return why data files of `staged` cannot become part of it; empty when they can."""

@@ -13,15 +13,16 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, one
 
-from onceflow.core.errors import ConfigError, PreparedTransactionLost
+from onceflow.core.errors import BadRow, ConfigError, PreparedTransactionLost
 from onceflow.core.protocol.committables import (
     AlreadyCommitted,
     Committed,
     RetryLater,
 )
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks import DeltaSink
 
 _UTC = timezone.utc
@@ -141,6 +142,77 @@ def test_files_have_counts_and_bounds_by_which_readers_skip_them(tmp_path: Path)
         "minValues": {"id": -3},
         "maxValues": {"id": 9},
     }
+
+
+def test_a_table_that_lists_its_features_is_written_again_after_a_restart(tmp_path: Path) -> None:
+    """deltalake adds a feature to such a table when the sink claims it."""
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us"))])
+    job = DeltaJob(tmp_path, schema=schema).open()
+    rows = [{"id": 1, "at": datetime(2024, 1, 2)}]
+    assert job.commit(1, job.prepare(1, rows)) == Committed()
+    job.open(attempt=2)
+    later = job.prepare(2, [{"id": 2, "at": None}], attempt=2)
+    assert job.commit(2, later, attempt=2) == Committed()
+    assert _read_ids(job) == [1, 2]
+
+
+def test_rows_that_wait_are_not_added_to_a_table_that_has_got_a_rule(tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path).open()
+    prepared = job.prepare(1, one(-1))
+    DeltaTable(job.path).alter.add_constraint({"positive": "id > 0"})
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert outcome.until_mended
+    assert "delta.constraints.positive" in outcome.reason
+    assert "rows wait for their commit" in outcome.reason
+    DeltaTable(job.path).alter.drop_constraint("positive")
+    assert job.commit(1, prepared) == Committed()
+    assert job.ids() == [-1]
+
+
+def test_an_empty_partition_value_which_would_be_read_as_null_is_a_bad_row(tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path, partition_by=("v",)).open()
+    with pytest.raises(BadRow, match="the table has null in place of an empty value"):
+        job.prepare(1, [{"id": 1, "v": ""}])
+    assert job.commit(1, job.prepare(1, [{"id": 1, "v": " "}, {"id": 2, "v": None}])) == Committed()
+    assert [row["v"] for row in job.rows()] == [" ", None]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_of_partitions_have_four_digits_of_a_year_and_say_that_they_are_utc(
+    zone: str | None, tmp_path: Path
+) -> None:
+    kind = pa.timestamp("us", zone)
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("at", kind)])
+    job = DeltaJob(tmp_path, schema=schema, partition_by=("at",)).open()
+    at = datetime(999, 1, 2, 3, 4, 5, 6, tzinfo=_UTC if zone else None)
+    assert job.commit(1, job.prepare(1, [{"id": 1, "at": at}])) == Committed()
+    (add,) = _added_files(job)
+    text = "0999-01-02T03:04:05.000006Z" if zone else "0999-01-02 03:04:05.000006"
+    assert add["partitionValues"] == {"at": text}
+    assert _read_ids(job) == [1]
+
+
+def test_dates_beyond_the_year_9999_have_no_bounds(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("day", pa.date32())])
+    job = DeltaJob(tmp_path, schema=schema).open()
+    writer = job.writer()
+    days = pa.array([3_000_000], pa.int32()).cast(pa.date32())
+    writer.write(pa.RecordBatch.from_arrays([pa.array([1]), days], schema=schema))
+    assert job.commit(1, *writer.pre_commit(CheckpointId(1))) == Committed()
+    (add,) = _added_files(job)
+    assert json.loads(add["stats"])["maxValues"] == {"id": 1}
+
+
+def _added_files(job: DeltaJob) -> list[dict[str, Any]]:
+    newest = max((job.path / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in newest.read_text().splitlines()]
+    return [action["add"] for action in actions if "add" in action]
+
+
+def _read_ids(job: DeltaJob) -> list[int]:
+    rows = QueryBuilder().register("t", DeltaTable(job.path)).execute("SELECT id FROM t")
+    return sorted(pa.table(cast("Any", rows.read_all()))["id"].to_pylist())
 
 
 def test_a_table_with_rules_that_files_do_not_show_is_refused(tmp_path: Path) -> None:

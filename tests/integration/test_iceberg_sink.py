@@ -157,6 +157,24 @@ def test_values_of_all_types_are_read_back_as_they_were_written(tmp_path: Path) 
     assert job.rows() == rows
 
 
+def test_a_null_and_the_text_null_are_two_partitions(tmp_path: Path) -> None:
+    """Their directories have the same name."""
+    job = IcebergJob(tmp_path, partition_by=("v",)).open()
+    rows = [{"id": 1, "v": None}, {"id": 2, "v": "null"}, {"id": 3, "v": ""}]
+    assert job.commit(1, job.prepare(1, rows)) == Committed()
+    with job.table() as table:
+        for term, expected in (("v = 'null'", 2), ("v is null", 1), ("v = ''", 3)):
+            assert table.scan(term).to_arrow()["id"].to_pylist() == [expected]
+
+
+def test_bytes_are_partitioned_by_their_beginning(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("p", pa.binary())])
+    job = IcebergJob(tmp_path, schema=schema, partition_by=("truncate(2, p)",)).open()
+    rows = [{"id": 1, "p": b"\xff\x00a"}, {"id": 2, "p": b"\xff\x00b"}, {"id": 3, "p": None}]
+    assert job.commit(1, job.prepare(1, rows)) == Committed(files=2)
+    assert job.rows() == rows
+
+
 def test_a_column_that_iceberg_cannot_keep_is_refused_at_start(tmp_path: Path) -> None:
     job = IcebergJob(tmp_path).open()
     columns = pa.schema([("id", pa.int64()), ("v", pa.timestamp("ns"))])

@@ -7,12 +7,15 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import deltalake
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.types import LongType
 from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob, MakeLakeJob
+from tests.support.equality_deletes import delete_by_equality
 from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
 
 from onceflow.core.errors import BadRow, ConfigError
@@ -28,6 +31,8 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import OnBadRow
 from onceflow.sinks import DeltaSink
+
+J = TypeVar("J", bound=LakeJob)
 
 _SCHEMA = pa.schema(
     [
@@ -343,6 +348,67 @@ def test_rows_of_an_older_partition_spec_are_replaced_under_the_new_one(tmp_path
     with job.table() as table:
         assert {task.file.spec_id for task in table.scan().plan_files()} == {0, 1}
         assert table.scan("id = 2").to_arrow()["v"].to_pylist() == ["B"]
+
+
+def test_rows_that_an_equality_delete_has_removed_do_not_come_back(tmp_path: Path) -> None:
+    """The library skips a delete whose bounds have none of the keys that change."""
+    job = make_keyed_job(IcebergJob, tmp_path).open()
+    change(job, 1, [{"id": key, "v": "old"} for key in (1, 2, 3)])
+    with job.table() as table:
+        delete_by_equality(table, "id", 2)
+    prepared = job.prepare(2, [{"id": 3, "v": "new"}])
+    outcome = job.commit(2, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "rows that they delete would come back" in outcome.reason
+
+
+def test_keys_are_compared_in_the_wider_type_that_the_table_has_got_meanwhile(
+    tmp_path: Path,
+) -> None:
+    job = make_keyed_job(IcebergJob, tmp_path, pa.int32()).open()
+    change(job, 1, [{"id": 1, "v": "old"}, {"id": 2, "v": "old"}])
+    prepared = job.prepare(2, [{"id": 1, "v": "new"}])
+    wide = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+    with job.table() as table:
+        with table.update_schema() as update:
+            update.update_column("id", LongType())
+        rows = [{"id": 1, "v": "old"}, {"id": 2**40, "v": "theirs"}]
+        table.refresh().overwrite(pa.Table.from_pylist(rows, schema=wide))
+    assert job.commit(2, prepared) == Committed()
+    assert values(job) == {1: "new", 2**40: "theirs"}
+
+
+def test_a_column_that_the_table_gets_before_the_commit_is_null_in_replaced_rows(
+    tmp_path: Path,
+) -> None:
+    job = make_keyed_job(DeltaJob, tmp_path).open()
+    change(job, 1, [{"id": 1, "v": "old"}])
+    prepared = job.prepare(2, [{"id": 1, "v": "new"}])
+    wide = pa.schema([*job.schema, pa.field("w", pa.int64())])
+    rows: Any = pa.Table.from_pylist([{"id": 1, "v": "old", "w": 5}], schema=wide)
+    deltalake.write_deltalake(job.path, rows, mode="overwrite", schema_mode="overwrite")
+    assert job.commit(2, prepared) == Committed()
+    assert job.rows() == [{"id": 1, "v": "new", "w": None}]
+
+
+def test_a_table_that_takes_only_new_rows_is_refused_at_start_and_at_a_commit(
+    tmp_path: Path,
+) -> None:
+    job = make_keyed_job(DeltaJob, tmp_path).open()
+    prepared = job.prepare(1, [{"id": 1, "v": "a"}])
+    DeltaTable(job.path).alter.set_table_properties({"delta.appendOnly": "true"})
+    outcome = job.commit(1, prepared)
+    assert isinstance(outcome, RetryLater), outcome
+    assert "delta.appendOnly=true" in outcome.reason
+    with pytest.raises(ConfigError, match=r"delta\.appendOnly=true"):
+        job.open(attempt=2)
+
+
+def make_keyed_job(kind: type[J], directory: Path, key: pa.DataType | None = None) -> J:
+    schema = pa.schema(
+        [pa.field("id", key or pa.int64(), nullable=False), pa.field("v", pa.string())]
+    )
+    return kind(directory, schema=schema, write_mode="upsert", primary_key=("id",))
 
 
 @pytest.mark.servers
