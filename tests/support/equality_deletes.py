@@ -80,7 +80,7 @@ class _AddDeletes(_FastAppendFiles):
     def _manifests(self) -> list[ManifestFile]:
         spec, schema = self._table.spec(), self._table.schema()
         output = self.new_manifest_output()
-        with _DeletesWriter(spec, schema, output, self._snapshot_id, "gzip") as writer:
+        with _DeletesWriter(spec, schema, output, self._snapshot_id, "null") as writer:
             writer.add(
                 ManifestEntry.from_args(
                     status=ManifestEntryStatus.ADDED,
