@@ -160,7 +160,7 @@ def test_values_of_all_types_are_read_back_as_they_were_written(tmp_path: Path) 
 def test_a_null_and_the_text_null_are_two_partitions(tmp_path: Path) -> None:
     """Their directories have the same name."""
     job = IcebergJob(tmp_path, partition_by=("v",)).open()
-    rows = [{"id": 1, "v": None}, {"id": 2, "v": "null"}, {"id": 3, "v": ""}]
+    rows: list[dict[str, Any]] = [{"id": 1, "v": None}, {"id": 2, "v": "null"}, {"id": 3, "v": ""}]
     assert job.commit(1, job.prepare(1, rows)) == Committed()
     with job.table() as table:
         for term, expected in (("v = 'null'", 2), ("v is null", 1), ("v = ''", 3)):
@@ -170,7 +170,11 @@ def test_a_null_and_the_text_null_are_two_partitions(tmp_path: Path) -> None:
 def test_bytes_are_partitioned_by_their_beginning(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("p", pa.binary())])
     job = IcebergJob(tmp_path, schema=schema, partition_by=("truncate(2, p)",)).open()
-    rows = [{"id": 1, "p": b"\xff\x00a"}, {"id": 2, "p": b"\xff\x00b"}, {"id": 3, "p": None}]
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "p": b"\xff\x00a"},
+        {"id": 2, "p": b"\xff\x00b"},
+        {"id": 3, "p": None},
+    ]
     assert job.commit(1, job.prepare(1, rows)) == Committed(files=2)
     assert job.rows() == rows
 
