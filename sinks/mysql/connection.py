@@ -60,6 +60,8 @@ SQL_MODE = (
 # A source may be idle for long while a transaction is open; what a vanished machine left behind is
 # ended by the next attempt.
 _IDLE_S_MAX = 86_400
+_ROW_NUMBERS_MAX = 1_000_000
+"""Above the rows of any statement, which are 10,000."""
 # A server that hangs is left alone after it; the end of the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
 XA_FATAL = "1401"
@@ -392,7 +394,12 @@ class MySQLSession(Session):
             "innodb_lock_wait_timeout": str(lock_timeout),
             "lock_wait_timeout": str(lock_timeout),
             "wait_timeout": str(_IDLE_S_MAX),
-            **({"max_statement_time": "0"} if self.is_mariadb else {}),
+            # Statements that are given columns number their rows by a recursive query.
+            **(
+                {"max_statement_time": "0"}
+                if self.is_mariadb
+                else {"cte_max_recursion_depth": str(_ROW_NUMBERS_MAX)}
+            ),
         }
         given = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
         wire.execute(f"SET {given}")

@@ -24,6 +24,7 @@ from tests.integration.sql.type_tables import TypeTables
 
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.sinks.mysql.dml import COLUMN_ROWS_MIN, COLUMNS_MAX
 
 _TABLES = {"postgres": POSTGRES, "mysql": MYSQL, "mariadb": MARIADB}
 _EVERY = [(kind, _TABLES[kind.name]) for kind in DATABASES]
@@ -134,6 +135,32 @@ def test_values_arrive_as_they_were(
 
 
 @pytest.mark.parametrize(
+    ("kind", "shown", "arrow_type", "values"),
+    [
+        pytest.param(kind, *sample, id=f"{kind.name}-{sample[1]}-{sample[0]}")
+        for kind, tables in _EVERY
+        if kind.name == "mysql"
+        for sample in tables.samples
+    ],
+    indirect=["kind"],
+)
+def test_values_of_many_rows_arrive_as_they_were_whether_new_or_changed(
+    database: Database, tables: TypeTables, shown: str, arrow_type: pa.DataType, values: list[Any]
+) -> None:
+    """Goal: many rows go in another statement with the same values. Method: insert, then update."""
+    column = pa.array(values, arrow_type)
+    turned = pa.array([*values[1:], values[0]], arrow_type)
+    _create_v(database, shown)
+    expression = tables.expressions.get(shown, "v")
+    times = COLUMN_ROWS_MIN // len(values) + 1
+    for written in (column, turned):
+        _write(database, pa.concat_arrays([written] * times), "upsert")
+        got = [row[0] for row in database.query(f"SELECT {expression} FROM t ORDER BY n")]
+        expected = list(map(tables.comparable, written.to_pylist())) * times
+        assert list(map(tables.comparable, got)) == expected
+
+
+@pytest.mark.parametrize(
     "column",
     [
         pa.array(["a", "b", "a", None]).dictionary_encode(),
@@ -229,6 +256,69 @@ def test_value_that_the_server_refuses_is_a_bad_row_of_that_column(
         with pytest.raises(BadRow, match=said if mode == "insert" else said_by_key):
             _write(database, column, mode, first=first)
         assert _read(database, first=first) == before
+
+
+@pytest.mark.parametrize(
+    ("shown", "column", "said"),
+    [
+        pytest.param(shown, column, said_by_key, id=shown)
+        for shown, column, _, said_by_key in MYSQL.refused_by_server
+    ],
+)
+@pytest.mark.parametrize("kind", [one for one in DATABASES if one.name == "mysql"], indirect=True)
+def test_value_that_the_server_refuses_among_many_rows_is_a_bad_row(
+    database: Database, shown: str, column: pa.Array, said: str
+) -> None:
+    _create_v(database, shown)
+    many = pa.concat_arrays([column] * COLUMN_ROWS_MIN)
+    with pytest.raises(BadRow, match=said):
+        _write(database, many, "upsert")
+    assert database.query("SELECT COUNT(*) FROM t") == [(0,)]
+
+
+@pytest.mark.parametrize("kind", [one for one in DATABASES if one.name == "mysql"], indirect=True)
+@pytest.mark.parametrize("table", ["given", "numbers"])
+def test_many_rows_go_into_a_table_that_is_called_like_a_part_of_the_statement(
+    database: Database, table: str
+) -> None:
+    """Goal: they update and keep rows in it. Method: its columns have such names, too."""
+    database.query(
+        f"DROP TABLE IF EXISTS {table}", f"CREATE TABLE {table} (n int PRIMARY KEY, c0 int)"
+    )
+    schema = pa.schema([("n", pa.int32()), ("c0", pa.int32())])
+    for mode, added in (("upsert", 1), ("upsert", 2), ("ignore", 3)):
+        keys = range(COLUMN_ROWS_MIN)
+        with _job(database, schema, mode, table=table) as job:
+            writer = job.writer()
+            values = [key + added for key in keys]
+            writer.write(pa.record_batch({"n": keys, "c0": values}, schema=schema))
+            writer.pre_commit(CheckpointId(1))
+    assert database.query(f"SELECT COUNT(*), SUM(c0 = n + 2) FROM {table}") == [
+        (COLUMN_ROWS_MIN, COLUMN_ROWS_MIN)
+    ]
+
+
+@pytest.mark.parametrize("kind", [one for one in DATABASES if one.name == "mysql"], indirect=True)
+@pytest.mark.parametrize("columns", [COLUMNS_MAX, COLUMNS_MAX + 1])
+@pytest.mark.parametrize("engine", ["TempTable", "MEMORY"])
+def test_many_wide_rows_arrive_as_they_were(database: Database, columns: int, engine: str) -> None:
+    """Goal: the server has room for what cuts them, in memory and on disk, where MEMORY goes."""
+    texts = [f"v{number}" for number in range(columns - 1)]
+    _create(database, "n int PRIMARY KEY, " + ", ".join(f"{one} varchar(99)" for one in texts))
+    schema = pa.schema([("n", pa.int32()), *((one, pa.string()) for one in texts)])
+    values = pa.array(["x" * (row % 90) if row % 7 else None for row in range(COLUMN_ROWS_MIN)])
+    rows = pa.record_batch([range(COLUMN_ROWS_MIN), *[values] * len(texts)], schema=schema)
+    database.query(f"SET GLOBAL internal_tmp_mem_storage_engine = {engine}", "SELECT 1")
+    try:
+        with _job(database, schema, "upsert") as job:
+            writer = job.writer()
+            writer.write(rows)
+            writer.pre_commit(CheckpointId(1))
+    finally:
+        database.query("SET GLOBAL internal_tmp_mem_storage_engine = DEFAULT", "SELECT 1")
+    assert database.query(f"SELECT {', '.join(texts)} FROM t ORDER BY n") == [
+        (value,) * len(texts) for value in values.to_pylist()
+    ]
 
 
 def test_overflow_becomes_null_where_that_is_asked_for(database: Database) -> None:
