@@ -3,7 +3,8 @@
     main([URL, DIRECTORY, ROWS, MODE, [POINT@CHECKPOINT]])
 
 MODE is exactly_once, at_least_once, or ledger: how rows are inserted; or upsert or ledger_upsert,
-by which the same rows are changes of forty keys: see `changes_of`.
+by which the same rows are changes of forty keys: see `changes_of`; or upsert_columns, where MySQL
+is given even a few rows column by column, as otherwise many.
 
 Row i is of subtask i % 2; a checkpoint is taken every twenty rows a subtask. What is decided is
 written to a `DecisionDirectory`.
@@ -32,6 +33,7 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import MySQLSink, PostgresSink
+from onceflow.sinks.mysql import dml
 
 SINK_ID = "soak.ledger"
 PARALLELISM = 2
@@ -51,12 +53,16 @@ MODES: dict[str, dict[str, Any]] = {
     "at_least_once": {"delivery": "at_least_once"},
     "ledger": {"commit_mode": "ledger"},
     "upsert": {"commit_mode": "two_phase", **_BY_KEY},
+    "upsert_columns": {"commit_mode": "two_phase", **_BY_KEY},
     "ledger_upsert": {"commit_mode": "ledger", **_BY_KEY},
 }
 
 
 def main(arguments: Sequence[str]) -> None:
     url, directory, total, mode, *crash = arguments
+    if mode == "upsert_columns":
+        # Of this process alone, which runs nothing else.
+        dml.COLUMN_ROWS_MIN = 1
     log = DecisionDirectory(Path(directory))
     attempt = log.claim_attempt()
     sink_class = MySQLSink if url.startswith(("mysql", "mariadb")) else PostgresSink

@@ -104,6 +104,21 @@ _CASES = [
 def test_job_killed_at_a_step_writes_each_row_once(
     runs: Runs, database: Database, mode: str, point: str, checkpoint: int
 ) -> None:
+    _kill_and_repeat(runs, database, mode, point, checkpoint)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kind", [MySQL], indirect=True)
+@pytest.mark.parametrize("point", ["flushed", "prepared", "commit"])
+def test_job_killed_with_changes_sent_column_by_column_makes_each_once(
+    runs: Runs, database: Database, point: str
+) -> None:
+    _kill_and_repeat(runs, database, "upsert_columns", point, 3)
+
+
+def _kill_and_repeat(
+    runs: Runs, database: Database, mode: str, point: str, checkpoint: int
+) -> None:
     assert runs.run(mode, f"{point}@{checkpoint}") == -signal.SIGKILL
     decided = runs.log.decided()
     assert decided == checkpoint - (point in ("write", "flushed", "prepared"))
