@@ -356,9 +356,9 @@ class KeptRows:
         moments: Ints = self._table.namespaces_of(entries) >> self._number_bits
         return moments
 
-    def keys(self, entries: Ints) -> list[pa.Array]:
+    def keys(self, entries: Ints) -> tuple[KeyColumn, ...]:
         """Return the rows' key columns."""
-        return self._table.keys_of(entries)
+        return self._table.key_columns_of(entries)
 
     def key_groups(self, entries: Ints) -> Groups:
         """Return the key group of each row."""

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.conformance.state_job import MAX_PARALLELISM, Job
@@ -33,6 +34,7 @@ from onceflow.core.api.windows import WindowAssigner, pane_windows
 from onceflow.core.errors import ConfigError, UserFunctionError
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
+from onceflow.core.runtime.dataflow import window_joins
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_operators import CoProcessor
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
@@ -42,6 +44,8 @@ from onceflow.core.runtime.dataflow.window_joins import (
     number_bits_of,
 )
 from onceflow.core.state import hash_keys, key_groups
+from onceflow.core.state.keys.key_columns import KeyColumn
+from onceflow.core.state.keys.key_groups import Hashes
 
 Row: TypeAlias = tuple[str, int, int, int]
 LEFT, RIGHT = (
@@ -293,6 +297,31 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
     assert by_key(running.made) == model.made
     assert sorted(running.late) == sorted(model.late)
     assert model.late or lateness_ms
+
+
+@pytest.mark.parametrize("windows", [TUMBLING, SLIDING], ids=str)
+def test_windows_of_keys_with_one_hash_stay_apart(
+    job: Job, windows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are brought together by the hash of their key, which other keys may have, too."""
+
+    def hash_all_alike(columns: Sequence[KeyColumn]) -> Hashes:
+        return np.zeros(len(columns[0]), np.uint64)
+
+    monkeypatch.setattr(window_joins, "hash_key_columns", hash_all_alike)
+    model = Model(pane_windows(windows, 0), None)
+    running = Running(job, windows, 0, Numbered())
+    rng = random.Random(5)
+    for side in (0, 1, 1, 0):
+        rows = [
+            (rng.choice(["", "a", "b" * 9, "b" * 8 + "c"]), rng.randrange(2), rng.randrange(30), n)
+            for n in range(20)
+        ]
+        running.take(side, rows)
+        model.take(side, rows)
+    running.advance(MAX_WATERMARK)
+    model.advance(MAX_WATERMARK)
+    assert by_key(running.made) == model.made
 
 
 @pytest.mark.parametrize("how", OUTER)

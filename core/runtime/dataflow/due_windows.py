@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,19 @@ class RowsOfWindows:
     @classmethod
     def of(cls, entries: Ints, windows: Ints, window_count: int) -> RowsOfWindows:
         """Return rows that are sorted already."""
-        return cls(entries, windows, np.searchsorted(windows, np.arange(window_count + 1)))
+        starts: Ints = np.zeros(window_count + 1, np.int64)
+        np.cumsum(np.bincount(windows, minlength=window_count), out=starts[1:])
+        return cls(entries, windows, starts)
+
+    @classmethod
+    def sort(cls, entries: Ints, windows: Ints, window_count: int) -> RowsOfWindows:
+        """Return rows sorted by window; those of one window stay in their order."""
+        bits = max(len(windows) - 1, 1).bit_length()
+        # Distinct integers, as in `Grouping`: sorting them is faster than a stable argsort.
+        packed = (windows << bits) | np.arange(len(windows))
+        packed.sort()
+        order = packed & ((1 << bits) - 1)
+        return cls.of(entries[order], packed >> bits, window_count)
 
     @property
     def counts(self) -> Ints:
@@ -65,8 +77,6 @@ class DueWindows:
 
     numbers: Ints
     """Each window's number: it begins at offset + number * slide."""
-    keys: list[pa.Array]
-    """Key columns, with a row for each window."""
     sides: tuple[RowsOfWindows, RowsOfWindows]
     cuts: Ints
     """Limits, from 0 to the number of windows: between two of them no key has two windows."""
@@ -134,16 +144,15 @@ class GroupsOfWindows:
         results: ResultRows,
         store: KeyedStateStore,
         kept: KeptSides,
-        key: Sequence[str],
+        keys: SideKeys,
     ) -> None:
-        """`key` has names for the key columns of `DueWindows`, for errors."""
         self._uid = uid
         self._process = function.process
         self._windows = windows
         self._results = results
         self._store = store
         self._kept = kept
-        self._key = key
+        self._keys = keys
 
     def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
         """Yield what the function makes of each window."""
@@ -155,20 +164,34 @@ class GroupsOfWindows:
     def _call(self, due: DueWindows, first: int, stop: int) -> None:
         """Call the function for the windows `first` (inclusive) to `stop` (exclusive)."""
         left, right = (side.cut(first, stop) for side in due.sides)
-        columns = [one[first:stop] for one in due.keys]
-        of_windows = BatchRecords(pa.record_batch(columns, names=list(self._key)))
-        keys = keys_of_records(self._uid, of_windows, self._key)
-        self._store.prefetch(keys)
-        lefts, rights = self._records(0, left.entries), self._records(1, right.entries)
+        (lefts, left_keys), (rights, right_keys) = (
+            self._records(0, left.entries),
+            self._records(1, right.entries),
+        )
         left_at, right_at = left.starts.tolist(), right.starts.tolist()
-        set_current_key, take = self._store.set_current_key, self._results.take
-        for index, (key, window) in enumerate(
-            zip(keys, self._bounds_of(due.numbers[first:stop]), strict=True)
+        # Every window has a row, of which it has its key.
+        keys = [
+            left_keys[at] if at < left_stop else right_keys[other_at]
+            for at, left_stop, other_at in zip(left_at, left_at[1:], right_at, strict=False)
+        ]
+        self._store.prefetch(keys)
+        set_current_key, process = self._store.set_current_key, self._process
+        take, take_record = self._results.take, self._results.take_record
+        for key, window, at, left_stop, other_at, right_stop in zip(
+            keys,
+            self._bounds_of(due.numbers[first:stop]),
+            left_at,
+            left_at[1:],
+            right_at,
+            right_at[1:],
+            strict=False,
         ):
             set_current_key(key)
-            of_left = lefts[left_at[index] : left_at[index + 1]]
-            of_right = rights[right_at[index] : right_at[index + 1]]
-            take(self._process(key, window, of_left, of_right))
+            result: Any = process(key, window, lefts[at:left_stop], rights[other_at:right_stop])
+            if result.__class__ is dict:
+                take_record(result)
+            else:
+                take(result)
 
     def _bounds_of(self, numbers: Ints) -> list[TimeWindow]:
         """Return the begin and end of each window; many keys have windows of one number."""
@@ -178,11 +201,13 @@ class GroupsOfWindows:
         times = [TimeWindow(start_ms, start_ms + windows.size_ms) for start_ms in starts_ms]
         return [times[index] for index in indices.tolist()]
 
-    def _records(self, side: int, entries: Ints) -> list[Record]:
+    def _records(self, side: int, entries: Ints) -> tuple[list[Record], list[Any]]:
+        """Return the records of these rows, and their keys."""
         if not len(entries):
-            return []
-        rows = self._kept[side].rows(entries)
-        return list(chain.from_iterable(BatchRecords(rows).pieces()))
+            return [], []
+        records = BatchRecords(self._kept[side].rows(entries))
+        keys = keys_of_records(self._uid, records, self._keys[side])
+        return list(chain.from_iterable(records.pieces())), keys
 
 
 def _split(until: Ints) -> Iterator[tuple[int, int]]:

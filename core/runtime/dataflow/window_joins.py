@@ -53,9 +53,15 @@ from onceflow.core.state.kept_rows import (
     KeptRows,
     check_moments,
 )
-from onceflow.core.state.keys.key_columns import FixedKeys, Ints, KeyColumn, read_key_columns
-from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
-from onceflow.core.state.keys.key_index import KeyIndex
+from onceflow.core.state.keys.key_columns import (
+    Ints,
+    KeyColumn,
+    Mask,
+    equal_keys,
+    read_key_columns,
+)
+from onceflow.core.state.keys.key_groups import Hashes, combine_hashes, hash_key_columns
+from onceflow.core.state.keys.key_index import number_keys
 from onceflow.core.state.operator_state import OperatorStateStore
 
 ROWS_AGAIN = 256
@@ -115,7 +121,7 @@ class WindowJoinOperator(SnapshottedOperator):
             )
         else:
             self._of_windows = GroupsOfWindows(
-                uid, function, windows, self._results, store, self._kept, work.keys[0]
+                uid, function, windows, self._results, store, self._kept, work.keys
             )
 
     def _open(self, of_windows: CoWindowedFunction) -> None:
@@ -267,11 +273,13 @@ class WindowJoinOperator(SnapshottedOperator):
             part = again[start : start + ROWS_AGAIN]
             of_part = tuple(column.take(part) for column in keys), known[part], numbers[part]
             sides = self._find_windows_of(side, entries[part], *of_part, used)
-            columns = [one.take(pa.array(part)) for one in arrays]
-            self._emit_windows(DueWindows(numbers[part], columns, sides, np.arange(len(part) + 1)))
+            self._emit_windows(DueWindows(numbers[part], sides, np.arange(len(part) + 1)))
+        if not len(again):
+            # Each row has an entry of its own: there is nothing to make distinct.
+            kept.finish(entries)
+            return
         for one, entries_used in zip(self._kept, used, strict=True):
-            if entries_used:
-                one.finish(np.unique(np.concatenate(entries_used)))
+            one.finish(np.unique(np.concatenate(entries_used)))
 
     def _keep_window(self, side: int, rows: pa.RecordBatch, starts: Ints) -> None:
         """Keep rows of windows that begin at `starts`."""
@@ -326,24 +334,17 @@ class WindowJoinOperator(SnapshottedOperator):
         if not any(map(len, entries)):
             return None
         keys = [kept.keys(one) for kept, one in zip(self._kept, entries, strict=True)]
-        arrays = [pa.concat_arrays(one) for one in zip(*keys, strict=True)]
         numbers = np.concatenate(
             [kept.moments(one) for kept, one in zip(self._kept, entries, strict=True)]
         )
-        windows, leaders = _number_windows(numbers, arrays)
-        sides: list[RowsOfWindows] = []
-        for one, of_rows in zip(entries, np.split(windows, [len(entries[0])]), strict=True):
-            # Rows of one window stay as they were added.
-            order = np.argsort(of_rows, kind="stable")
-            sides.append(RowsOfWindows.of(one[order], of_rows[order], len(leaders)))
-        numbers = numbers[leaders]
-        cuts = np.flatnonzero(np.diff(numbers)) + 1
-        return DueWindows(
-            numbers,
-            [one.take(pa.array(leaders)) for one in arrays],
-            (sides[0], sides[1]),
-            np.concatenate([[0], cuts, [len(leaders)]]),
+        windows, numbers = _number_windows(numbers, keys[0], keys[1])
+        of_sides = np.split(windows, [len(entries[0])])
+        left, right = (
+            RowsOfWindows.sort(one, of_rows, len(numbers))
+            for one, of_rows in zip(entries, of_sides, strict=True)
         )
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        return DueWindows(numbers, (left, right), np.concatenate([[0], cuts, [len(numbers)]]))
 
     def _leave_out_fired(self, kept: KeptRows, entries: Ints) -> Ints:
         """Return the entries whose windows have not come out before a restore."""
@@ -380,14 +381,51 @@ def number_bits_of(slide_ms: int) -> int:
     return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
 
 
-def _number_windows(numbers: Ints, keys: list[pa.Array]) -> tuple[Ints, Ints]:
-    """Return the index of each row's window of its key, and one row of each window.
+def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Ints]:
+    """Return the index of each row's window of its key, and the number of each window.
 
-    Windows are sorted by `numbers`, and those of one number as their keys come first.
+    The rows are the left ones and then the right ones; `numbers` are those of their windows.
+    Windows are sorted by number. Those of one number are in no order.
     """
-    columns = (FixedKeys((numbers.view(np.uint64),)), *read_key_columns(keys))
-    entries, leaders = KeyIndex(columns).resolve(columns, hash_key_columns(columns))
-    order = np.argsort(numbers[leaders], kind="stable")
+    hashes = np.concatenate([hash_key_columns(left), hash_key_columns(right)])
+    is_one_number = bool((numbers == numbers[0]).all())
+    if not is_one_number:
+        combine_hashes(hashes, numbers.view(np.uint64))
+
+    def equal(firsts: Ints, others: Ints) -> Mask:
+        same = _equal_keys_of_sides(left, right, firsts, others)
+        same &= numbers[firsts] == numbers[others]
+        return same
+
+    windows, leaders = number_keys(hashes, equal)
+    numbers = numbers[leaders]
+    if is_one_number:
+        return windows, numbers
+    order = np.argsort(numbers, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return rank[entries - 1], leaders[order]
+    return rank[windows], numbers[order]
+
+
+def _equal_keys_of_sides(left: _Keys, right: _Keys, firsts: Ints, others: Ints) -> Mask:
+    """Tell of pairs of rows whether their keys are equal.
+
+    The right rows have their numbers behind the left ones, and `firsts` the lower ones of each
+    pair.
+    """
+    left_count = len(left[0])
+    first_is_left, other_is_left = firsts < left_count, others < left_count
+    same: Mask = np.zeros(len(firsts), np.bool_)
+    # A right row is never before a left one.
+    for pairs, first_keys, other_keys in (
+        (other_is_left, left, left),
+        (first_is_left & ~other_is_left, left, right),
+        (~first_is_left, right, right),
+    ):
+        first_rows = firsts[pairs] - (0 if first_keys is left else left_count)
+        other_rows = others[pairs] - (0 if other_keys is left else left_count)
+        same[pairs] = equal_keys(
+            [column.take(first_rows) for column in first_keys],
+            [column.take(other_rows) for column in other_keys],
+        )
+    return same

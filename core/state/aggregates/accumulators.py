@@ -257,11 +257,16 @@ class AccumulatorTable:
 
     def keys_of(self, entries: Ints) -> list[pa.Array]:
         """Return the key columns of these entries, as Arrow arrays."""
-        columns = self.shape.keys_alone(self._index.view_keys())
+        first = 1 if self.shape.namespaced else 0
         return [
-            to_key_array(_part(column, entries), kind)
-            for column, kind in zip(columns, self.shape.key_types, strict=True)
+            to_key_array(self._index.take_keys(index, entries), kind)
+            for index, kind in enumerate(self.shape.key_types, first)
         ]
+
+    def key_columns_of(self, entries: Ints) -> tuple[KeyColumn, ...]:
+        """Return the key columns of these entries as words."""
+        columns = self.shape.keys_alone(self._index.view_keys())
+        return tuple(column.take(entries) for column in columns)
 
     def groups_of(self, entries: Ints) -> Groups:
         """Return the key group of each entry."""

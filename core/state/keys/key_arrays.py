@@ -11,13 +11,16 @@ from onceflow.core.state.keys.key_index import to_binary
 _MS_A_DAY = 86_400_000
 
 
-def to_key_array(column: KeyColumn, kind: pa.DataType) -> pa.Array:
-    """Return the keys as an array of `kind`, the type of the column that they were read from."""
+def to_key_array(column: KeyColumn | pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the keys as an array of `kind`, the type of the column that they were read from.
+
+    Keys of bytes may be given as a large_binary array.
+    """
     if pa.types.is_dictionary(kind):
         return to_key_array(column, kind.value_type).dictionary_encode().cast(kind)
-    if isinstance(column, BytesKeys):
-        return to_binary(column).cast(kind)
-    return _to_fixed_array(column, kind)
+    if isinstance(column, FixedKeys):
+        return _to_fixed_array(column, kind)
+    return (to_binary(column) if isinstance(column, BytesKeys) else column).cast(kind)
 
 
 def _to_fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:

@@ -23,9 +23,12 @@ from onceflow.core.errors import BadStateValue, ConfigError
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 PADDING_BYTES = 8
 """Zeros behind the last key, so that its last word may be loaded as 8 bytes."""
+WORDS_COMPARED_MAX = 16
+"""Words of a key that are compared for all rows at once; bytes after these 128 row by row."""
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _MS_A_DAY = 86_400_000
@@ -47,6 +50,13 @@ class FixedKeys:
     def take(self, rows: Ints) -> FixedKeys:
         """Return the keys of `rows`."""
         return FixedKeys(tuple(plane[rows] for plane in self.words), self.hash_factor)
+
+    def equal(self, others: FixedKeys) -> Mask:
+        """Tell for each row whether its key is the one that `others` has there."""
+        same: Mask = self.words[0] == others.words[0]
+        for plane, other in zip(self.words[1:], others.words[1:], strict=True):
+            same &= plane == other
+        return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,26 @@ class BytesKeys:
             words &= _MASKS[np.minimum(remaining, 8)]
         return words
 
+    def equal(self, others: BytesKeys) -> Mask:
+        """Tell for each row whether its key is the one that `others` has there."""
+        same: Mask = self.lengths == others.lengths
+        if not len(same):
+            return same
+        shortest, longest = int(others.lengths.min()), int(others.lengths.max())
+        # With equal lengths everywhere, whole columns of words are compared. Otherwise rows are
+        # chosen for each word: one whose length differs would read past the end of its key.
+        everywhere = bool(same.all())
+        for index in range(min((longest + 7) // 8, WORDS_COMPARED_MAX)):
+            if everywhere and 8 * index < shortest:
+                same &= self.word(index) == others.word(index)
+            else:
+                rows = np.flatnonzero(same & (others.lengths > 8 * index))
+                # Rows that are ruled out already are not among `rows`, and stay so.
+                same[rows] = self.word(index, rows) == others.word(index, rows)
+        for row in np.flatnonzero(same & (others.lengths > 8 * WORDS_COMPARED_MAX)).tolist():
+            same[row] = self.bytes_of(row) == others.bytes_of(row)
+        return same
+
     def bytes_of(self, row: int) -> bytes:
         """Return the key of one row."""
         start = int(self.starts[row])
@@ -100,6 +130,17 @@ def read_key_columns(
         raise ConfigError("a key needs at least one column; name one in key_by()")
     labels = names or [str(index) for index in range(len(arrays))]
     return tuple(_read(array, label) for array, label in zip(arrays, labels, strict=True))
+
+
+def equal_keys(columns: Sequence[KeyColumn], others: Sequence[KeyColumn]) -> Mask:
+    """Tell for each row whether its key is the one that `others` have there."""
+    # Columns of one type are read as columns of one kind.
+    every = [
+        column.equal(other)  # type: ignore[arg-type]
+        for column, other in zip(columns, others, strict=True)
+    ]
+    same: Mask = np.logical_and.reduce(every)
+    return same
 
 
 def check_key_type(key_type: pa.DataType, label: str) -> None:

@@ -24,7 +24,7 @@ big-endian length and the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,14 +39,10 @@ from onceflow.core.state.keys.key_columns import (
     FixedKeys,
     Ints,
     KeyColumn,
+    Mask,
     Words,
 )
 from onceflow.core.state.keys.key_groups import Hashes
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-
-WORDS_COMPARED_MAX = 16
-"""Words of a key that are compared for all rows at once; bytes after these 128 row by row."""
 
 ENTRIES_MAX = (1 << 31) - 2
 """Buckets are 32-bit integers, to keep the table small in the processor's caches."""
@@ -83,10 +79,7 @@ class FixedArena:
 
     def equal(self, entries: Ints, keys: FixedKeys) -> Mask:
         """Tell for each row whether its key is the one in its entry."""
-        same: Mask = self._planes[0][entries] == keys.words[0]
-        for plane, words in zip(self._planes[1:], keys.words[1:], strict=True):
-            same &= plane[entries] == words
-        return same
+        return FixedKeys(tuple(plane[entries] for plane in self._planes)).equal(keys)
 
     def view(self) -> FixedKeys:
         """Return every entry's key, entry 0's included, as of now and for ever."""
@@ -110,7 +103,7 @@ class BytesArena:
         used = int(ends[-1]) if len(ends) else self._used
         end = self.count + len(keys)
         self._data = enlarge(self._data, self._used, used + PADDING_BYTES)
-        self._starts = enlarge(self._starts, self.count, end)
+        self._starts = enlarge(self._starts, self.count, end + 1)
         self._lengths = enlarge(self._lengths, self.count, end)
         starts = ends - lengths
         # Copies all keys in one gather. Byte t of the arena is byte t + (source - target) of
@@ -119,28 +112,21 @@ class BytesArena:
         self._data[self._used : used] = keys.data[sources]
         self._starts[self.count : end] = starts
         self._lengths[self.count : end] = lengths
+        # As Arrow has it, the end of the last key comes behind the starts.
+        self._starts[end] = used
         self._used, self.count = used, end
 
     def equal(self, entries: Ints, keys: BytesKeys) -> Mask:
         """Tell for each row whether its key is the one in its entry."""
-        stored = BytesKeys(self._data, self._starts[entries], keys.lengths)
-        same: Mask = self._lengths[entries] == keys.lengths
-        if not len(same):
-            return same
-        shortest, longest = int(keys.lengths.min()), int(keys.lengths.max())
-        # With equal lengths everywhere, whole columns of words are compared. Otherwise rows are
-        # chosen for each word: one whose length differs would read past the end of its entry's key.
-        everywhere = bool(same.all())
-        for index in range(min((longest + 7) // 8, WORDS_COMPARED_MAX)):
-            if everywhere and 8 * index < shortest:
-                same &= stored.word(index) == keys.word(index)
-            else:
-                rows = np.flatnonzero(same & (keys.lengths > 8 * index))
-                # Rows that are ruled out already are not among `rows`, and stay so.
-                same[rows] = stored.word(index, rows) == keys.word(index, rows)
-        for row in np.flatnonzero(same & (keys.lengths > 8 * WORDS_COMPARED_MAX)).tolist():
-            same[row] = stored.bytes_of(row) == keys.bytes_of(row)
-        return same
+        stored = BytesKeys(self._data, self._starts[entries], self._lengths[entries])
+        return stored.equal(keys)
+
+    def take(self, entries: Ints) -> pa.Array:
+        """Return the keys of these entries, as a large_binary array."""
+        offsets = pa.py_buffer(self._starts[: self.count + 1])
+        buffers = [None, offsets, pa.py_buffer(self._data)]
+        # Arrow copies a whole key at a time, which numpy would do byte by byte.
+        return pa.Array.from_buffers(pa.large_binary(), self.count, buffers).take(pa.array(entries))
 
     def view(self) -> BytesKeys:
         """Return every entry's key, entry 0's included, as of now and for ever."""
@@ -271,6 +257,31 @@ def _sort_by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
     return order, first
 
 
+def number_keys(hashes: Hashes, equal: Callable[[Ints, Ints], Mask]) -> tuple[Ints, Ints]:
+    """Return the number of each row's key, from 0, and the first row of each number.
+
+    `hashes` are those of the rows' keys. `equal` tells of pairs of rows, given as two arrays of row
+    indices of which the first are the lower ones, whether their keys are equal. Keys are in no
+    order. A `KeyIndex` does the same, and keeps the keys to find them again, which takes longer.
+    """
+    numbers: Ints = np.empty(len(hashes), np.int64)
+    leaders: list[Ints] = [np.zeros(0, np.int64)]
+    count, missing = 0, np.arange(len(hashes))
+    while len(missing):
+        # One key of each hash in a round, as in `KeyIndex.resolve`.
+        order, is_first = _sort_by_hash(missing, hashes)
+        chosen = order[is_first]
+        of_order = np.cumsum(is_first) - 1
+        numbers[order] = count + of_order
+        leaders.append(chosen)
+        count += len(chosen)
+        others = order[~is_first]
+        same = equal(chosen[of_order[~is_first]], others)
+        # Sorted: the first row of a number is the lowest one in the next round, too.
+        missing = np.sort(others[~same])
+    return numbers, np.concatenate(leaders)
+
+
 class KeyIndex:
     """Numbers distinct keys: each has an entry of its own."""
 
@@ -318,6 +329,11 @@ class KeyIndex:
     def view_keys(self) -> tuple[KeyColumn, ...]:
         """Return the key of every entry, entry 0 included, as of now and for ever."""
         return tuple(arena.view() for arena in self._arenas)
+
+    def take_keys(self, column: int, entries: Ints) -> FixedKeys | pa.Array:
+        """Return one column of the keys of these entries; one of bytes as a large_binary array."""
+        arena = self._arenas[column]
+        return arena.view().take(entries) if isinstance(arena, FixedArena) else arena.take(entries)
 
     def view_hashes(self) -> Hashes:
         """Return the hash of every entry, entry 0 included, as of now and for ever."""

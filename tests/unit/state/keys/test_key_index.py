@@ -10,9 +10,16 @@ import pyarrow as pa
 import pytest
 
 from onceflow.core.errors import StateCorrupt
-from onceflow.core.state.keys.key_columns import read_key_columns
-from onceflow.core.state.keys.key_groups import hash_key_columns
-from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys
+from onceflow.core.state.keys.key_arrays import to_key_array
+from onceflow.core.state.keys.key_columns import (
+    Ints,
+    KeyColumn,
+    Mask,
+    equal_keys,
+    read_key_columns,
+)
+from onceflow.core.state.keys.key_groups import Hashes, hash_key_columns
+from onceflow.core.state.keys.key_index import KeyIndex, decode_keys, encode_keys, number_keys
 
 LONG = "long key " * 16
 
@@ -23,8 +30,23 @@ def random_key(rng: random.Random) -> str:
     ) * rng.randrange(3)
 
 
+def spoil_hashes(hashes: Hashes, spread: str) -> None:
+    match spread:
+        case "four hashes":
+            hashes &= np.uint64(3)
+        case "one hash":
+            hashes[:] = 7
+        case "top bits only":
+            hashes &= np.uint64(0xF000000000000000)
+        case _:
+            pass
+
+
+SPREADS = ["good hashes", "four hashes", "one hash", "top bits only"]
+
+
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("spread", ["good hashes", "four hashes", "one hash", "top bits only"])
+@pytest.mark.parametrize("spread", SPREADS)
 def test_equal_keys_share_a_entry_and_different_keys_never_do(seed: int, spread: str) -> None:
     rng = random.Random(seed)
     entries: dict[tuple[str, int], int] = {}
@@ -39,15 +61,7 @@ def test_equal_keys_share_a_entry_and_different_keys_never_do(seed: int, spread:
             ]
         )
         hashes = hash_key_columns(columns)
-        match spread:
-            case "four hashes":
-                hashes &= np.uint64(3)
-            case "one hash":
-                hashes[:] = 7
-            case "top bits only":
-                hashes &= np.uint64(0xF000000000000000)
-            case _:
-                pass
+        spoil_hashes(hashes, spread)
         known = set(entries)
         found, leaders = index.resolve(columns, hashes)
         for row, entry in zip(rows, found.tolist(), strict=True):
@@ -56,6 +70,32 @@ def test_equal_keys_share_a_entry_and_different_keys_never_do(seed: int, spread:
         assert {rows[leader] for leader in leaders.tolist()} == set(rows) - known
         assert len(leaders) == len(set(rows) - known)
     assert sorted(entries.values()) == list(range(1, len(entries) + 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", SPREADS)
+def test_equal_keys_have_one_number_and_different_keys_never_do(seed: int, spread: str) -> None:
+    rng = random.Random(seed)
+    for size in (0, 1, 5, 60):
+        rows = [(random_key(rng), rng.randrange(3)) for _ in range(size)]
+        columns = read_key_columns(
+            [
+                pa.array([a for a, _ in rows], pa.string()),
+                pa.array([b for _, b in rows], pa.int64()),
+            ]
+        )
+        hashes = hash_key_columns(columns)
+        spoil_hashes(hashes, spread)
+
+        def equal(firsts: Ints, others: Ints, columns: tuple[KeyColumn, ...] = columns) -> Mask:
+            assert (firsts < others).all()
+            return equal_keys(*([one.take(of) for one in columns] for of in (firsts, others)))
+
+        numbers, leaders = number_keys(hashes, equal)
+        of_rows = dict(zip(rows, numbers.tolist(), strict=True))
+        assert [of_rows[row] for row in rows] == numbers.tolist()
+        assert sorted(of_rows.values()) == list(range(len(of_rows)))
+        assert leaders.tolist() == [rows.index(row) for row in sorted(of_rows, key=of_rows.get)]  # type: ignore[arg-type]
 
 
 def test_growth_past_many_doublings_keeps_every_entry() -> None:
@@ -81,6 +121,21 @@ def test_keys_and_hashes_read_for_a_snapshot_do_not_change_while_the_index_grows
     assert np.array_equal(hashes, copied)
     in_entries = encode_keys(keys).to_pylist()
     assert [in_entries[entry] for entry in entries.tolist()] == [key.encode() for key in before]
+
+
+@pytest.mark.parametrize("more", [0, 3, 3000], ids=["full", "few", "many"])
+def test_keys_of_entries_are_taken_as_arrays_while_the_index_grows(more: int) -> None:
+    kinds = [pa.string(), pa.int64()]
+    index = KeyIndex(read_key_columns([pa.array([], kind) for kind in kinds]))
+    # There is room for 1,024 starts at first: entry 0 has one, and so has the end of the last key.
+    rows = [(LONG[: number % 40] + str(number), number) for number in range(1_022 + more)]
+    for part in (rows[:1_022], rows[1_022:], rows[::7]):
+        texts, numbers = [text for text, _ in part], [number for _, number in part]
+        columns = read_key_columns([pa.array(texts, kinds[0]), pa.array(numbers, kinds[1])])
+        entries, _ = index.resolve(columns, hash_key_columns(columns))
+        taken = [to_key_array(index.take_keys(at, entries), kinds[at]) for at in range(2)]
+        assert [one.type for one in taken] == kinds
+        assert [one.to_pylist() for one in taken] == [texts, numbers]
 
 
 def test_a_copy_of_some_entries_has_their_keys_and_no_other() -> None:
