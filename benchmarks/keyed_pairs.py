@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from benchmarks.keyed_balance import BatchBalance, KeyedBalance
 from onceflow import (
     BatchStates,
+    CoGroupBatch,
+    CoGroupBatchFunction,
     EventTimeSessionWindows,
     KeyedBatch,
     KeyedBatchFunction,
@@ -46,6 +48,7 @@ from onceflow.core.api.join_functions import (
     WindowPairs,
 )
 from onceflow.core.api.process_functions import CoProcessFunction
+from onceflow.core.api.window_batches import WindowBatches
 from onceflow.core.api.window_functions import (
     CoGroupFunction,
     CoWindowedFunction,
@@ -247,11 +250,28 @@ class Balance(CoGroupFunction):
         return {"account": key, "balance": sum(record["amount"] for record in left) - paid}
 
 
+class BatchBalances(CoGroupBatchFunction):
+    """The same for many windows at once."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return pa.schema([("account", pa.string()), ("balance", pa.int64())])
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        left, right = windows.left, windows.right
+        balances = np.zeros(windows.window_count, np.int64)
+        np.add.at(balances, left.windows, left.rows.column("amount").to_numpy())
+        np.subtract.at(balances, right.windows, right.rows.column("amount").to_numpy())
+        return pa.record_batch(
+            [windows.keys.column("account"), pa.array(balances)], ["account", "balance"]
+        )
+
+
 JOINS: dict[str, Callable[[], TimedJoin | CoProcessFunction]] = {
     "interval join": lambda: TimedJoin(-1_000, 1_000, _sides("ts"), _merged()),
     "regular join": lambda: TimedJoin(-999, 999, _sides(None), _merged()),
     "window join": lambda: _of_windows(WindowPairs((False, False), _merged())),
     "co_group": lambda: _of_windows(Balance()),
+    "co_group_batches": lambda: _of_windows(WindowBatches(BatchBalances())),
 }
 
 
@@ -365,6 +385,7 @@ def pair_figures(open_store: Open, timers: int, runs: int) -> dict[str, float]:
         ("regular join / running, rate", joined("regular join"), rows),
         ("window join / running, rate", joined("window join"), rows),
         ("co_group / running, rate", joined("co_group"), rows),
+        ("co_group_batches / running, rate", joined("co_group_batches"), rows),
     ):
         stores = open_store(), open_store()
         figures[name] = ratio(running(stores[0], some), other(stores[1], some), runs)

@@ -17,6 +17,7 @@ from onceflow.core.api.join_functions import (
 )
 from onceflow.core.api.joined_streams import AddsOperator, JoinedStreams, Sides, mark_outer_sides
 from onceflow.core.api.process_functions import CoProcessFunction
+from onceflow.core.api.window_batches import CoGroupBatchFunction, WindowBatches
 from onceflow.core.api.window_functions import (
     CoGroupFunction,
     CoWindowedFunction,
@@ -143,6 +144,24 @@ class WindowedConnectedStreams(Generic[StreamT]):
         """
         require_function_object(function, CoGroupFunction, "co_group")
         return self._process(self._to_windowed(function), uid=uid)
+
+    def co_group_batches(self, function: CoGroupBatchFunction, *, uid: str) -> StreamT:
+        """Return what `function` makes of the records of many windows at once, which are kept.
+
+        `uid` names the state in checkpoints: keep it, and the state is found again, also that of
+        `co_group`.
+
+        Raises:
+            ConfigError: The windows are sessions, or in processing time.
+        """
+        require_function_object(function, CoGroupBatchFunction, "co_group_batches")
+        windowed = self._to_windowed(WindowBatches(function))
+        if not windowed.takes_batches:
+            raise ConfigError(
+                f"co_group_batches() of {type(self._windows).__name__}: these take one record at a"
+                " time; use co_group(), or tumbling or sliding windows in event time"
+            )
+        return self._process(windowed, uid=uid)
 
     def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
         """Join each left record with each right one of its key and window.

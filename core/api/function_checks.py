@@ -15,6 +15,7 @@ from onceflow.core.api.process_functions import (
     CoProcessFunction,
     ProcessFunction,
 )
+from onceflow.core.api.window_batches import CoGroupBatchFunction
 from onceflow.core.api.window_functions import CoGroupFunction, ProcessWindowFunction
 from onceflow.core.errors import ConfigError
 
@@ -26,6 +27,7 @@ _METHODS: dict[type[object], str] = {
     BroadcastProcessFunction: "connect(broadcast).process()",
     ProcessWindowFunction: "key_by(…).window(…).process()",
     CoGroupFunction: "connect(…).key_by(…).window(…).co_group()",
+    CoGroupBatchFunction: "connect(…).key_by(…).window(…).co_group_batches()",
     ProcessJoinFunction: "process() of a join",
 }
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         KeyedStream,
         Stream,
     )
+    from onceflow.core.api.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
     from onceflow.core.api.window_functions import (
         CoGroupFunction,
         ProcessWindowFunction,
@@ -203,6 +204,7 @@ else:
             "onceflow.core.api.stream": (
                 "BroadcastConnectedStream ConnectedStreams KeyedStream Stream"
             ),
+            "onceflow.core.api.window_batches": "CoGroupBatch CoGroupBatchFunction WindowRows",
             "onceflow.core.api.window_functions": (
                 "CoGroupFunction ProcessWindowFunction TimeWindow"
             ),
@@ -241,6 +243,8 @@ __all__ = [
     "CheckpointStats",
     "CheckpointTriggered",
     "Checkpointing",
+    "CoGroupBatch",
+    "CoGroupBatchFunction",
     "CoGroupFunction",
     "CoProcessFunction",
     "Configuration",
@@ -334,6 +338,7 @@ __all__ = [
     "ValueState",
     "ValueStateDescriptor",
     "WatermarkStrategy",
+    "WindowRows",
     "WindowedConnectedStreams",
     "WindowedStream",
     "__version__",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,7 +17,11 @@ import pytest
 from tests.conformance.state_job import MAX_PARALLELISM, Job
 
 from onceflow import (
+    CoGroupBatch,
+    CoGroupBatchFunction,
     CoGroupFunction,
+    ListStateDescriptor,
+    OperatorAccess,
     OutputTag,
     ProcessJoinFunction,
     Record,
@@ -26,9 +30,11 @@ from onceflow import (
     TimeWindow,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
+    WindowRows,
 )
 from onceflow.core.api.graph import Feed, ProcessConnected
 from onceflow.core.api.join_functions import MergedColumns, WindowPairs
+from onceflow.core.api.window_batches import WindowBatches
 from onceflow.core.api.window_functions import CoWindowedFunction, KeptRecords, WindowInput
 from onceflow.core.api.windows import WindowAssigner, pane_windows
 from onceflow.core.errors import ConfigError, UserFunctionError
@@ -84,6 +90,69 @@ class Numbered(CoGroupFunction):
             "ordered": [one["ordered"] for one in left],
             "paid": [one["paid"] for one in right],
         }
+
+
+class Unnumbered(Numbered):
+    """The same without a state."""
+
+    def open(self, state: StateAccess) -> None:
+        pass
+
+    def process(
+        self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
+    ) -> Iterable[Record]:
+        yield {
+            "account": f"{key[0]}/{key[1]}",
+            "n": None,
+            "start": window.start_ms,
+            "ordered": [one["ordered"] for one in left],
+            "paid": [one["paid"] for one in right],
+        }
+
+
+class InBatches(CoGroupBatchFunction):
+    """All records of each window of a batch in their order; numbered by nobody."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return SCHEMA
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        check_batch(windows)
+        keys = windows.keys.to_pylist()
+        columns = [
+            [f"{key['account']}/{key['part']}" for key in keys],
+            [None] * windows.window_count,
+            windows.starts_ms,
+            values_of_windows(windows.left, "ordered"),
+            values_of_windows(windows.right, "paid"),
+        ]
+        return pa.record_batch(columns, SCHEMA.names)
+
+
+def values_of_windows(side: WindowRows, column: str) -> pa.Array:
+    """Return a list of each window's values."""
+    ends = [*side.firsts.tolist(), side.rows.num_rows]
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), side.rows.column(column))
+
+
+def check_batch(windows: CoGroupBatch) -> None:
+    """Raise AssertionError unless a batch of windows is as it is described."""
+    keys = [tuple(key.values()) for key in windows.keys.to_pylist()]
+    starts_ms = windows.starts_ms.tolist()
+    assert windows.window_count == len(keys) == len(set(zip(keys, starts_ms, strict=True)))
+    assert (windows.left.counts + windows.right.counts > 0).all()
+    for side in (windows.left, windows.right):
+        every = np.arange(windows.window_count)
+        assert side.windows.tolist() == np.repeat(every, side.counts).tolist()
+        assert side.firsts.tolist() == (np.cumsum(side.counts) - side.counts).tolist()
+        assert len(side.windows) == side.rows.num_rows
+        rows = side.rows.to_pylist()
+        assert [(row["account"], row["part"]) for row in rows] == [
+            keys[window] for window in side.windows.tolist()
+        ]
+        times = side.rows.column("at").to_numpy()
+        assert (side.spread(windows.starts_ms) <= times).all()
+        assert (times < side.spread(windows.ends_ms)).all()
 
 
 class NumberedPairs(ProcessJoinFunction):
@@ -238,12 +307,12 @@ class Running:
 
 
 def by_key(made: Iterable[Record]) -> dict[str, list[tuple[Any, ...]]]:
-    """Return results by key, in order, without their numbers, which must count them."""
+    """Return results by key, in order, without their numbers, which count them if there are any."""
     results: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for one in made:
         of_key = results[one["account"]]
         of_key.append((one["start"], tuple(one["ordered"]), tuple(one["paid"])))
-        assert one["n"] == len(of_key)
+        assert one["n"] in (None, len(of_key))
     return results
 
 
@@ -255,11 +324,14 @@ SLIDING, UNEVEN = SlidingEventTimeWindows(0.012, 0.004), SlidingEventTimeWindows
     ("windows", "lateness_ms", "how"),
     [
         (TUMBLING, 0, None),
+        (TUMBLING, 0, "batches"),
         (TUMBLING, 0, "inner"),
         (SHIFTED, 12, None),
+        (SHIFTED, 12, "batches"),
         (SHIFTED, 12, "left"),
         (SLIDING, 0, "right"),
         (UNEVEN, 9, None),
+        (UNEVEN, 9, "batches"),
         (UNEVEN, 9, "full"),
     ],
     ids=str,
@@ -268,8 +340,12 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
     job: Job, windows: Any, lateness_ms: int, how: str | None
 ) -> None:
     rng = random.Random(f"{windows} {lateness_ms} {how}")
-    outer = None if how is None else OUTER[how]
-    function = Numbered() if outer is None else WindowPairs(outer, NumberedPairs())
+    outer = OUTER.get(how or "")
+    function: CoGroupFunction = Numbered()
+    if outer is not None:
+        function = WindowPairs(outer, NumberedPairs())
+    elif how == "batches":
+        function = WindowBatches(InBatches())
     model = Model(pane_windows(windows, lateness_ms), outer)
     running = Running(job, windows, lateness_ms, function)
     values, now = count(), 1_000
@@ -297,6 +373,122 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
     assert by_key(running.made) == model.made
     assert sorted(running.late) == sorted(model.late)
     assert model.late or lateness_ms
+
+
+def test_a_window_is_twice_in_no_batch_though_it_comes_with_each_late_record(job: Job) -> None:
+    running = Running(job, TUMBLING, 50, WindowBatches(InBatches()))
+    sizes: list[int] = []
+    running.operators[0][1].outputs.append(lambda batch: sizes.append(batch.rows.num_rows))
+    running.take(1, [("a", 1, 3, 1), ("b", 1, 3, 2)])
+    running.advance(40)
+    assert sizes == [2]
+    # The third record is in the window of the first, and begins another batch.
+    running.take(0, [("a", 1, at, value) for value, at in enumerate((5, 12, 7, 8), 3)])
+    assert sizes == [2, 2, 1, 1]
+    assert by_key(running.made)["a/1"] == [
+        (0, (), (1,)), (0, (3,), (1,)), (10, (4,), ()), (0, (3, 5), (1,)), (0, (3, 5, 6), (1,)),
+    ]  # fmt: skip
+
+
+def test_many_windows_come_in_several_batches_each_of_whole_windows(job: Job) -> None:
+    running = Running(job, TUMBLING, 0, WindowBatches(InBatches()))
+    sizes: list[int] = []
+    running.operators[0][1].outputs.append(lambda batch: sizes.append(batch.rows.num_rows))
+    for side in range(2):
+        running.take(side, [(f"k{n % 5_000}", 1, n % 2, n) for n in range(30_000)])
+    running.advance(MAX_WATERMARK)
+    assert sum(sizes) == len(running.made) == 5_000
+    # With all rows in memory there are two batches of 32,768 rows at most.
+    assert len(sizes) >= 2
+    (one,) = (row for row in running.made if row["account"] == "k7/1")
+    assert one["ordered"] == one["paid"] == list(range(7, 30_000, 5_000))
+
+
+class CountedWindows(CoGroupBatchFunction):
+    """Says in a side output after each batch how many windows there were, and returns nothing."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, state: OperatorAccess) -> None:
+        self._sizes = state.side_output(SIZES)
+        self._total = state.list_state(ListStateDescriptor("total", int))
+
+    def process(self, windows: CoGroupBatch) -> None:
+        self._total.update([sum(self._total.get()) + windows.window_count])
+        self._sizes.emit({"windows": sum(self._total.get())})
+
+
+SIZES = OutputTag("sizes", pa.schema([("windows", pa.int64())]))
+
+
+def test_a_function_of_batches_has_side_outputs_and_states_without_a_key(job: Job) -> None:
+    running = Running(job, TUMBLING, 0, WindowBatches(CountedWindows()))
+    sizes: list[int] = []
+    outlet = running.operators[0][1].outlet(Feed("op", SIZES.schema, SIZES.name))
+    outlet.append(lambda batch: sizes.extend(batch.rows.column("windows").to_pylist()))
+    for at in (5, 15):
+        running.take(0, [("a", 1, at, 1), ("b", 1, at, 2)])
+        running.advance(at + 5)
+    assert sizes == [2, 4]
+    assert running.made == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_co_group_and_co_group_batches_go_on_with_each_others_state(
+    job: Job, is_first: bool
+) -> None:
+    functions = [Unnumbered(), WindowBatches(InBatches())]
+    first, second = functions if is_first else functions[::-1]
+    running = Running(job, TUMBLING, 0, first)
+    running.take(0, [("a", 1, 5, 1)])
+    handles = running.snapshot()
+    again = Running(job, TUMBLING, 0, second, 1, handles, running.event_time)
+    again.take(1, [("a", 1, 6, 2)])
+    again.take(0, [("b", 1, 25, 3), ("b", 1, 15, 4)])
+    again.advance(MAX_WATERMARK)
+    assert by_key(again.made) == {
+        "a/1": [(0, (1,), (2,))],
+        "b/1": [(10, (4,), ()), (20, (3,), ())],
+    }
+
+
+def _return_a_table(rows: pa.RecordBatch) -> Any:
+    return pa.table(rows)
+
+
+def _leave_out_a_column(rows: pa.RecordBatch) -> Any:
+    return rows.drop_columns(["paid"])
+
+
+def _make_text_of_numbers(rows: pa.RecordBatch) -> Any:
+    return rows.set_column(2, "start", pa.array(["x"] * rows.num_rows))
+
+
+def _raise_an_error(rows: pa.RecordBatch) -> Any:
+    raise ValueError("it is Monday")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (_return_a_table, "'op' returned Table, and it must return a pyarrow.RecordBatch"),
+        (_leave_out_a_column, r"'op' returned \['account', 'n', 'start', 'ordered'\], and its"),
+        (_make_text_of_numbers, "'op' returned column 'start' as string, which does not cast"),
+        (_raise_an_error, "'op' failed: ValueError: it is Monday"),
+    ],
+)
+def test_what_a_function_of_batches_must_not_return_is_named(
+    job: Job, spoil: Callable[[pa.RecordBatch], Any], says: str
+) -> None:
+    class Spoiled(InBatches):
+        def process(self, windows: CoGroupBatch) -> Any:
+            return spoil(super().process(windows))
+
+    running = Running(job, TUMBLING, 0, WindowBatches(Spoiled()))
+    running.take(0, [("a", 1, 5, 1)])
+    with pytest.raises(UserFunctionError, match=says):
+        running.advance(20)
 
 
 @pytest.mark.parametrize("windows", [TUMBLING, SLIDING], ids=str)

@@ -23,6 +23,8 @@ from tests.support.held_up import await_status, killed_and_rescaled
 from tests.support.throttled_sink import ThrottledSink
 
 from onceflow import (
+    CoGroupBatch,
+    CoGroupBatchFunction,
     CoGroupFunction,
     EventTimeSessionWindows,
     HeapBackend,
@@ -91,6 +93,30 @@ class AllPairs(CoGroupFunction):
     ) -> Iterator[Record]:
         for one, other in product(left or [{}], right or [{}]):
             yield {"id_left": one.get("id"), "id_right": other.get("id"), "account": key}
+
+
+class AllPairsOfBatches(CoGroupBatchFunction):
+    """The same for many windows at once."""
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return pa.schema([*IDS, ("account", pa.string())])
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        left, right = (
+            pa.table({"window": side.windows, "id": side.rows.column("id")})
+            for side in (windows.left, windows.right)
+        )
+        pairs = left.join(
+            right, "window", join_type="full outer", left_suffix="_left", right_suffix="_right"
+        )
+        account = windows.keys.column("account").take(pairs["window"].combine_chunks())
+        (batch,) = pairs.append_column("account", account).combine_chunks().to_batches()
+        return batch.select(["id_left", "id_right", "account"])
+
+
+def of_window_batches(orders: KeyedStream, payments: KeyedStream) -> Stream:
+    windows = orders.connect(payments).window(TumblingEventTimeWindows(WINDOW_MS / 1000))
+    return windows.co_group_batches(AllPairsOfBatches(), uid="pairs")
 
 
 def of_sessions(orders: KeyedStream, payments: KeyedStream) -> Stream:
@@ -175,6 +201,14 @@ def test_the_example_tells_each_paid_order_once(cluster: AnyCluster, tmp_path: P
             of_windows,
             in_one_window,
             id="windows",
+            marks=pytest.mark.servers,
+        ),
+        pytest.param(
+            RocksDBBackend(),
+            False,
+            of_window_batches,
+            in_one_window,
+            id="co-group-batches",
             marks=pytest.mark.servers,
         ),
         pytest.param(HeapBackend(), False, of_sessions, eq, id="co-group", marks=SLOW),

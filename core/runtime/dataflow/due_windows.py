@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.core.api.functions import Record
+from onceflow.core.api.window_batches import CoGroupBatch, CoGroupBatchFunction, WindowRows
 from onceflow.core.api.window_functions import CoGroupFunction, TimeWindow
 from onceflow.core.protocol.windows import PaneWindows
 from onceflow.core.runtime.dataflow.join_operators import MakesPairs
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
+    as_schema,
     call_user,
     keys_of_records,
 )
@@ -80,6 +82,8 @@ class DueWindows:
     sides: tuple[RowsOfWindows, RowsOfWindows]
     cuts: Ints
     """Limits, from 0 to the number of windows: between two of them no key has two windows."""
+    cuts_of_repeats: Ints
+    """Limits, too: between two of them no window is there twice."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -208,6 +212,60 @@ class GroupsOfWindows:
         records = BatchRecords(self._kept[side].rows(entries))
         keys = keys_of_records(self._uid, records, self._keys[side])
         return list(chain.from_iterable(records.pieces())), keys
+
+
+class BatchesOfWindows:
+    """Calls a function for many windows at once."""
+
+    def __init__(
+        self,
+        uid: str,
+        function: CoGroupBatchFunction,
+        windows: PaneWindows,
+        schema: pa.Schema,
+        kept: KeptSides,
+        keys: SideKeys,
+    ) -> None:
+        self._uid = uid
+        self._process = function.process
+        self._windows = windows
+        self._schema = schema
+        self._kept = kept
+        self._keys = keys
+
+    def results(self, due: DueWindows) -> Iterator[pa.RecordBatch]:
+        """Yield what the function makes of the windows."""
+        rows_until = due.sides[0].starts + due.sides[1].starts
+        for start, end in pairwise(due.cuts_of_repeats.tolist()):
+            for first, stop in _split(rows_until[start + 1 : end + 1] - rows_until[start]):
+                windows = self._batch_of(due, start + first, start + stop)
+                made = call_user(self._uid, self._process, windows)
+                if made is not None:
+                    yield as_schema(made, self._schema, self._uid)
+
+    def _batch_of(self, due: DueWindows, first: int, stop: int) -> CoGroupBatch:
+        """Return the windows `first` (inclusive) to `stop` (exclusive), with their rows."""
+        sides = [side.cut(first, stop) for side in due.sides]
+        left, right = (
+            WindowRows(kept.rows(side.entries), side.windows, side.starts[:-1], side.counts)
+            for kept, side in zip(self._kept, sides, strict=True)
+        )
+        # Every window has a row, of which it has its key. The right rows come behind the left ones.
+        of_keys = np.where(left.counts > 0, left.firsts, left.rows.num_rows + right.firsts)
+        keys = [
+            pa.concat_arrays([left.rows.column(one), right.rows.column(other)]).take(
+                pa.array(of_keys)
+            )
+            for one, other in zip(*self._keys, strict=True)
+        ]
+        starts_ms = self._windows.offset_ms + due.numbers[first:stop] * self._windows.slide_ms
+        return CoGroupBatch(
+            pa.record_batch(keys, names=list(self._keys[0])),
+            starts_ms,
+            starts_ms + self._windows.size_ms,
+            left,
+            right,
+        )
 
 
 def _split(until: Ints) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Windows of one size over two keyed streams, a batch at a time: window joins and `co_group`.
 
-Each record is kept once for each of its windows, until the window is over. When a window is due,
-its rows of both streams are sorted by key, all keys at once, and the function is called for their
-pairs or for each key.
+Each record is kept once for each of its windows, until the window is over. When windows are due,
+their rows of both streams are brought together by key, all keys at once, and the function is called
+for their pairs, for each key, or for many keys at once.
 
 Invariants, for the window with number n, a watermark w, and kept rows:
     start = offset + n * slide;  end = start + size;  the moment of its kept rows is n
@@ -23,12 +23,14 @@ from onceflow.core.api.event_time import times_ms
 from onceflow.core.api.graph import ProcessConnected
 from onceflow.core.api.join_functions import WindowPairs
 from onceflow.core.api.late_records import LateRecords
+from onceflow.core.api.window_batches import WindowBatches
 from onceflow.core.api.window_functions import CoWindowedFunction
 from onceflow.core.api.windows import EventTimeSessionWindows, pane_windows
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.due_windows import (
+    BatchesOfWindows,
     DueWindows,
     GroupsOfWindows,
     PairsOfWindows,
@@ -116,8 +118,12 @@ class WindowJoinOperator(SnapshottedOperator):
         self._open(of_windows)
         if isinstance(function, WindowPairs):
             make = choose_pair_maker(uid, function.function, schema, store, work.keys)
-            self._of_windows: PairsOfWindows | GroupsOfWindows = PairsOfWindows(
+            self._of_windows: PairsOfWindows | GroupsOfWindows | BatchesOfWindows = PairsOfWindows(
                 make, self._kept, work.keys, function.outer
+            )
+        elif isinstance(function, WindowBatches):
+            self._of_windows = BatchesOfWindows(
+                uid, function.function, windows, schema, self._kept, work.keys
             )
         else:
             self._of_windows = GroupsOfWindows(
@@ -273,7 +279,11 @@ class WindowJoinOperator(SnapshottedOperator):
             part = again[start : start + ROWS_AGAIN]
             of_part = tuple(column.take(part) for column in keys), known[part], numbers[part]
             sides = self._find_windows_of(side, entries[part], *of_part, used)
-            self._emit_windows(DueWindows(numbers[part], sides, np.arange(len(part) + 1)))
+            mine = sides[side]
+            # A window's first row on the side of its late row: the same for all of its late rows.
+            repeats = _cut_before_repeats(mine.entries[mine.starts[:-1]])
+            every = np.arange(len(part) + 1)
+            self._emit_windows(DueWindows(numbers[part], sides, every, repeats))
         if not len(again):
             # Each row has an entry of its own: there is nothing to make distinct.
             kept.finish(entries)
@@ -344,7 +354,8 @@ class WindowJoinOperator(SnapshottedOperator):
             for one, of_rows in zip(entries, of_sides, strict=True)
         )
         cuts = np.flatnonzero(np.diff(numbers)) + 1
-        return DueWindows(numbers, (left, right), np.concatenate([[0], cuts, [len(numbers)]]))
+        ends = np.array([0, len(numbers)])
+        return DueWindows(numbers, (left, right), np.insert(ends, 1, cuts), ends)
 
     def _leave_out_fired(self, kept: KeptRows, entries: Ints) -> Ints:
         """Return the entries whose windows have not come out before a restore."""
@@ -357,6 +368,8 @@ class WindowJoinOperator(SnapshottedOperator):
         for batch in self._of_windows.results(due):
             self.emit(batch)
             self._side_outputs.flush()
+        # A function of batches may have returned nothing.
+        self._side_outputs.flush()
 
 
 def connect_streams(
@@ -379,6 +392,17 @@ def number_bits_of(slide_ms: int) -> int:
     The more windows there are, the fewer bits: windows of the years 1 to 9999 have numbers.
     """
     return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
+
+
+def _cut_before_repeats(windows: Ints) -> Ints:
+    """Return limits, from 0 to the number of `windows`, between which all of them differ."""
+    cuts, seen = [0], set[int]()
+    for index, window in enumerate(windows.tolist()):
+        if window in seen:
+            cuts.append(index)
+            seen.clear()
+        seen.add(window)
+    return np.array([*cuts, len(windows)])
 
 
 def _number_windows(numbers: Ints, left: _Keys, right: _Keys) -> tuple[Ints, Ints]:

@@ -11,6 +11,8 @@ import pyarrow as pa
 from tests.conformance.programs.version import STATES, Version
 
 from onceflow import (
+    CoGroupBatch,
+    CoGroupBatchFunction,
     CoGroupFunction,
     KeyedFunction,
     MapStateDescriptor,
@@ -170,3 +172,27 @@ class Ids(CoGroupFunction):
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
     ) -> Record:
         return _lists(self._version, key, window, [*left, *right])
+
+
+class BatchIds(CoGroupBatchFunction):
+    """The same of many windows at once."""
+
+    def __init__(self, version: Version) -> None:
+        self._version = version
+
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return _list_schema(left, self._version)
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        records: list[list[Record]] = [[] for _ in range(windows.window_count)]
+        for side in (windows.left, windows.right):
+            for window, record in zip(side.windows.tolist(), side.rows.to_pylist(), strict=True):
+                records[int(window)].append(record)
+        keys = windows.keys.column(self._version.key).to_pylist()
+        bounds = zip(windows.starts_ms.tolist(), windows.ends_ms.tolist(), strict=True)
+        rows = [
+            _lists(self._version, key, TimeWindow(*times), held)
+            for key, times, held in zip(keys, bounds, records, strict=True)
+        ]
+        schema = _list_schema(windows.left.rows.schema, self._version)
+        return pa.RecordBatch.from_pylist(rows, schema)

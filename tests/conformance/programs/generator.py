@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from tests.conformance.programs.attempt import Row, new_pipeline
-from tests.conformance.programs.functions import ByRecord, Ids, Lists, Returned
+from tests.conformance.programs.functions import BatchIds, ByRecord, Ids, Lists, Returned
 from tests.conformance.programs.source import WrittenSource
 from tests.conformance.programs.values import EXTRAS, INEXACT, INSTANTS, KEYS
 from tests.conformance.programs.version import Version
@@ -152,6 +152,8 @@ class Program:
                 return first.join(keyed[1], how=self.how, ttl="1 h").merge(uid="work")
             case "co_group":
                 windows = first.connect(keyed[1]).window(self.windows())
+                if version.is_reversed:
+                    return windows.co_group_batches(BatchIds(version), uid="work")
                 return windows.co_group(Ids(version), uid="work")
             case _:
                 windowed = first.window(self.windows(), allowed_lateness=self.lateness_ms / 1000)

@@ -25,7 +25,7 @@ class Version:
     map_uid: str | None = None
     """The uid of a stateless operator before the work, if there is one."""
     is_reversed: bool = False
-    """Whether aggregates are in another order."""
+    """Whether aggregates are in another order, and `co_group` takes batches."""
     total: str = "total"
     """The name of an aggregate: under another one it begins anew."""
     states: int = 0

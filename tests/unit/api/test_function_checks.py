@@ -12,6 +12,8 @@ from tests.support.counting_source import CountingSource
 
 from onceflow import (
     Checkpointing,
+    CoGroupBatch,
+    CoGroupBatchFunction,
     KeyedFunction,
     LocalProcesses,
     Pipeline,
@@ -49,6 +51,18 @@ def begin(directory: Path) -> Any:
     )
     stream: Stream = pipeline.read(CountingSource(1), uid="records")
     return stream
+
+
+class OfWindows(CoGroupBatchFunction):
+    def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        return left
+
+    def process(self, windows: CoGroupBatch) -> pa.RecordBatch:
+        return windows.left.rows
+
+
+def both(stream: Any) -> Any:
+    return stream.connect(stream).key_by("account", "account")
 
 
 def identity(record: Record) -> Record:
@@ -91,6 +105,18 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
             s.connect(s).key_by("account", "account").window(WINDOWS).co_group(identity, uid="p")
         ),
         r"CoGroupFunction",
+    ),
+    (
+        lambda s: both(s).window(WINDOWS).co_group_batches(identity, uid="p"),
+        r"CoGroupBatchFunction",
+    ),
+    (
+        lambda s: both(s).window(WINDOWS).co_group(OfWindows(), uid="p"),
+        r"a CoGroupBatchFunction: that is for .*co_group_batches\(\)",
+    ),
+    (
+        lambda s: both(s).window(WINDOWS).co_group_batches(OfWindows(), uid="p"),
+        r"co_group_batches\(\) of TumblingProcessingTimeWindows: these take one record at a time",
     ),
     (
         lambda s: (
