@@ -19,6 +19,10 @@ Every job passes these, except the two of a source that is told of new splits:
     offered     they are offered to a subtask, and in no checkpoint
     decided     a decision holds them, and nothing of them is read
 
+one of sinks that begin a commit before its decision:
+
+    begun       the commit is begun, and the decision has not come
+
 three of checkpoints whose barriers overtake rows:
 
     overtaken   a subtask has forwarded the barrier ahead of rows, and none of them is in storage
@@ -40,7 +44,7 @@ from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
-    "offered", "decided", "overtaken", "persisted", "replayed", "claimed", "settled",
+    "offered", "decided", "begun", "overtaken", "persisted", "replayed", "claimed", "settled",
 ]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (

@@ -258,6 +258,11 @@ class CommitQueue(OrderedCommits[Committable]):
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
     @property
+    def expected(self) -> Committable | None:
+        """What the next decision commits first; None while something decided waits."""
+        return self._waiting[0] if self._waiting and self._head() is None else None
+
+    @property
     def is_behind(self) -> bool:
         """Whether decided transactions wait besides the one whose commit may be under way."""
         return len(self.pending_through(self._decided_last)) > 1

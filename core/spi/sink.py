@@ -166,6 +166,27 @@ class Committer(ABC):
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit `committable`; return how that ended. Raises for no outcome of the union."""
 
+    def begin_commit(self, committable: Committable) -> bool:
+        """Do what a commit of `committable` can do before its decision; return whether it did.
+
+        Optional: what is done here is not left to do once the decision has come. Only the slot that
+        has pre-committed `committable` calls it, once, after everything before it in that subtask
+        is committed. Then comes `commit`, or `withdraw_commit` when the decision is late or the
+        checkpoint aborted, or nothing when the process dies or closes. Nothing may be visible
+        before `commit`. `commit` and `abort` by any other process must answer as if nothing had
+        been begun, and this call must not keep them from it: an older attempt may still make it.
+
+        Raises for nothing that the target does: it returns False, and `commit` tries again.
+        """
+        del committable
+        return False
+
+    def withdraw_commit(self, committable: Committable) -> None:  # noqa: B027 - optional hook
+        """Undo what `begin_commit` has begun; `committable` stays pre-committed.
+
+        Raises for nothing that the target does.
+        """
+
     @abstractmethod
     def abort(self, committable: Committable) -> AbortOutcome:
         """Make what was pre-committed gone. `AlreadyCommitted` when it was committed before."""

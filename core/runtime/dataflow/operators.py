@@ -557,6 +557,10 @@ class CommitsOfSink(Protocol):
         """Record a pre-commit; return all that the ack of `checkpoint` must list."""
         ...
 
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` is given up: what it has pre-committed waits for a later one."""
+        ...
+
 
 class SinkOperator(RunningOperator):
     """Writes to a sink's writer, and pre-commits at each barrier."""
@@ -594,6 +598,10 @@ class SinkOperator(RunningOperator):
             self.uid, committables=self._commits.record_pre_commit(checkpoint, committables)
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def on_aborted(self, checkpoint: CheckpointId) -> None:
+        """Tell the committer, which may have begun a commit."""
+        self._commits.record_abort(checkpoint)
 
     def close(self) -> None:
         """Roll back what is open."""

@@ -13,8 +13,10 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from onceflow.core.api.graph import Operator, WriteTo
+from onceflow.core.commit.early import Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.loop import (
     StepSource,
     advise,
@@ -89,6 +91,11 @@ class CommitThread(StepSource[C, CommitOutcome]):
     def _prune(self, before: CheckpointId) -> None:
         """Delete the proofs of commits before `before`, where there are any."""
 
+    def _find_early_work(self, now_s: float) -> Callable[[], None] | WaitUntil | None:
+        """Return what to do before the next decision, or when to ask again. Holds the lock."""
+        del now_s
+        return None
+
     def close(self, timeout_s: float) -> bool:
         """Stop after the commit under way; return whether it ended within `timeout_s`.
 
@@ -129,29 +136,37 @@ class CommitThread(StepSource[C, CommitOutcome]):
             return end
 
     def take(self) -> C | None:
-        """Wait for the next commit; prune and report while idle; None when closing."""
+        """Wait for the next commit; begin it, prune and report while idle; None when closing."""
         while True:
             with self._condition:
                 # Before the next commit is taken: what is left is decided, and the next attempt
                 # commits it.
                 if self._closing:
                     return None
-                step = self._commits.next_commit(time.monotonic())
+                now_s = time.monotonic()
+                step = self._commits.next_commit(now_s)
                 if step is not None and not isinstance(step, WaitUntil):
                     return step
-                prune_before, self._prune_before = self._prune_before, None
-                if prune_before is None and self._commits.committed_through == self._reported:
+                work = self._find_early_work(now_s)
+                is_reported = self._commits.committed_through == self._reported
+                if not callable(work) and self._prune_before is None and is_reported:
                     # Woken by `_condition` when there is something to commit; a second bounds what
                     # a missed wake would cost, and 1 ms keeps a time that has just come from being
                     # waited for in a busy loop.
-                    wait_s = step.at_s - time.monotonic() if isinstance(step, WaitUntil) else 1.0
-                    self._condition.wait(max(0.001, min(wait_s, 1.0)))
+                    until_s = [one.at_s for one in (step, work) if isinstance(one, WaitUntil)]
+                    wait_s = min([*until_s, now_s + 1.0]) - now_s
+                    self._condition.wait(max(0.001, wait_s))
                     continue
-            # Without the lock, as the pruning: both may wait for others, and `record_pre_commit`
-            # must not.
+                if not callable(work):
+                    # Not both at once: a commit that is decided meanwhile waits for one of them.
+                    work = self._take_pruning()
+            # Without the lock: both may wait for others, and `record_pre_commit` must not.
             self._report(0.0)
-            if prune_before is not None:
-                self._prune(prune_before)
+            work()
+
+    def _take_pruning(self) -> Callable[[], None]:
+        before, self._prune_before = self._prune_before, None
+        return (lambda: None) if before is None else partial(self._prune, before)
 
     def _report(self, commit_ms: float) -> None:
         with self._condition:
@@ -186,6 +201,7 @@ class CommitWorker(CommitThread[Committable]):
         self._committer = committer
         self._is_patient = True
         """Whether a pre-commit waits: a commit has succeeded since the last wait in vain."""
+        self._early = EarlyCommits()
         self._thread.start()
 
     def await_commits(self) -> None:
@@ -209,12 +225,21 @@ class CommitWorker(CommitThread[Committable]):
             # unknown here.
             self._queue.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
+            self._early.record_pre_commit(checkpoint, time.monotonic())
+            self._condition.notify_all()
             return self._queue.pending_through(checkpoint)
+
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` is given up: what it has pre-committed waits for a later one."""
+        with self._condition:
+            self._early.record_abort(checkpoint)
+            self._condition.notify_all()
 
     def commit_through(self, checkpoint: CheckpointId, retain_ledger_from: CheckpointId) -> None:
         """Commit everything up to `checkpoint`, soon. Late or repeated calls change nothing."""
         with self._condition:
             self._queue.note_decision(checkpoint)
+            self._early.record_decision(checkpoint, time.monotonic())
             self.metrics.note_decided(checkpoint)
             # Only the newest is kept. It includes the older ones, and pruning waits until nothing
             # is left to commit.
@@ -222,7 +247,31 @@ class CommitWorker(CommitThread[Committable]):
             self._condition.notify_all()
 
     def _commit(self, commit: Committable) -> CommitOutcome:
-        return self._committer.commit(commit)
+        outcome = self._committer.commit(commit)
+        with self._condition:
+            self._early.record_end()
+        return outcome
+
+    def _find_early_work(self, now_s: float) -> Callable[[], None] | WaitUntil | None:
+        match self._early.next_step(self._queue.expected, now_s):
+            case Begin(committable):
+                return partial(self._begin, committable)
+            case Withdraw(committable):
+                return partial(self._withdraw, committable)
+            case None | WaitUntil() as wait:
+                return wait
+
+    def _begin(self, committable: Committable) -> None:
+        is_begun = self._committer.begin_commit(committable)
+        if is_begun:
+            reach("begun")
+        with self._condition:
+            self._early.record_begin(committable, is_begun=is_begun)
+
+    def _withdraw(self, committable: Committable) -> None:
+        self._committer.withdraw_commit(committable)
+        with self._condition:
+            self._early.record_end()
 
     def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
@@ -260,6 +309,9 @@ class GlobalPreCommits:
             self._waiting.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
             return self._waiting.pending_through(checkpoint)
+
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Do nothing: the driver knows what it has given up."""
 
     def record_commits(self, through: CheckpointId) -> None:
         """Record that everything decided up to `through` is visible."""

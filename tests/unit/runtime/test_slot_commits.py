@@ -17,6 +17,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.api.graph import Operator, WriteTo
+from onceflow.core.commit.early import HELD_MAX_S
 from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol.committables import (
@@ -44,7 +45,7 @@ from onceflow.core.runtime.slot.context import SlotMail
 from onceflow.core.spi import Committer
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
-FIRST, SECOND = CheckpointId(1), CheckpointId(2)
+FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
 
 
 def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ class GatedCommitter(Committer):
 
     def __init__(self) -> None:
         self.committed: list[CheckpointId] = []
+        self.early: queue.SimpleQueue[tuple[str, CheckpointId]] = queue.SimpleQueue()
         self.passes = threading.Semaphore(0)
         self.is_down = False
 
@@ -100,6 +102,20 @@ class GatedCommitter(Committer):
         self.committed.append(committable.checkpoint)
         return Committed()
 
+    def await_commits(self, checkpoints: Sequence[CheckpointId]) -> None:
+        """Return once `checkpoints` are committed, in their order."""
+        deadline = time.monotonic() + 60
+        while self.committed != checkpoints:
+            assert time.monotonic() < deadline, self.committed
+            time.sleep(0.005)
+
+    def begin_commit(self, committable: Committable) -> bool:
+        self.early.put(("begin", committable.checkpoint))
+        return True
+
+    def withdraw_commit(self, committable: Committable) -> None:
+        self.early.put(("withdraw", committable.checkpoint))
+
     def abort(self, committable: Committable) -> AbortOutcome:
         raise NotImplementedError
 
@@ -108,6 +124,12 @@ class GatedCommitter(Committer):
 
     def close(self) -> None:
         """Release nothing."""
+
+
+def prepare(worker: CommitWorker, checkpoint: CheckpointId) -> None:
+    """Record a transaction of `checkpoint`."""
+    transaction = TransactionId("out", AttemptId(1), checkpoint, 0)
+    worker.record_pre_commit(checkpoint, [Committable(transaction, 1)])
 
 
 @contextmanager
@@ -123,8 +145,7 @@ def open_worker_behind(committer: GatedCommitter, decided: int) -> Generator[Com
     )
     for number in range(1, decided + 1):
         checkpoint = CheckpointId(number)
-        transaction = TransactionId("out", AttemptId(1), checkpoint, 0)
-        worker.record_pre_commit(checkpoint, [Committable(transaction, 1)])
+        prepare(worker, checkpoint)
         worker.commit_through(checkpoint, FIRST)
     yield worker
     committer.is_down = False
@@ -138,11 +159,11 @@ def test_a_pre_commit_waits_until_one_decided_transaction_is_left_to_commit() ->
     committed_then: list[int] = []
     with open_worker_behind(committer, decided=3) as worker:
 
-        def prepare() -> None:
+        def await_commits() -> None:
             worker.await_commits()
             committed_then.append(len(committer.committed))
 
-        thread = threading.Thread(target=prepare, daemon=True)
+        thread = threading.Thread(target=await_commits, daemon=True)
         thread.start()
         committer.passes.release(2)
         thread.join(60)
@@ -166,3 +187,47 @@ def test_a_target_that_is_down_holds_up_one_pre_commit_and_no_further_one() -> N
         for _ in range(100):
             worker.await_commits()
         assert time.monotonic() - began < 1.0
+
+
+def test_the_next_commit_is_begun_once_all_before_it_are_committed() -> None:
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=1) as worker:
+        prepare(worker, SECOND)
+        assert committer.early.empty(), "the first one is not committed yet"
+        committer.passes.release()
+        assert committer.early.get(timeout=60) == ("begin", SECOND)
+        assert committer.committed == [FIRST], "it is not decided"
+        worker.commit_through(SECOND, FIRST)
+        committer.passes.release()
+        committer.await_commits([FIRST, SECOND])
+    assert committer.early.empty()
+
+
+def test_what_is_begun_is_withdrawn_when_its_checkpoint_is_given_up() -> None:
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=1) as worker:
+        committer.passes.release()
+        prepare(worker, SECOND)
+        assert committer.early.get(timeout=60) == ("begin", SECOND)
+        worker.record_abort(SECOND)
+        assert committer.early.get(timeout=60) == ("withdraw", SECOND)
+        prepare(worker, THIRD)
+        worker.commit_through(THIRD, FIRST)
+        committer.passes.release(2)
+        committer.await_commits([FIRST, SECOND, THIRD])
+    assert committer.early.empty()
+
+
+def test_what_is_begun_is_withdrawn_when_its_decision_is_late() -> None:
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=1) as worker:
+        committer.passes.release()
+        committer.await_commits([FIRST])
+        began = time.monotonic()
+        prepare(worker, SECOND)
+        assert committer.early.get(timeout=60) == ("begin", SECOND)
+        assert committer.early.get(timeout=60) == ("withdraw", SECOND)
+        assert time.monotonic() - began >= HELD_MAX_S
+        worker.commit_through(SECOND, FIRST)
+        committer.passes.release()
+        committer.await_commits([FIRST, SECOND])

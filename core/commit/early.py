@@ -1,0 +1,91 @@
+"""Which commit is begun before its decision, and when that is undone again.
+
+A commit may be begun once its transaction is durable and everything before it is committed, so that
+little is left to do when the decision comes. What is begun may hold up readers of the target, so it
+is undone when the decision is late; the transaction itself stays pre-committed.
+
+    begun => everything before it is committed, and it is not decided
+    begun for at most `HELD_MAX_S` from its pre-commit on, and for the time that one call takes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onceflow.core.commit.queue import WaitUntil
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
+
+HELD_MAX_S = 1.0
+"""Many times what a decision takes when all is well, and short for a reader who waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin the commit of `committable`."""
+
+    committable: Committable
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Undo what was begun of the commit of `committable`."""
+
+    committable: Committable
+
+
+EarlyStep: TypeAlias = Begin | Withdraw
+
+
+class EarlyCommits:
+    """Says what to begin and what to withdraw, for one sink subtask. One thread at a time."""
+
+    def __init__(self, held_max_s: float = HELD_MAX_S) -> None:
+        self._held_max_s = held_max_s
+        self._prepared = GENESIS
+        self._prepared_at_s = 0.0
+        self._aborted = GENESIS
+        self._is_in_time = True
+        """Whether the last decision came in time. If not, what is begun would be undone again."""
+        self._tried: TransactionId | None = None
+        self._begun: Committable | None = None
+        self._held_until_s = 0.0
+
+    def record_pre_commit(self, checkpoint: CheckpointId, now_s: float) -> None:
+        """Record that `checkpoint` is pre-committed."""
+        self._prepared, self._prepared_at_s = checkpoint, now_s
+
+    def record_decision(self, checkpoint: CheckpointId, now_s: float) -> None:
+        """Record that `checkpoint` is decided."""
+        if checkpoint == self._prepared:
+            self._is_in_time = now_s <= self._prepared_at_s + self._held_max_s
+
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` will not be decided."""
+        self._aborted = max(self._aborted, checkpoint)
+
+    def next_step(self, expected: Committable | None, now_s: float) -> EarlyStep | WaitUntil | None:
+        """Return what to do now, or when to ask again; None: nothing before the next event.
+
+        `expected` is what the next decision commits first; None while something decided waits.
+        """
+        if expected is None:
+            return None
+        if self._begun is not None:
+            if self._begun.checkpoint <= self._aborted or now_s >= self._held_until_s:
+                return Withdraw(self._begun)
+            return WaitUntil(self._held_until_s)
+        is_new = expected.transaction != self._tried and expected.checkpoint > self._aborted
+        return Begin(expected) if is_new and self._is_in_time else None
+
+    def record_begin(self, committable: Committable, *, is_begun: bool) -> None:
+        """Record that `committable` was tried; it is not tried again."""
+        self._tried = committable.transaction
+        self._begun = committable if is_begun else None
+        # Kept, because a later pre-commit must not lengthen it.
+        self._held_until_s = self._prepared_at_s + self._held_max_s
+
+    def record_end(self) -> None:
+        """Record that what was begun is committed or withdrawn, or that its commit has failed."""
+        self._begun = None
