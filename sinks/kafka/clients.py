@@ -40,6 +40,12 @@ _RECOVERY: Mapping[str, OptionValue] = (
     # `call_with_timeout`.
     {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020B0000 else {}
 )
+_TUNED_FOR_TRANSACTIONS: Mapping[str, OptionValue] = {
+    **TUNED_DEFAULTS,
+    # The rows of a checkpoint come all at once and fill batches anyway. So the last ones are on
+    # their way while the commit offset is sent, and the end of the transaction finds them there.
+    "linger.ms": 2,
+}
 _FENCED_CODES = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 )
@@ -57,7 +63,8 @@ def open_producer(
     Raises:
         ConfigError: librdkafka refuses a setting; names it.
     """
-    config = _client_config(settings, client_id, troubles)
+    tuned = TUNED_DEFAULTS if transactional_id is None else _TUNED_FOR_TRANSACTIONS
+    config = _client_config(settings, client_id, troubles, tuned)
     timeout_ms = int(settings.transaction_timeout_s * 1000)
     # A record must not be given up before its transaction: both end at the same time.
     config |= {"enable.idempotence": True, "acks": "all", "message.timeout.ms": timeout_ms}
@@ -173,9 +180,12 @@ def is_fenced(error: KafkaError) -> bool:
 
 
 def _client_config(
-    settings: KafkaSinkSettings, client_id: str, troubles: ClientTroubles | None
+    settings: KafkaSinkSettings,
+    client_id: str,
+    troubles: ClientTroubles | None,
+    tuned: Mapping[str, OptionValue] = TUNED_DEFAULTS,
 ) -> dict[str, Any]:
     # Half of it, so that a request that is lost can be sent again within the transaction.
     socket_s = min(_SOCKET_TIMEOUT_MAX_S, settings.transaction_timeout_s / 2)
-    defaults = {**TUNED_DEFAULTS, **_RECOVERY, "socket.timeout.ms": int(socket_s * 1000)}
+    defaults = {**tuned, **_RECOVERY, "socket.timeout.ms": int(socket_s * 1000)}
     return client_config(settings, client_id, defaults, troubles)

@@ -7,6 +7,10 @@
     3. In one Kafka transaction: produce the staged rows, set the commit offset to the transaction.
     4. Write the commit record, delete the staged rows.
 
+Before the decision `begin_commit` does steps 2 and 3 but for the transaction's end, if the lane is
+open here. What it has found stays true while nobody else takes the lane; and when somebody has, the
+end fails.
+
 Why each is produced once. Let T be committed by some call, and look at any later call for T that
 comes to step 3. It holds the lane, and T was committed before it took it, because a commit by
 another owner fails after that. The commit offset then named T, or a later transaction of the lane;
@@ -93,6 +97,8 @@ class KafkaCommitter(Committer):
         backoff = Backoff(until=deadline)
         while True:
             try:
+                if self._end_begun(transaction):
+                    return Committed()
                 return self._commit(transaction, sent=sent, deadline=deadline)
             except LaneFailed as failure:
                 # A new lane reads the commit offset, which tells what became of what was sent.
@@ -104,6 +110,35 @@ class KafkaCommitter(Committer):
                 reason = str(error)
             if not backoff.pause():
                 return self._retry_or_unknown(transaction, reason, sent=sent)
+
+    def begin_commit(self, committable: Committable) -> bool:
+        """Produce the rows and the commit offset in a transaction that `commit` only ends.
+
+        In a lane that is open here already, and in no other: only a decision may take a lane, for
+        an attempt that was overtaken may still call this.
+        """
+        transaction = committable.transaction
+        if not self._lanes.has(transaction.subtask):
+            return False
+        try:
+            return self._begin(transaction)
+        except (LaneFailed, SinkError, ConfigError, StorageError, StateCorrupt) as error:
+            # `commit` tells what is wrong, if it lasts.
+            _logger.debug("the commit of transaction %s was not begun: %s", transaction, error)
+            self._lanes.drop(transaction.subtask)
+            return False
+
+    def withdraw_commit(self, committable: Committable) -> None:
+        """Abort what `begin_commit` has begun; the rows stay staged."""
+        transaction = committable.transaction
+        lane = self._lanes.find_open(transaction.subtask)
+        if lane is None or not lane.has_begun(self._proof(transaction)):
+            return
+        try:
+            lane.withdraw()
+        except LaneFailed as failure:
+            _logger.debug("the commit of transaction %s was not undone: %s", transaction, failure)
+            self._lanes.drop(transaction.subtask)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows, then see that nobody has committed or still commits them.
@@ -174,6 +209,26 @@ class KafkaCommitter(Committer):
         """Disconnect."""
         self._lanes.close()
 
+    def _begin(self, transaction: TransactionId) -> bool:
+        deadline = time.monotonic() + self._settings.deadline_s
+        # Settles what is due in the lane, as for a commit.
+        lane = self._lanes.open_lane(transaction.subtask, deadline=deadline)
+        proof = self._proof(transaction)
+        if lane.has_begun() or lane.proves(proof):
+            return False
+        # After the lane was taken, as for a commit: rows that somebody committed or aborted before
+        # are gone by now, and whoever commits or aborts them later takes the lane.
+        rows = self._area.read(transaction)
+        if rows is None:
+            return False
+        first = next(rows)[1]
+        facts = facts_of(first)
+        is_plain = self._rule_for(transaction, lane, facts.staged_at_s) is StaleRows.PRODUCE
+        if not is_plain or not lane.has_read(facts.topics):
+            return False
+        lane.begin(proof, transaction.checkpoint, chain([first], (batch for _, batch in rows)))
+        return True
+
     def _commit(self, transaction: TransactionId, *, sent: bool, deadline: float) -> CommitOutcome:
         """Try once; `sent` when an earlier try may have committed."""
         # With an open lane its commit offsets answer at once; without one, a look into storage
@@ -206,6 +261,22 @@ class KafkaCommitter(Committer):
         lane.commit(proof, transaction.checkpoint, batches)
         self._lanes.settle(transaction)
         return Committed()
+
+    def _end_begun(self, transaction: TransactionId) -> bool:
+        """Commit `transaction` if that is begun, and return whether; undo what else is begun.
+
+        `_begin` has looked at all that a commit looks at. It holds still: only the owner of the
+        lane can change it, and who is not the owner any more fails here.
+        """
+        lane = self._lanes.find_open(transaction.subtask)
+        if lane is None or not lane.has_begun():
+            return False
+        if not lane.has_begun(self._proof(transaction)):
+            lane.withdraw()
+            return False
+        lane.end()
+        self._lanes.settle(transaction)
+        return True
 
     def _rule_for(
         self, transaction: TransactionId, lane: TransactionalLane, staged_at_s: float

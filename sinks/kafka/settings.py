@@ -30,7 +30,7 @@ TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
     # Java's and Spark's partitioner, so that a key lands where their producers put it.
     "partitioner": "murmur2_random",
-    # Fills batches while a checkpoint is produced; a commit does not wait for it.
+    # Fills batches at least once; in transactions rows wait for less.
     "linger.ms": 20,
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 262_144,

@@ -59,10 +59,11 @@ if TYPE_CHECKING:  # a slot does not pay for it
 class KafkaSink(WriteOptions, TopicDescription, Sink):
     """Writes every row to a topic; a read_committed consumer sees each once, through any crash.
 
-    Rows wait in checkpoint storage until their checkpoint is decided, and are then produced in one
+    Rows wait in checkpoint storage until their checkpoint is decided. They become visible in one
     Kafka transaction that also commits an offset of a group `onceflow/<sink id>/<subtask>`: the
-    proof that it was committed. No transaction is open between checkpoints, so none can expire, and
-    no consumer waits for a job that is down. Records of one subtask keep their order.
+    proof that it was committed. The transaction is begun shortly before the decision, and aborted
+    when that is late, so that consumers do not wait. If it expires, the rows are produced again.
+    Records of one subtask keep their order.
 
     Pickles with its options, prints without their secrets.
 

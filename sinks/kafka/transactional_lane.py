@@ -266,6 +266,15 @@ def _unread(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A transaction that is open, with all that belongs into it."""
+
+    proof: str
+    topics: frozenset[str]
+    deadline: float
+
+
 class TransactionalLane:
     """An open lane: a producer that nobody has fenced yet, and what the commit offsets say."""
 
@@ -292,6 +301,7 @@ class TransactionalLane:
             self.abandon()
             raise
         self._read = set(settings.topics)
+        self._begun: _Begun | None = None
 
     def look_at(self, topics: Sequence[str], *, deadline: float) -> None:
         """Read the commit offsets of `topics` too, which the sink may have written to before.
@@ -310,6 +320,14 @@ class TransactionalLane:
         """Return whether a commit offset has the text `proof`."""
         return proof in self.commit_offsets.values()
 
+    def has_read(self, topics: Iterable[str]) -> bool:
+        """Return whether the commit offsets of all `topics` are known here."""
+        return self._read.issuperset(topics)
+
+    def has_begun(self, proof: str | None = None) -> bool:
+        """Return whether a transaction is open in the lane: the one of `proof`, or any."""
+        return self._begun is not None and proof in (None, self._begun.proof)
+
     def commit(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
         """Make the records of `batches` and the commit offset visible, all at once.
 
@@ -317,6 +335,18 @@ class TransactionalLane:
 
         Raises:
             LaneFailed: They are not, or, if `sent`, only the commit offset can tell.
+        """
+        self.begin(proof, offset, batches)
+        self.end()
+
+    def begin(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
+        """Do all of `commit` but its end: until then nobody who reads committed sees anything.
+
+        Readers of these partitions see nothing that comes later either, whoever writes it. So
+        `end` or `withdraw` must follow soon.
+
+        Raises:
+            LaneFailed: Nothing is begun.
         """
         deadline = time.monotonic() + self._settings.transaction_timeout_s
         topics: set[str] = set()
@@ -337,7 +367,32 @@ class TransactionalLane:
         except BaseException:
             self.abandon()
             raise
-        self._commit_proof(topics, proof, offset, deadline)
+        self._send_commit_offset(topics, proof, offset, deadline)
+        self._begun = _Begun(proof, frozenset(topics), deadline)
+
+    def end(self) -> None:
+        """Commit what `begin` has begun.
+
+        Raises:
+            LaneFailed: It is not committed, or, if `sent`, only the commit offset can tell.
+        """
+        begun, self._begun = self._begun, None
+        assert begun is not None, "nothing is begun"
+        self._call_repeatedly(
+            self._producer.commit_transaction, "may be committed", begun.deadline, sent=True
+        )
+        # Only now, when the commit is known: `proves` must never say more than Kafka does.
+        self.commit_offsets |= dict.fromkeys(begun.topics, begun.proof)
+
+    def withdraw(self) -> None:
+        """Abort what `begin` has begun; the lane may be used again.
+
+        Raises:
+            LaneFailed: It is not known to be aborted; the next owner of the lane ends it.
+        """
+        self._begun = None
+        deadline = time.monotonic() + _ABORT_S
+        self._call_repeatedly(self._producer.abort_transaction, "was not aborted", deadline)
 
     def prove(self, proof: str, offset: int, topics: Iterable[str]) -> None:
         """Commit the commit offset alone, on `topics`, for records that are there already.
@@ -350,24 +405,20 @@ class TransactionalLane:
             self._producer.begin_transaction()
         except KafkaException as error:
             raise self._to_failure(error, "no transaction was begun") from error
-        self._commit_proof(set(topics), proof, offset, deadline)
-
-    def _commit_proof(self, topics: set[str], proof: str, offset: int, deadline: float) -> None:
-        self._send_commit_offset(topics, proof, offset, deadline)
-        self._call_repeatedly(
-            self._producer.commit_transaction, "may be committed", deadline, sent=True
-        )
-        # Only now, when the commit is known: `proves` must never say more than Kafka does.
-        self.commit_offsets |= dict.fromkeys(topics, proof)
+        self._send_commit_offset(set(topics), proof, offset, deadline)
+        self._begun = _Begun(proof, frozenset(topics), deadline)
+        self.end()
 
     def abandon(self) -> None:
         """Abort what is open, so that no consumer waits for it, and close the lane."""
+        self._begun = None
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(_ABORT_S)
         self.close()
 
     def close(self) -> None:
         """Close the lane; what is open in it the next owner ends."""
+        self._begun = None
         self._producer.purge(blocking=False)
 
     def _send_commit_offset(
@@ -471,7 +522,7 @@ class TransactionalLanes:
                 raise
             self._open[subtask] = lane
             while len(self._open) > _LANES_MAX:
-                self._open.popitem(last=False)[1].close()
+                _release(self._open.popitem(last=False)[1])
         else:
             self._settle_due(subtask)
             self._open.move_to_end(subtask)
@@ -496,10 +547,14 @@ class TransactionalLanes:
         if lane is not None:
             lane.close()
 
+    def find_open(self, subtask: int) -> TransactionalLane | None:
+        """Return the lane of `subtask` if it is open here; it may be fenced by now."""
+        return self._open.get(subtask)
+
     def close(self) -> None:
-        """Close every lane."""
+        """Close every lane; abort what is begun, so that no consumer waits for it."""
         while self._open:
-            self._open.popitem()[1].close()
+            _release(self._open.popitem()[1])
 
     def _settle_commit_offsets(self, subtask: int, lane: TransactionalLane) -> None:
         # After the lane was taken: nobody else can commit in it any more.
@@ -515,3 +570,10 @@ class TransactionalLanes:
         for transaction in [one for one in self._unsettled if one.subtask == subtask]:
             self._commit_records.settle(transaction)
             self._unsettled.discard(transaction)
+
+
+def _release(lane: TransactionalLane) -> None:
+    if lane.has_begun():
+        lane.abandon()
+    else:
+        lane.close()

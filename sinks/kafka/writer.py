@@ -1,7 +1,7 @@
 """Writers of one subtask.
 
 exactly once    rows are encoded as they come and staged in checkpoint storage at each barrier; no
-                broker is needed for that, and no transaction is open in Kafka between checkpoints
+                broker is needed for that
 at least once   rows are produced as they come, and flushed at each barrier
 """
 

@@ -1,9 +1,11 @@
 """A whole job in one process, a fork for each: source, writers, decisions, recovery.
 
-    main([SERVERS, TOPIC, DIRECTORY, ROWS, PARALLELISM, DELIVERY, [POINT@CHECKPOINT]])
+    main([SERVERS, TOPIC, DIRECTORY, ROWS, PARALLELISM, DELIVERY, BEGINS, [POINT@CHECKPOINT]])
 
 Row i is of subtask i % PARALLELISM; a checkpoint is taken every `ROWS_A_CHECKPOINT` rows. What is
 decided is written to a `DecisionDirectory`.
+
+With BEGINS the committer begins each commit before its decision, as a slot does.
 
 Besides the engine's crash points this process has some inside the Kafka transaction, `STEPS`. A
 point `stop-<step>` stops the process there with SIGSTOP instead: a zombie that somebody may wake.
@@ -32,14 +34,15 @@ from tests.integration.sink_kit import SCHEMA, rows
 from onceflow.core.crash_points import VARIABLE, reach
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
-from onceflow.core.spi import CommitterContext, SinkWriter, WriterContext
+from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
 from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import clients
 
-STEPS = ("init", "opened", "producing", "offset", "sent", "record")
+STEPS = ("init", "opened", "producing", "offset", "begun", "decided", "sent", "record")
 """Before a lane is taken, and after; with some records on the broker; with the commit
-offset there; with the transaction committed; with the commit record written and the rows not yet
+offset there; with all commits begun and nothing decided; with the decision there and nothing
+ended; with the transaction committed; with the commit record written and the rows not yet
 deleted."""
 
 ROWS_A_CHECKPOINT = 40
@@ -116,6 +119,7 @@ class Job:
     log: DecisionDirectory
     attempt: int
     parallelism: int
+    begins: bool
 
     @property
     def staging(self) -> FileStagingArea:
@@ -144,7 +148,7 @@ class Job:
 
 
 def main(arguments: Sequence[str]) -> None:
-    servers, topic, directory, total, parallelism, delivery, *crash = arguments
+    servers, topic, directory, total, parallelism, delivery, begins, *crash = arguments
     clients.Producer = SteppingProducer  # type: ignore[attr-defined]
     _discard_in_steps()
     log = DecisionDirectory(Path(directory))
@@ -156,7 +160,7 @@ def main(arguments: Sequence[str]) -> None:
         delivery=cast("Literal['exactly_once', 'at_least_once']", delivery),
         transaction_timeout_s=60,
     )
-    job = Job(sink, f"soak.{topic[-16:]}", log, log.claim_attempt(), int(parallelism))
+    job = Job(sink, f"soak.{topic[-16:]}", log, log.claim_attempt(), int(parallelism), bool(begins))
     _run(job, int(total), crash)
 
 
@@ -173,15 +177,24 @@ def _run(job: Job, total: int, crash: Sequence[str]) -> None:
         end = min(position + ROWS_A_CHECKPOINT, total)
         found = _write_and_prepare(writers, position, end, checkpoint)
         position = end
+        if job.begins:
+            _begin(committer, found)
         decision = Decision(checkpoint, position, tuple(found))
         if job.log.attempts() > job.attempt or not job.log.decide(decision):
             sys.exit("fenced: a newer attempt decides")
         reach("logged")
+        _step("decided")
         commit_decided(committer, decision)
         committer.prune(CheckpointId(max(0, checkpoint - _RETAINED)))
     for writer in writers:
         writer.close()
     committer.close()
+
+
+def _begin(committer: Committer, committables: Sequence[Committable]) -> None:
+    begun = [committer.begin_commit(committable) for committable in committables]
+    if any(begun):
+        _step("begun")
 
 
 def _write_and_prepare(

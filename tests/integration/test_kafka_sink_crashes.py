@@ -33,6 +33,8 @@ _KILLS = 3
 
 # Points before the decision; what they leave staged is aborted by the next attempt.
 _UNDECIDED = ("flushed", "prepared")
+# Steps that come before the decision where commits are begun early.
+_BEFORE_DECISION = ("producing", "offset", "begun")
 
 
 class Runs(KilledJob):
@@ -48,13 +50,25 @@ class Runs(KilledJob):
         rows: int = _ROWS,
         parallelism: int = 2,
         delivery: str = "exactly_once",
+        begins: bool = False,
     ) -> Attempt:
         what = (self.servers, self.topic, self.log.path, rows, parallelism, delivery)
-        return self.start_with(*what, *crash)
+        return self.start_with(*what, "begins" if begins else "", *crash)
 
-    def run(self, *crash: str, parallelism: int = 2, delivery: str = "exactly_once") -> int:
+    def run(
+        self,
+        *crash: str,
+        parallelism: int = 2,
+        delivery: str = "exactly_once",
+        begins: bool = False,
+    ) -> int:
         """Return how the attempt ended: 0, or minus SIGKILL."""
-        return finished(self.start(*crash, parallelism=parallelism, delivery=delivery))
+        attempt = self.start(*crash, parallelism=parallelism, delivery=delivery, begins=begins)
+        return finished(attempt)
+
+    def is_blocked(self) -> bool:
+        """Return whether consumers wait behind an open transaction in a partition."""
+        return any(open_transaction_blocks(self.servers, self.topic, one) for one in (0, 1))
 
     def staged(self) -> list[str]:
         return [path.name for path in self.log.path.rglob("*-0.arrow")]
@@ -62,8 +76,7 @@ class Runs(KilledJob):
     def assert_exactly_once(self, rows: int = _ROWS) -> None:
         assert decided_ids_in(self.servers, self.topic) == list(range(rows))
         assert self.staged() == []
-        for partition in (0, 1):
-            assert not open_transaction_blocks(self.servers, self.topic, partition)
+        assert not self.is_blocked()
 
 
 @pytest.fixture
@@ -93,6 +106,39 @@ def test_job_killed_at_a_step_writes_each_record_once(runs: Runs, crash: str) ->
     runs.assert_exactly_once()
 
 
+@pytest.mark.parametrize(
+    ("crash", "decided"),
+    [
+        ("begun@2", 1),
+        ("decided@2", 2),
+        *(
+            pytest.param(*step, marks=pytest.mark.servers)
+            for step in (("producing@2", 1), ("offset@2", 1), ("sent@2", 2), ("record@2", 2))
+        ),
+    ],
+)
+def test_job_killed_after_it_began_a_commit_early_writes_each_record_once(
+    runs: Runs, crash: str, decided: int
+) -> None:
+    """What is begun before the decision is neither seen nor left open, whatever was decided."""
+    assert runs.run(crash, begins=True) == -signal.SIGKILL
+    assert runs.log.decided() == decided
+    if crash.startswith(("begun", "decided")):
+        assert runs.is_blocked(), "the kill left a transaction open"
+        assert ids_in(runs.servers, runs.topic) == list(range(_A_CHECKPOINT))
+    assert runs.run(begins=True) == 0
+    runs.assert_exactly_once()
+
+
+@pytest.mark.servers
+def test_job_killed_after_it_began_commits_early_goes_on_at_another_parallelism(runs: Runs) -> None:
+    """Other subtasks' transactions are open when it starts, decided ones and undecided ones."""
+    assert runs.run("begun@2", parallelism=3, begins=True) == -signal.SIGKILL
+    assert runs.run("decided@3", parallelism=1, begins=True) == -signal.SIGKILL
+    assert runs.run(parallelism=4, begins=True) == 0
+    runs.assert_exactly_once()
+
+
 def test_job_killed_while_it_makes_good_an_earlier_kill_writes_each_record_once(
     runs: Runs,
 ) -> None:
@@ -112,25 +158,27 @@ def test_job_killed_and_started_at_another_parallelism_writes_each_record_once(
     """S31, S32, S33: three subtasks, one, four; transactions are left open by the first two."""
     assert runs.run(f"{step}@2", parallelism=3) == -signal.SIGKILL
     if step == "producing":
-        blocked = [open_transaction_blocks(runs.servers, runs.topic, one) for one in (0, 1)]
-        assert any(blocked), "the kill left a transaction open"
+        assert runs.is_blocked(), "the kill left a transaction open"
     assert runs.run(f"{step}@3", parallelism=1) == -signal.SIGKILL
     assert runs.run(parallelism=4) == 0
     runs.assert_exactly_once()
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("step", "begins"),
     [
-        "producing",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("opened", "offset", "sent")),
+        ("producing", False),
+        ("decided", True),
+        *(pytest.param(one, False, marks=pytest.mark.slow) for one in ("opened", "offset", "sent")),
+        *(pytest.param(one, True, marks=pytest.mark.slow) for one in ("producing", "begun")),
     ],
 )
 def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
-    runs: Runs, step: str
+    runs: Runs, step: str, begins: bool
 ) -> None:
+    """Also one that is about to end what it had begun before the decision."""
     checkpoint = 1 if step == "opened" else 2
-    zombie = runs.start(f"stop-{step}@{checkpoint}")
+    zombie = runs.start(f"stop-{step}@{checkpoint}", begins=begins)
     deadline = time.monotonic() + 60
     while not is_paused(zombie.pid):
         assert zombie.poll() is None, zombie.errors
@@ -142,7 +190,8 @@ def test_a_zombie_that_wakes_after_its_successor_committed_changes_nothing(
     zombie.wait()
     assert "fenced: a newer attempt decides" in zombie.errors
     assert decided_ids_in(runs.servers, runs.topic) == list(range(_ROWS))
-    assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
+    if not (begins and step in _BEFORE_DECISION):
+        assert runs.staged() != [], "it went on to the checkpoint that it may not decide"
     assert runs.run() == 0
     runs.assert_exactly_once()
 

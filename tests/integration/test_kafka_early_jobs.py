@@ -1,0 +1,159 @@
+"""Jobs into Kafka whose slots begin commits early: killed there, or kept waiting."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.integration.kafka_sink_kit import (
+    await_markers,
+    ids_in,
+    messages,
+    open_transaction_blocks,
+    values_of,
+)
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import Checkpointing, FixedDelay, Job, JobState, LocalProcesses, Pipeline, count
+from onceflow.core.crash_points import VARIABLE, CrashPoint
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import Sink, SinkWriter, WriterContext
+from onceflow.integration.pytest_plugin import TopicFactory
+from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sinks import KafkaSink
+
+_TIMEOUT_S = 60
+_RECORDS, _PAUSE_S = 16_000, 0.05
+"""About 8 s; what the tests do comes in the first of them."""
+
+
+@dataclass(frozen=True)
+class WaitingSink(DirectorySink):
+    """Pre-commits no rows while the file `waits` is there in its directory; then `waiting` is."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _WaitingWriter(super().writer(context), Path(self.directory))
+
+
+class _WaitingWriter(SinkWriter):
+    def __init__(self, writer: SinkWriter, directory: Path) -> None:
+        self._writer = writer
+        self._directory = directory
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        while (self._directory / "waits").exists():
+            (self._directory / "waiting").touch()
+            time.sleep(0.01)
+        return self._writer.pre_commit(checkpoint)
+
+
+def build_pipeline(
+    directory: Path, source: CountingSource, sink: KafkaSink, other: Sink | None = None
+) -> Pipeline:
+    """Build source -> count by account -> topic, and into `other`, if there is one."""
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="early",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=FixedDelay(attempts=20, delay_s=0.01),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records")
+    counted = records.key_by("account").running(n=count(), uid="counted")
+    counted.write(sink, uid="topic")
+    if other is not None:
+        counted.write(other, uid="other")
+    return pipeline
+
+
+def assert_exactly_once_in_order(servers: str, topic: str, source: CountingSource) -> None:
+    """Each row is there once, and those of an account in their order."""
+    values = values_of(messages(servers, topic))
+    assert sorted(value["id"] for value in values) == list(range(source.records))
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for value in values:
+        numbers[value["account"]].append(value["n"])
+    assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    """Return once `is_so` says so."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline, is_so
+        time.sleep(0.01)
+
+
+def has_restored(job: Job, times: int) -> bool:
+    """Return whether `job` has been restored so often."""
+    return job.status().restores >= times
+
+
+@pytest.mark.only_proof
+@pytest.mark.parametrize(
+    "point",
+    ["begun", *(pytest.param(one, marks=pytest.mark.servers) for one in ("commit", "committed"))],
+)
+def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_no_row(
+    onceflow_kafka: KafkaServer,
+    kafka_topic: TopicFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: CrashPoint,
+) -> None:
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
+    points = tmp_path / "crash points"
+    points.mkdir()
+    monkeypatch.setenv(VARIABLE, str(points))
+    source = CountingSource(_RECORDS, pause_s=_PAUSE_S)
+    job = build_pipeline(tmp_path, source, KafkaSink(servers, topic=topic, key="account")).start()
+    job.wait_for(checkpoints=3)
+    for restores in (1, 2):
+        (points / point).touch()
+        await_that(lambda: not (points / point).exists())
+        await_that(partial(has_restored, job, restores))
+        job.wait_for(checkpoints=3 * (restores + 1))
+    assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
+    assert_exactly_once_in_order(servers, topic, source)
+    for partition in (0, 1):
+        assert not open_transaction_blocks(servers, topic, partition)
+
+
+def test_a_decision_that_is_late_keeps_no_transaction_open(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Readers wait for what is begun, but not until another sink is ready."""
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(2)
+    slow = WaitingSink(str(tmp_path / "out"))
+    source = CountingSource(_RECORDS, pause_s=_PAUSE_S)
+    sink = KafkaSink(servers, topic=topic, key="account")
+    job = build_pipeline(tmp_path, source, sink, slow).start()
+    job.wait_for(checkpoints=3)
+    (tmp_path / "out" / "waits").touch()
+    await_that((tmp_path / "out" / "waiting").exists)
+    decided = job.status().checkpoints_completed
+    await_that(lambda: any(open_transaction_blocks(servers, topic, one) for one in (0, 1)))
+    assert await_markers(servers, topic, timeout_s=_TIMEOUT_S)
+    assert job.status().checkpoints_completed == decided, "it is still not decided"
+    before = ids_in(servers, topic)
+    assert len(before) < len(ids_in(servers, topic, isolation="read_uncommitted"))
+    (tmp_path / "out" / "waits").unlink()
+    assert job.wait(_TIMEOUT_S).state is JobState.FINISHED
+    assert_exactly_once_in_order(servers, topic, source)
+    assert sorted(row["id"] for row in slow.rows()) == list(range(source.records))
