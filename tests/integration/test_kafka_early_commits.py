@@ -186,6 +186,7 @@ def test_the_end_of_what_is_begun_fails_and_each_row_is_there_once(
         assert decided_ids_in(servers, topic) == list(range(20))
 
 
+@pytest.mark.servers
 def test_what_the_broker_timed_out_is_produced_again(
     servers: str, topic: str, tmp_path: Path
 ) -> None:

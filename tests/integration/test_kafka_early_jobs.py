@@ -135,6 +135,7 @@ def test_a_slot_that_dies_between_a_begun_commit_and_its_end_doubles_and_loses_n
         assert not open_transaction_blocks(servers, topic, partition)
 
 
+@pytest.mark.only_proof
 def test_a_decision_that_is_late_keeps_no_transaction_open(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
