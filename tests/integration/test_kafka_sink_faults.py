@@ -173,7 +173,7 @@ def test_outage_after_the_commit_was_sent_is_unknown_and_solved_when_the_network
         raise _fails()
 
     rig(land_and_break)
-    sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=2)
+    sink = KafkaSink(broker.bootstrap_servers, topic=topic, deadline_s=5)
     with KafkaJob(sink, directory=tmp_path, sink_id=job.sink_id) as impatient:
         committer = impatient.committer()
         committable = impatient.prepare(1, range(10))
