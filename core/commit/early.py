@@ -65,19 +65,19 @@ class EarlyCommits:
         """Record that `checkpoint` will not be decided."""
         self._aborted = max(self._aborted, checkpoint)
 
-    def next_step(self, expected: Committable | None, now_s: float) -> EarlyStep | WaitUntil | None:
+    def next_step(self, first: Committable | None, now_s: float) -> EarlyStep | WaitUntil | None:
         """Return what to do now, or when to ask again; None: nothing before the next event.
 
-        `expected` is what the next decision commits first; None while something decided waits.
+        `first` is what the next decision commits first; None while something decided waits.
         """
-        if expected is None:
+        if first is None:
             return None
         if self._begun is not None:
             if self._begun.checkpoint <= self._aborted or now_s >= self._held_until_s:
                 return Withdraw(self._begun)
             return WaitUntil(self._held_until_s)
-        is_new = expected.transaction != self._tried and expected.checkpoint > self._aborted
-        return Begin(expected) if is_new and self._is_in_time else None
+        is_new = first.transaction != self._tried and first.checkpoint > self._aborted
+        return Begin(first) if is_new and self._is_in_time else None
 
     def record_begin(self, committable: Committable, *, is_begun: bool) -> None:
         """Record that `committable` was tried; it is not tried again."""

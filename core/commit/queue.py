@@ -258,7 +258,7 @@ class CommitQueue(OrderedCommits[Committable]):
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
     @property
-    def expected(self) -> Committable | None:
+    def first_undecided(self) -> Committable | None:
         """What the next decision commits first; None while something decided waits."""
         return self._waiting[0] if self._waiting and self._head() is None else None
 

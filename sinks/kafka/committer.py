@@ -97,7 +97,7 @@ class KafkaCommitter(Committer):
         backoff = Backoff(until=deadline)
         while True:
             try:
-                if self._end_begun(transaction):
+                if self._end_if_begun(transaction):
                     return Committed()
                 return self._commit(transaction, sent=sent, deadline=deadline)
             except LaneFailed as failure:
@@ -262,7 +262,7 @@ class KafkaCommitter(Committer):
         self._lanes.settle(transaction)
         return Committed()
 
-    def _end_begun(self, transaction: TransactionId) -> bool:
+    def _end_if_begun(self, transaction: TransactionId) -> bool:
         """Commit `transaction` if that is begun, and return whether; undo what else is begun.
 
         `_begin` has looked at all that a commit looks at. It holds still: only the owner of the

@@ -253,7 +253,7 @@ class CommitWorker(CommitThread[Committable]):
         return outcome
 
     def _find_early_work(self, now_s: float) -> Callable[[], None] | WaitUntil | None:
-        match self._early.next_step(self._queue.expected, now_s):
+        match self._early.next_step(self._queue.first_undecided, now_s):
             case Begin(committable):
                 return partial(self._begin, committable)
             case Withdraw(committable):

@@ -29,14 +29,14 @@ def begun_at_zero() -> EarlyCommits:
 
 def test_only_what_the_next_decision_commits_first_is_expected() -> None:
     queue = CommitQueue(CommitRetryPolicy())
-    assert queue.expected is None
+    assert queue.first_undecided is None
     for committable in (ONE, TWO):
         queue.pre_committed(committable.checkpoint, [committable])
-    assert queue.expected == ONE
+    assert queue.first_undecided == ONE
     queue.note_decision(FIRST)
-    assert queue.expected is None, "a decided one waits"
+    assert queue.first_undecided is None, "a decided one waits"
     queue.outcome(ONE, Committed(), 0.0)
-    assert queue.expected == TWO
+    assert queue.first_undecided == TWO
 
 
 def test_a_commit_is_begun_once_and_nothing_more_until_it_is_decided() -> None:
