@@ -41,7 +41,7 @@ EarlyStep: TypeAlias = Begin | Withdraw
 class EarlyCommits:
     """Says what to begin and what to withdraw, for one sink subtask. One thread at a time."""
 
-    def __init__(self, held_max_s: float = HELD_MAX_S) -> None:
+    def __init__(self, held_max_s: float) -> None:
         self._held_max_s = held_max_s
         self._prepared = GENESIS
         self._prepared_at_s = 0.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from onceflow.core.api.graph import Operator, WriteTo
-from onceflow.core.commit.early import Begin, EarlyCommits, Withdraw
+from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.loop import (
     StepSource,
     advise,
@@ -201,7 +201,7 @@ class CommitWorker(CommitThread[Committable]):
         self._committer = committer
         self._is_patient = True
         """Whether a pre-commit waits: a commit has succeeded since the last wait in vain."""
-        self._early = EarlyCommits()
+        self._early = EarlyCommits(HELD_MAX_S)
         self._thread.start()
 
     def await_commits(self) -> None:

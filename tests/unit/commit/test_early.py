@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.core.commit.early import Begin, EarlyCommits, Withdraw
+from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.queue import CommitQueue, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.protocol.committables import Committable, Committed
@@ -50,7 +50,7 @@ def test_a_commit_is_begun_once_and_nothing_more_until_it_is_decided() -> None:
 
 
 def test_what_could_not_be_begun_is_not_tried_again() -> None:
-    early = EarlyCommits()
+    early = EarlyCommits(HELD_MAX_S)
     early.record_pre_commit(FIRST, 0.0)
     early.record_begin(ONE, is_begun=False)
     assert early.next_step(ONE, 0.1) is None
@@ -70,7 +70,7 @@ def test_what_is_begun_is_withdrawn_when_its_checkpoint_is_given_up_and_not_begu
 
 
 def test_a_checkpoint_that_was_given_up_is_not_begun() -> None:
-    early = EarlyCommits()
+    early = EarlyCommits(HELD_MAX_S)
     early.record_pre_commit(FIRST, 0.0)
     early.record_abort(FIRST)
     assert early.next_step(ONE, 0.1) is None

@@ -11,7 +11,9 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
+import pytest
 from tests.support.counting_source import SCHEMA
 from tests.support.directory_sink import DirectorySink
 from tests.unit.runtime.slot_parts import slot_context
@@ -40,9 +42,11 @@ from onceflow.core.protocol.messages import (
     CompletionHeard,
     SinkCommitted,
 )
+from onceflow.core.runtime.dataflow.operators import SinkOperator
+from onceflow.core.runtime.slot import commits as slot_commits
 from onceflow.core.runtime.slot.commits import CommitWorker, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
-from onceflow.core.spi import Committer
+from onceflow.core.spi import Committer, SinkWriter
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
 FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
@@ -203,13 +207,18 @@ def test_the_next_commit_is_begun_once_all_before_it_are_committed() -> None:
     assert committer.early.empty()
 
 
-def test_what_is_begun_is_withdrawn_when_its_checkpoint_is_given_up() -> None:
-    committer = GatedCommitter()
+def test_what_is_begun_is_withdrawn_at_once_when_its_checkpoint_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that it is not withdrawn for a decision that is late.
+    monkeypatch.setattr(slot_commits, "HELD_MAX_S", 3600.0)
+    committer, work = GatedCommitter(), WriteTo(DirectorySink(str(tmp_path)), "ledger")
     with open_worker_behind(committer, decided=1) as worker:
         committer.passes.release()
         prepare(worker, SECOND)
         assert committer.early.get(timeout=60) == ("begin", SECOND)
-        worker.record_abort(SECOND)
+        # As a subtask tells each of its operators; no row is written.
+        SinkOperator("ledger", work, cast("SinkWriter", None), worker).on_aborted(SECOND)
         assert committer.early.get(timeout=60) == ("withdraw", SECOND)
         prepare(worker, THIRD)
         worker.commit_through(THIRD, FIRST)
