@@ -66,6 +66,9 @@ class _ClockedReader(SourceReader):
             self._path = None
         return self._reader.poll(timeout_s)
 
+    def wake(self) -> None:
+        self._reader.wake()
+
     def take_record_times(self) -> Sequence[tuple[int, int]]:
         return self._reader.take_record_times()
 

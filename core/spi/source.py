@@ -55,6 +55,13 @@ class SourceReader(ABC):
     def snapshot(self) -> Sequence[Split]:
         """Return every split of this reader with its position as of the last `poll`."""
 
+    def wake(self) -> None:  # noqa: B027 - optional hook
+        """Have a `poll` that waits return None at once: its caller has something else to do.
+
+        Called on another thread than `poll`, when a checkpoint is triggered. May come while no
+        `poll` is under way, or after `close`. Without it a checkpoint waits for the `poll` to end.
+        """
+
     def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
         """Return whose rows the last `poll` returned: (split id, how many), in the order of rows.
 

@@ -53,6 +53,7 @@ static struct {
     void (*queue_destroy)(void *queue);
     void *(*queue_get_partition)(void *client, const char *topic, int32_t partition);
     void (*queue_forward)(void *from, void *to);
+    void (*queue_yield)(void *queue);
     ssize_t (*consume_batch_queue)(void *queue, int timeout_ms, Message **messages, size_t count);
     void (*message_destroy)(Message *message);
     const char *(*message_errstr)(const Message *message);
@@ -99,9 +100,9 @@ find_functions(const char *path)
     }
 #define FIND(field) find_function((void **)&kafka.field, "rd_kafka_" #field)
     if (FIND(version) && FIND(name) && FIND(type) && FIND(queue_new) && FIND(queue_destroy) &&
-        FIND(queue_get_partition) && FIND(queue_forward) && FIND(consume_batch_queue) &&
-        FIND(message_destroy) && FIND(message_errstr) && FIND(message_timestamp) &&
-        FIND(topic_name))
+        FIND(queue_get_partition) && FIND(queue_forward) && FIND(queue_yield) &&
+        FIND(consume_batch_queue) && FIND(message_destroy) && FIND(message_errstr) &&
+        FIND(message_timestamp) && FIND(topic_name))
         return 1;
 #undef FIND
     dlclose(kafka.library);
@@ -315,6 +316,17 @@ reader_close(PyObject *object, PyObject *unused)
         return NULL;
     }
     drop_queue(self);
+    Py_RETURN_NONE;
+}
+
+/* Under the interpreter's lock, as `close` is: the queue cannot go away meanwhile. */
+static PyObject *
+reader_wake(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Reader *self = (Reader *)object;
+    if (self->queue != NULL)
+        kafka.queue_yield(self->queue);
     Py_RETURN_NONE;
 }
 
@@ -619,6 +631,9 @@ static PyMethodDef reader_methods[] = {
     {"read", reader_read, METH_VARARGS,
      "read(count_max, bytes_max, timeout_ms, separator): wait for the first record, and return it\n"
      "with those that wait behind it."},
+    {"wake", reader_wake, METH_NOARGS,
+     "wake(): have the `read` that waits return at once, or the next one that would wait. From any\n"
+     "thread; does nothing once the reader is closed."},
     {"close", reader_close, METH_NOARGS,
      "close(): give the queue back; to be called before the Consumer's own `close`."},
     {NULL, NULL, 0, NULL},

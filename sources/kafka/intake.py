@@ -61,6 +61,10 @@ class Intake(Protocol):
         """Return what is there, without waiting: at most `count_max`, and about `bytes_max`."""
         ...
 
+    def wake(self) -> None:
+        """Have the `wait` under way, or else the next one, return early if it can. Any thread."""
+        ...
+
     def close(self) -> None:
         """Let go of the client; to be called before it is closed."""
         ...
@@ -103,9 +107,11 @@ def why_no_native_client() -> str | None:
         known = ", ".join(_CONSUMER_BYTES)
         return f"it knows confluent-kafka {known}, and this is {version('confluent-kafka')}"
     try:
-        import_module(_NATIVE)
+        native = import_module(_NATIVE)
     except ImportError as error:
         return f"onceflow-kafka-native cannot be loaded: {error}"
+    if not hasattr(native.Reader, "wake"):
+        return "onceflow-kafka-native is older than 0.2 (pip install ./native)"
     return None
 
 
@@ -139,6 +145,9 @@ class MessageIntake:
         count_max = min(CHUNK, count_max)
         messages = self._consumer.consume(count_max, 0)
         return _sort(messages, has_more=len(messages) == count_max)
+
+    def wake(self) -> None:
+        """Do nothing: a client that polls cannot be interrupted."""
 
     def close(self) -> None:
         """Do nothing: the client is all there is."""
@@ -197,6 +206,10 @@ class NativeIntake:
             return Taken([], [], has_more=False)
         records = wrap_records(tuple(columns), self._partitions, self._separator)
         return Taken(records, [_event(*one) for one in events], has_more=True)
+
+    def wake(self) -> None:
+        """Have the `wait` under way, or else the next one, return at once. Any thread."""
+        self._reader.wake()
 
     def close(self) -> None:
         """Give the queue back."""

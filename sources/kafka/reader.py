@@ -106,6 +106,8 @@ class KafkaReader(SourceReader):
         """The ends of partitions, for now, as the broker has reported them."""
         self._polling = threading.Lock()
         self._closed = threading.Event()
+        self._is_woken = False
+        """Whether `wake` was called since the last `poll` ended."""
         self._troubles = LoggedTroubles(settings)
         self._published = PublishedOffsets(settings, self._troubles)
         self._gaps = Gaps(settings)
@@ -144,7 +146,19 @@ class KafkaReader(SourceReader):
             if self._watch.failure is not None:
                 raise self._watch.failure
             self._published.send(self._consumer)
-            return self._read(timeout_s)
+            try:
+                return self._read(timeout_s)
+            finally:
+                # Who woke it has its turn now.
+                self._is_woken = False
+
+    def wake(self) -> None:
+        """Have a `poll` that waits for records return, if they are read natively."""
+        # In this order: what returns early looks at the flag.
+        self._is_woken = True
+        intake = self._intake
+        if intake is not None:
+            intake.wake()
 
     def rows_by_split(self) -> Sequence[tuple[str, int]]:
         """Return the partitions of the rows that `poll` returned last."""
@@ -293,7 +307,8 @@ class KafkaReader(SourceReader):
                 self._accept(first)
                 self._drain()
                 self._advance()
-            if len(self._rows) == 0 and (wait_s <= 0 or self._closed.is_set()):
+            is_over = wait_s <= 0 or self._is_woken or self._closed.is_set()
+            if len(self._rows) == 0 and is_over:
                 if self._rows.refusals.letters:
                     # They go out after this poll, so the snapshot must be past them.
                     self._advance()

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer
 from tests.integration.each_reader import require_native
-from tests.integration.kafka_feed import CONTEXT, SCHEMA, Transactions, reading, record
+from tests.integration.kafka_feed import (
+    CONTEXT,
+    SCHEMA,
+    Transactions,
+    produce,
+    reading,
+    record,
+    source,
+)
+from tests.support.ledger import SETTINGS
 
+from onceflow import Checkpointing, LocalProcesses, Pipeline
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import EndOfInput
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kafka import delete_topics
 from onceflow.integration.servers.kinds import KafkaServer
+from onceflow.sinks import FileSink
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.intake import MessageIntake, NativeIntake, open_intake
 
 SEED = 20_261_126
+WAIT_S = 30.0
+"""Of a poll without records: a test that waits for one to end by itself fails."""
 CONSUMER_BYTES = Consumer.__basicsize__
 ODD_VALUES = (
     *(None, b"", b" ", b"\n", b"{}", b"{}{}", b"{}\n{}", b"[]", b"null", b"\0\xff", b"}{", b"{}}"),
@@ -208,3 +225,41 @@ def test_a_reader_that_is_dropped_without_being_closed_lets_its_client_go() -> N
         reader = reader_type(consumer, client_id, CONSUMER_BYTES)
         reader.take_over("nothing", 0)
         del consumer, reader
+
+
+def test_a_poll_that_waits_for_records_ends_when_it_is_woken(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+) -> None:
+    servers, topic = onceflow_kafka.bootstrap_servers, kafka_topic(1)
+    with reading(source(servers, topic)) as reader:
+        timer = threading.Timer(0.3, reader.wake)
+        timer.start()
+        began = time.monotonic()
+        assert reader.poll(WAIT_S) is None
+        reader.wake()
+        # Nobody waits at that moment, so it is the next poll that returns.
+        assert reader.poll(WAIT_S) is None
+        assert time.monotonic() - began < WAIT_S
+        produce(servers, topic, [record(1)])
+        assert isinstance(reader.poll(WAIT_S), pa.RecordBatch)
+    timer.join()
+    reader.wake()
+
+
+def test_checkpoints_do_not_wait_for_records(
+    tmp_path: Path, onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
+) -> None:
+    pipeline = Pipeline(
+        LocalProcesses(tmp_path / "logs"),
+        name="idle",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
+        settings=replace(SETTINGS, poll_timeout_s=WAIT_S),
+    )
+    records = pipeline.read(source(onceflow_kafka.bootstrap_servers, kafka_topic(2)), uid="records")
+    records.write(FileSink(str(tmp_path / "out")), uid="out")
+    job = pipeline.start()
+    began = time.monotonic()
+    job.wait_for(checkpoints=10, timeout_s=10 * WAIT_S)
+    job.stop()
+    assert time.monotonic() - began < 2 * WAIT_S, "each checkpoint would have waited for a poll"

@@ -149,6 +149,10 @@ class Subtask(ABC):
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def post(self, mail: SubtaskMail) -> None:
+        """Have the subtask's own thread handle `mail`, soon. Any thread."""
+        self.gate.post(mail)
+
     def metrics(self) -> SubtaskMetrics:
         """Return the counters as of now. Any thread."""
         return SubtaskMetrics(
@@ -311,6 +315,11 @@ class SourceSubtask(Subtask):
         """Whether everybody below has been told that the input is at its end."""
         self._barriers = SourceBarriers()
         self._tells_at_s = 0.0
+
+    def post(self, mail: SubtaskMail) -> None:
+        """Have the subtask's own thread handle `mail`; it may be waiting for records."""
+        super().post(mail)
+        self._source.reader.wake()
 
     def _step(self) -> None:
         clear = self._flush()

@@ -231,7 +231,7 @@ class SlotControl:
                 case _:
                     assert_never(mail)
             if is_for_it:
-                subtask.gate.post(mail)
+                subtask.post(mail)
 
     def _start(self) -> None:
         chains = self._require_chains()
@@ -239,7 +239,7 @@ class SlotControl:
             if self._context.closing.is_set():
                 # The shutdown may have come while the state was restored. Subtasks start all the
                 # same.
-                subtask.gate.post(Shutdown("the slot shuts down"))  # it closes its operators
+                subtask.post(Shutdown("the slot shuts down"))  # it closes its operators
             subtask.start()
         if self._context.closing.is_set():
             return

@@ -301,7 +301,7 @@ class Attempt:
             if isinstance(report, SnapshotTaken):
                 self._abandon(report)
         for subtask in self._subtasks:
-            subtask.gate.post(NotifyAbort(CheckpointId(number), "given up"))
+            subtask.post(NotifyAbort(CheckpointId(number), "given up"))
         self._settle_mail()
 
     def _abandon(self, report: SnapshotTaken) -> None:
@@ -324,7 +324,7 @@ class Attempt:
         trigger = TriggerCheckpoint(CheckpointId(number), kind, 0, after_s, form)
         for subtask in self._subtasks:
             if isinstance(subtask, SourceSubtask):
-                subtask.gate.post(trigger)
+                subtask.post(trigger)
 
     def _persist_overtaken(self, report: SnapshotTaken) -> tuple[InFlight, ...]:
         own = key_group_range(MAX_PARALLELISM, self.parallelism, report.subtask.index)
@@ -339,7 +339,7 @@ class Attempt:
     def complete(self, checkpoint: CompletedCheckpoint) -> None:
         """Tell every subtask that the checkpoint is decided."""
         for subtask in self._subtasks:
-            subtask.gate.post(Complete(checkpoint.checkpoint, {}))
+            subtask.post(Complete(checkpoint.checkpoint, {}))
         self._settle_mail()
 
     def run_until_quiet(self) -> None:
