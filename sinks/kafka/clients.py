@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from enum import Enum
+from queue import SimpleQueue
 from typing import Any
 
 from confluent_kafka import (
@@ -37,7 +39,7 @@ _GRACE_S = 5.0
 
 _RECOVERY: Mapping[str, OptionValue] = (
     # A client that forgets all brokers when none answers may wait for ever in a later call; see
-    # `call_with_timeout`.
+    # `BoundedCalls`.
     {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020B0000 else {}
 )
 _TUNED_FOR_TRANSACTIONS: Mapping[str, OptionValue] = {
@@ -124,54 +126,81 @@ def read_committed_metadata(
                 raise
 
 
-def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None:
-    """Call `call(timeout_s)` until it succeeds, while Kafka says that the error is retriable.
-
-    Raises:
-        KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
-        TimeoutError: As `call_with_timeout`.
-    """
-    # Each try is short, so that `deadline` is looked at; librdkafka goes on where it was.
-    backoff = Backoff(until=deadline)
-    while True:
-        try:
-            call_with_timeout(call, backoff.call_s(_CALL_S))
-            return
-        except KafkaException as error:
-            if not error_of(error).retriable() or not backoff.pause():
-                raise
-
-
-def call_with_timeout(call: Callable[[float], object], timeout_s: float) -> None:
-    """Call `call(timeout_s)` on a thread of its own: its timeout cannot be relied on.
+class BoundedCalls:
+    """Calls a client on a thread of its own: a call's own timeout cannot be relied on.
 
     librdkafka (2.10 to 2.16 at least) waits for ever in `send_offsets_to_transaction` when the
-    group's coordinator is a broker that was dropped from the metadata since it was last asked.
-
-    Raises:
-        TimeoutError: It has not returned long after its timeout. It goes on in its own thread, and
-            the client is good for nothing more.
+    group's coordinator is a broker that was dropped from the metadata since it was last asked. The
+    thread serves one call after the other, because a start of one takes as long as a call.
     """
-    raised: list[BaseException] = []
-    returned = threading.Event()
 
-    def run() -> None:
-        try:
-            call(timeout_s)
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            returned.set()
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
-    # A daemon: a call that never returns must not keep the process from ending.
-    threading.Thread(target=run, name="onceflow-kafka-call", daemon=True).start()
-    if not returned.wait(timeout_s + _GRACE_S):
-        raise TimeoutError(
-            f"the Kafka client has not returned {_GRACE_S:g} s after its timeout of"
-            f" {timeout_s:g} s; it is left behind and another one is opened"
-        )
-    if raised:
-        raise raised[0]
+    def call_repeatedly(self, call: Callable[[float], object], *, deadline: float) -> None:
+        """Call `call(timeout_s)` until it succeeds, while Kafka says that the error is retriable.
+
+        Raises:
+            KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
+            TimeoutError: As `call`.
+        """
+        # Each try is short, so that `deadline` is looked at; librdkafka goes on where it was.
+        backoff = Backoff(until=deadline)
+        while True:
+            try:
+                self.call(call, backoff.call_s(_CALL_S))
+                return
+            except KafkaException as error:
+                if not error_of(error).retriable() or not backoff.pause():
+                    raise
+
+    def call(self, call: Callable[[float], object], timeout_s: float) -> None:
+        """Call `call(timeout_s)`.
+
+        Raises:
+            TimeoutError: It has not returned long after its timeout. It goes on, and keeps the
+                thread: the client is good for nothing more, and nor is this object.
+        """
+        raised: list[BaseException] = []
+        returned = threading.Event()
+
+        def run() -> None:
+            try:
+                call(timeout_s)
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                returned.set()
+
+        if self._thread is None:
+            # A daemon: a call that never returns must not keep the process from ending.
+            self._thread = threading.Thread(
+                target=self._serve, name="onceflow-kafka-call", daemon=True
+            )
+            self._thread.start()
+        self._waiting.put(run)
+        if not returned.wait(timeout_s + _GRACE_S):
+            raise TimeoutError(
+                f"the Kafka client has not returned {_GRACE_S:g} s after its timeout of"
+                f" {timeout_s:g} s; it is left behind and another one is opened"
+            )
+        if raised:
+            raise raised[0]
+
+    def close(self) -> None:
+        """End the thread, once the call that it serves has returned. May be called twice."""
+        self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (run := self._waiting.get()) is not None:
+            run()
+
+
+def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None:
+    """Make one call as `BoundedCalls.call_repeatedly` does, with its errors."""
+    with closing(BoundedCalls()) as calls:
+        calls.call_repeatedly(call, deadline=deadline)
 
 
 def is_fenced(error: KafkaError) -> bool:

@@ -24,6 +24,7 @@ from onceflow.sinks.kafka.record_keys import (
     plain_key_encoder,
 )
 from onceflow.sinks.kafka.records import (
+    FRAME_BYTES,
     HEADER_TYPE,
     HEADERS,
     KEY,
@@ -193,6 +194,9 @@ class RecordEncoder:
 
     def _within_limits(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> pa.RecordBatch:
         limit = self._settings.message_bytes_max
+        if self._headers is None and records.nbytes + FRAME_BYTES <= limit:
+            # Not even one record with the bytes of all would be too large.
+            return records
         sizes = record_bytes(records)
         too_large: Any = pc.greater(sizes, limit)
         if not pc.any(too_large).as_py():

@@ -26,7 +26,7 @@ TOPIC_TYPE = pa.dictionary(pa.int32(), pa.string())
 HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 ANY_PARTITION = -1
-_FRAME_BYTES = 100
+FRAME_BYTES = 100
 """What a batch's header (61 bytes) and a record's lengths add at most."""
 _HEADER_BYTES = 10
 """What the lengths of one header add at most."""
@@ -59,9 +59,11 @@ class StagedFacts:
 
 
 def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
-    """Return `batch` with the time and the topics that it may hold."""
-    # `repr` of a float reads back as the same float.
-    facts = {_STAGED_AT: repr(time.time()).encode(), _TOPICS: json.dumps(topics).encode()}
+    """Return `batch` with the time, to the second before, and the topics that it may hold."""
+    # `repr` of a float reads back as the same float. Of one second all batches have the same
+    # schema: they are staged as one stream.
+    staged_at_s = float(int(time.time()))
+    facts = {_STAGED_AT: repr(staged_at_s).encode(), _TOPICS: json.dumps(topics).encode()}
     stamped_batch: pa.RecordBatch = batch.replace_schema_metadata(facts)
     return stamped_batch
 
@@ -77,7 +79,7 @@ def record_bytes(batch: pa.RecordBatch) -> pa.Array:
     sizes: Any = pc.add(_lengths(batch.column(KEY)), _lengths(batch.column(VALUE)))
     if batch.schema.get_field_index(HEADERS) >= 0:
         sizes = pc.add(sizes, _header_bytes(batch.column(HEADERS)))
-    total: pa.Array = pc.add(sizes, _FRAME_BYTES)
+    total: pa.Array = pc.add(sizes, FRAME_BYTES)
     return total
 
 

@@ -50,8 +50,8 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.kafka.clients import (
+    BoundedCalls,
     Isolation,
-    call_repeatedly,
     is_fenced,
     open_group_reader,
     open_producer,
@@ -287,6 +287,7 @@ class TransactionalLane:
         """
         self._settings = settings
         self.name = name
+        self._calls = BoundedCalls()
         self._producer: Producer = open_producer(
             settings, client_id=name.replace("/", "."), transactional_id=name
         )
@@ -419,6 +420,7 @@ class TransactionalLane:
     def close(self) -> None:
         """Close the lane; what is open in it the next owner ends."""
         self._begun = None
+        self._calls.close()
         self._producer.purge(blocking=False)
 
     def _send_commit_offset(
@@ -441,7 +443,7 @@ class TransactionalLane:
     ) -> None:
         """Call with a short timeout until it succeeds, while Kafka says that it may be repeated."""
         try:
-            call_repeatedly(call, deadline=deadline)
+            self._calls.call_repeatedly(call, deadline=deadline)
         except TimeoutError as error:
             # The call goes on; nothing else may be asked of this producer.
             raise LaneFailed(f"{self.name}: {failure}: {error}", sent=sent) from error

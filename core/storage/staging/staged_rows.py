@@ -23,8 +23,10 @@ from typing import IO
 
 import pyarrow as pa
 import xxhash
+from pyarrow import types as arrow
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import StateCorrupt, StorageError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import TransactionId
@@ -39,6 +41,8 @@ MEMORY_BYTES_MAX = 32 * 1024 * 1024
 _HEADER = struct.Struct("<HQ")
 _TRAILER = struct.Struct("<QQ")
 _CHUNK_BYTES = 1 << 20
+_FRAME_BYTES = 1 << 18
+"""A frame with as many takes no further batch: it is in memory until it ends."""
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _IMPORTED = "imported"
 
@@ -162,12 +166,46 @@ class FileStagingArea(StagingArea):
         return f"{t.attempt}-{t.checkpoint}-{t.subtask}-{t.sequence}.arrow"
 
 
+class _Frame:
+    """Batches of one schema that follow one another, as one Arrow stream.
+
+    A stream for each batch would cost more than the rows of a small one, here and when it is read.
+    """
+
+    def __init__(self, part: str, schema: pa.Schema) -> None:
+        self.part = part
+        self._schema = schema
+        self._body = pa.BufferOutputStream()
+        self._stream = pa.ipc.new_stream(self._body, schema)
+        # Each batch has dictionaries of its own, which a stream would have to replace.
+        self._takes_more = not any(holds(kind, arrow.is_dictionary) for kind in schema.types)
+
+    def fits(self, part: str, schema: pa.Schema) -> bool:
+        """Return whether a batch of `part` with `schema`, its metadata included, may follow."""
+        return (
+            self._takes_more
+            and part == self.part
+            and self._body.tell() < _FRAME_BYTES
+            and schema.equals(self._schema, check_metadata=True)
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append `batch`."""
+        self._stream.write_batch(batch)
+
+    def end(self) -> pa.Buffer:
+        """Return the whole stream."""
+        self._stream.close()
+        return self._body.getvalue()
+
+
 class _SpooledRows(StagedRows):
     """Frames in memory, or in a local file when there are many, until they are sealed."""
 
     def __init__(self, area: FileStagingArea) -> None:
         self._area = area
         self._spool: IO[bytes] | None = None
+        self._frame: _Frame | None = None
         self._hash = xxhash.xxh3_64()
         self._rows = 0
 
@@ -178,20 +216,30 @@ class _SpooledRows(StagedRows):
 
     @override
     def write(self, batch: pa.RecordBatch, *, part: str = "") -> None:
+        frame = self._frame
+        if frame is not None and not frame.fits(part, batch.schema):
+            self._end_frame()
+            frame = None
+        if frame is None:
+            frame = self._frame = _Frame(part, batch.schema)
+        frame.write(batch)
+        self._rows += batch.num_rows
+
+    def _end_frame(self) -> None:
+        frame, self._frame = self._frame, None
+        if frame is None:
+            return
         if self._spool is None:
             self._spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
-        body = pa.BufferOutputStream()
-        with pa.ipc.new_stream(body, batch.schema) as stream:
-            stream.write_batch(batch)
-        data = body.getvalue()
-        label = part.encode()
+        data = frame.end()
+        label = frame.part.encode()
         for piece in (_HEADER.pack(len(label), data.size), label, memoryview(data)):
             self._spool.write(piece)
             self._hash.update(piece)
-        self._rows += batch.num_rows
 
     @override
     def seal(self, transaction: TransactionId) -> Committable:
+        self._end_frame()
         spool = self._spool
         if spool is None:
             raise ValueError(f"{transaction}: nothing was written, so there is nothing to seal")
@@ -211,6 +259,7 @@ class _SpooledRows(StagedRows):
     @override
     def close(self) -> None:
         spool, self._spool = self._spool, None
+        self._frame = None
         self._rows = 0
         self._hash = xxhash.xxh3_64()
         if spool is not None:

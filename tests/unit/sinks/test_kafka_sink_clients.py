@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from onceflow.sinks.kafka import clients
-from onceflow.sinks.kafka.clients import call_with_timeout
+from onceflow.sinks.kafka.clients import BoundedCalls
 
 
 def test_a_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_a_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     began = time.monotonic()
     try:
         with pytest.raises(TimeoutError, match="has not returned"):
-            call_with_timeout(lambda _: forever.wait(), 0.05)
+            BoundedCalls().call(lambda _: forever.wait(), 0.05)
     finally:
         forever.set()
     assert time.monotonic() - began < 60
@@ -26,7 +26,7 @@ def test_a_call_that_never_returns_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_call_that_returns_or_raises_does_so_as_if_it_were_called_directly() -> None:
     given: list[float] = []
-    call_with_timeout(given.append, 3.0)
+    BoundedCalls().call(given.append, 3.0)
     assert given == [3.0]
     error = KafkaException(KafkaError(KafkaError.REQUEST_TIMED_OUT))
 
@@ -34,5 +34,17 @@ def test_a_call_that_returns_or_raises_does_so_as_if_it_were_called_directly() -
         raise error
 
     with pytest.raises(KafkaException) as raised:
-        call_with_timeout(fail, 1.0)
+        BoundedCalls().call(fail, 1.0)
     assert raised.value is error
+
+
+def test_all_calls_of_one_client_run_on_one_thread_which_ends_with_it() -> None:
+    calls = BoundedCalls()
+    threads: list[threading.Thread] = []
+    for _ in range(3):
+        calls.call(lambda _: threads.append(threading.current_thread()), 3.0)
+    assert len(set(threads)) == 1
+    calls.close()
+    calls.close()
+    threads[0].join(60)
+    assert not threads[0].is_alive()
