@@ -353,41 +353,36 @@ class KeyIndex:
         """Return each row's entry, 0 if the index does not have its key."""
         if not len(hashes):
             return np.zeros(0, np.int64)
-        # All rows look into the first bucket of their key together. Those that see another key
-        # there go on to the next bucket together, until each has found its key or a free bucket.
+        # All rows look into the first bucket of their key together. Those that see another hash
+        # there go on to the next bucket together, until each has found its hash or a free bucket.
         buckets = self._first_buckets(hashes)
         entries: Ints = self._table[buckets].astype(np.int64)
-        if entries.all():
-            # Most batches hold known keys alone: comparing keys at once saves comparing hashes.
-            active = np.flatnonzero(~self._equal(entries, columns))
-        else:
-            active = np.flatnonzero(self._are_other_keys(entries, columns, hashes))
-        while len(active):
-            buckets[active] = (buckets[active] + 1) & (len(self._table) - 1)
-            candidates = self._table[buckets[active]].astype(np.int64)
-            entries[active] = candidates
-            active = active[self._are_other_keys(candidates, columns, hashes[active], active)]
-        return entries
+        active = np.flatnonzero(self._have_other_hashes(entries, hashes))
+        while True:
+            while len(active):
+                buckets[active] = (buckets[active] + 1) & (len(self._table) - 1)
+                candidates = self._table[buckets[active]].astype(np.int64)
+                entries[active] = candidates
+                active = active[self._have_other_hashes(candidates, hashes[active])]
+            # Keys are compared once, for other keys nearly always have other hashes. Rows that have
+            # the hash of another key go on behind it.
+            active = self._list_rows_of_other_keys(entries, columns)
+            if not len(active):
+                return entries
 
-    def _are_other_keys(
-        self,
-        entries: Ints,
-        columns: Sequence[KeyColumn],
-        hashes: Hashes,
-        rows: Ints | None = None,
-    ) -> Mask:
-        """Tell for each entry whether it has another key than its row; `hashes` are of `rows`.
-
-        No entry (0) is no other key.
-        """
-        others: Mask = entries != 0
-        # Keys are compared only where hashes are equal: other keys nearly always have others.
-        alike = np.flatnonzero(others & (self._hashes[entries] == hashes))
-        if len(alike):
-            mine = alike if rows is None else rows[alike]
-            equal = self._equal(entries[alike], tuple(column.take(mine) for column in columns))
-            others[alike[equal]] = False
+    def _have_other_hashes(self, entries: Ints, hashes: Hashes) -> Mask:
+        """Tell for each entry whether it has another hash than its row; no entry (0) has none."""
+        others: Mask = self._hashes[entries] != hashes
+        others &= entries != 0
         return others
+
+    def _list_rows_of_other_keys(self, entries: Ints, columns: Sequence[KeyColumn]) -> Ints:
+        """Return the rows whose entry has another key; no entry (0) has none."""
+        if entries.all():
+            return np.flatnonzero(~self._equal(entries, columns))
+        rows = np.flatnonzero(entries)
+        equal = self._equal(entries[rows], tuple(column.take(rows) for column in columns))
+        return rows[~equal]
 
     def _equal(self, entries: Ints, columns: Sequence[KeyColumn]) -> Mask:
         same: Mask | None = None
