@@ -12,7 +12,7 @@ Changes of snapshots that are undecided, or have failed, are in the next layer a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
@@ -22,7 +22,6 @@ import pyarrow as pa
 from onceflow.core.errors import InvariantViolation, StateIncompatible
 from onceflow.core.protocol.ids import GENESIS, CheckpointId
 from onceflow.core.state.aggregates.accumulator_shape import make_shape
-from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.context import StateContext, StateHandle, StateReader, StateWriter
 from onceflow.core.state.api.descriptors import (
     AccumulatorColumn,
@@ -50,7 +49,8 @@ from onceflow.core.state.heap.entries import (
     MapKeys,
     MapRows,
 )
-from onceflow.core.state.heap.tables import HeapEntries, LayerLimits
+from onceflow.core.state.heap.tables import ChangedEntries, HeapEntries, LayerLimits
+from onceflow.core.state.heap.totals import ChangedTotals, HeapTotals
 from onceflow.core.state.keys.key_codec import from_stored_map_key, to_stored_map_key
 from onceflow.core.state.open_states import OpenStates
 from onceflow.core.state.snapshots.canonical import (
@@ -187,7 +187,8 @@ _States: TypeAlias = list[StateContent]
 _Upload: TypeAlias = Callable[[StateWriter], tuple[StateHandle, ...]]
 
 
-_NO_CHANGES: Mapping[str, Mapping[Any, Any]] = {}
+_Changes: TypeAlias = ChangedEntries | ChangedTotals
+_NO_CHANGES: Mapping[str, _Changes] = {}
 
 
 def _takes_a_layer(base: FileHandles, limits: LayerLimits) -> bool:
@@ -214,7 +215,7 @@ class HeapStore(KeyedStateStore):
         self._current = CurrentKey()
         self._open_states = OpenStates(context)
         self._entries: dict[StateMeta, HeapEntries] = {}
-        self._tables: dict[StateMeta, AccumulatorTable] = {}
+        self._tables: dict[StateMeta, HeapTotals] = {}
         self._restored = RestoredStates(context)
         self._rows: dict[str, list[StateRows]] = {}
         self._last_filled: dict[str, CheckpointId] = {}
@@ -292,7 +293,10 @@ class HeapStore(KeyedStateStore):
     def _state(self, meta: StateMeta, codec: EntryRows, make: Callable[[HeapEntries], T]) -> T:
         state: T | None = self._open_states.find(meta)
         if state is None:
-            table = HeapEntries(self._current, codec.cells, codec, self._is_idle, self._limits)
+            groups = self._context.max_parallelism
+            table = HeapEntries(
+                self._current, codec.cells, codec, groups, self._is_idle, self._limits
+            )
             stored, chunks = self._claim(meta)
             if stored is not None and begins_to_expire(stored, meta):
                 # Without a time of last use all of it would expire at once, or never.
@@ -318,13 +322,13 @@ class HeapStore(KeyedStateStore):
         *,
         namespaced: bool = False,
         ttl: StateTtlConfig | None = None,
-    ) -> AccumulatorTable:
+    ) -> HeapTotals:
         """Return the running aggregates of this name."""
         shape = make_shape(name, key_types, columns, namespaced=namespaced, ttl=ttl)
-        table: AccumulatorTable | None = self._open_states.find(shape.meta)
+        table: HeapTotals | None = self._open_states.find(shape.meta)
         if table is None:
             groups = self._context.max_parallelism
-            table = AccumulatorTable(shape, str(self._context), groups, ttl)
+            table = HeapTotals(shape, str(self._context), groups, self._limits, ttl)
             stored, chunks = self._claim(shape.meta)
             if stored is not None and stored != shape.meta:
                 chunks = [replace(c, values=shape.convert_totals(stored, c.values)) for c in chunks]
@@ -377,7 +381,7 @@ class HeapStore(KeyedStateStore):
         return self._add_pending(lambda writer: write_canonical(writer, context, states))
 
     def _freeze(self, checkpoint: CheckpointId) -> None:
-        for table in self._entries.values():
+        for table in self._list_tables().values():
             table.freeze(checkpoint)
         filled = (meta.name for meta, table in self._list_tables().items() if len(table))
         self._last_filled.update(dict.fromkeys(filled, checkpoint))
@@ -389,20 +393,17 @@ class HeapStore(KeyedStateStore):
         self._pending.append(pending)
         return pending
 
-    def _list_states(self, changes: Mapping[str, Mapping[Any, Any]] = _NO_CHANGES) -> _States:
+    def _list_states(self, changes: Mapping[str, _Changes] = _NO_CHANGES) -> _States:
         """Return all states with their rows as of the last freeze; or with their `changes`."""
-        groups = self._context.max_parallelism
         states: _States = []
-        for meta, table in self._entries.items():
+        for meta, table in self._list_tables().items():
             if meta.name in changes:
-                rows: Iterable[StateRows] = table.codec.encode_changes(changes[meta.name], groups)
+                rows: Iterable[StateRows] = changes[meta.name].rows()
+            elif isinstance(table, HeapTotals):
+                rows = table.filter_alive(table.view().rows())
             else:
-                rows = table.read_frozen(groups)
-                rows = filter_expired(rows, meta.kind, table.cells.serializer)
+                rows = filter_expired(table.read_frozen(), meta.kind, table.cells.serializer)
             states.append((meta, rows))
-        states += [
-            (meta, table.filter_alive(table.view().rows())) for meta, table in self._tables.items()
-        ]
         # What nobody has asked for yet goes along as it was restored.
         left = self._restored.list_unclaimed()
         return states + [(meta, list(self._rows.get(meta.name, ()))) for meta in left]
@@ -414,7 +415,7 @@ class HeapStore(KeyedStateStore):
         # older files are deleted.
         files.begin_anew(checkpoint)
         # Nothing can be put on top of what is small, or of tables that do not say what has changed.
-        is_base = any(table.is_tracked() for table in self._entries.values())
+        is_base = any(table.is_tracked() for table in self._list_tables().values())
         unique = f"{self._id}-{checkpoint}"
 
         def upload(writer: StateWriter) -> tuple[StateHandle, ...]:
@@ -437,8 +438,8 @@ class HeapStore(KeyedStateStore):
             return None
         if not _takes_a_layer(base, limits):
             return None
-        changes: dict[str, Mapping[Any, Any]] = {}
-        for meta, table in self._entries.items():
+        changes: dict[str, _Changes] = {}
+        for meta, table in self._list_tables().items():
             changed = table.find_changes(since)
             if changed is not None:
                 changes[meta.name] = changed
@@ -447,7 +448,7 @@ class HeapStore(KeyedStateStore):
             return None
         context, states = self._context, self._list_states(changes)
         # A restore must know which states of a layer replace all that older files have of them:
-        # aggregates and small states do, for they do not say what has changed.
+        # small states do, and those of which much has changed.
         whole = {meta.name for meta, _ in states} - changes.keys()
         # The files below may hold rows of a state that is empty now: a layer without its rows says
         # that they are gone.
@@ -470,14 +471,14 @@ class HeapStore(KeyedStateStore):
         tables = self._list_tables().items()
         return sum(len(table) for meta, table in tables if meta.name not in leave_out)
 
-    def _list_tables(self) -> Mapping[StateMeta, Sized]:
+    def _list_tables(self) -> Mapping[StateMeta, HeapEntries | HeapTotals]:
         return {**self._entries, **self._tables}
 
     def notify_completed(self, checkpoint: CheckpointId) -> None:
         """Let later snapshots build on the files of `checkpoint`; merge what was kept apart."""
         self._files.complete(checkpoint)
         if self._files.base is not None:
-            for table in self._entries.values():
+            for table in self._list_tables().values():
                 table.forget_changes(self._files.base)
         self._merge_if_idle()
 

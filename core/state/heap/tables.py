@@ -59,6 +59,25 @@ class LayerLimits:
 Entries = dict[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedEntries:
+    """Which keys of a state have changed, and their entries; DELETED stands for what is gone.
+
+    Any thread may read it.
+    """
+
+    entries: Mapping[Any, Any]
+    codec: EntryRows
+    max_parallelism: int
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def rows(self) -> Iterator[StateRows]:
+        """Return the rows of a layer."""
+        return self.codec.encode_changes(self.entries, self.max_parallelism)
+
+
 class HeapEntries(EntryTable):
     """Entries in dicts, the oldest at the bottom."""
 
@@ -67,6 +86,7 @@ class HeapEntries(EntryTable):
         current: CurrentKey,
         cells: Cells,
         codec: EntryRows,
+        max_parallelism: int,
         is_idle: Callable[[], bool],
         limits: LayerLimits | None,
     ) -> None:
@@ -76,6 +96,7 @@ class HeapEntries(EntryTable):
         """
         super().__init__(current, cells)
         self.codec = codec
+        self._max_parallelism = max_parallelism
         self._is_idle = is_idle
         self._limits = limits
         self._frozen: list[Entries] = []
@@ -153,34 +174,34 @@ class HeapEntries(EntryTable):
         self.fresh = {}
         self._bound_fresh()
 
-    def read_frozen(self, max_parallelism: int) -> Iterator[StateRows]:
+    def read_frozen(self) -> Iterator[StateRows]:
         """Return the rows of what is frozen now. Any thread may iterate over them."""
         # A tuple of the layers as of now: `merge` replaces the list.
         layers = tuple(self._frozen)
         if len(layers) == 1:
-            return self.codec.rows(layers[0], max_parallelism)
-        return self.codec.rows_of_pairs(iterate_layers(layers), max_parallelism)
+            return self.codec.rows(layers[0], self._max_parallelism)
+        return self.codec.rows_of_pairs(iterate_layers(layers), self._max_parallelism)
 
     def is_tracked(self) -> bool:
         """Tell whether the next snapshot may know what has changed since the last `freeze`."""
         return self._tracked_since is not None and self._find_changes_max() >= 0
 
-    def find_changes(self, base: CheckpointId) -> Mapping[Any, Any] | None:
+    def find_changes(self, base: CheckpointId) -> ChangedEntries | None:
         """Return what was changed between the barrier of `base` and the last `freeze`.
 
-        DELETED stands for what is gone. None if that is not known.
+        None if that is not known.
         """
         if self._tracked_since is None or self._tracked_since > base:
             return None
         since = [changes for number, changes in self._changes.items() if number > base]
         if len(since) == 1:
-            return since[0]
+            return ChangedEntries(since[0], self.codec, self._max_parallelism)
         merged: Entries = {}
         for changes in since:
             # In the order of their checkpoints, as a dict keeps them: the newest change of a key
             # counts.
             merged.update(changes)
-        return merged
+        return ChangedEntries(merged, self.codec, self._max_parallelism)
 
     def forget_changes(self, base: CheckpointId) -> None:
         """Forget what was changed before the barrier of `base`, on which snapshots build now."""

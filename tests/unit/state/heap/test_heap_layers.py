@@ -25,8 +25,10 @@ from onceflow.core.state import (
     StateBackend,
     StateContext,
     StateHandle,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
+from onceflow.core.state.aggregates import accumulators
 from onceflow.core.state.aggregates.accumulators import REMOVED_MIN, AccumulatorTable
 from onceflow.core.state.api.descriptors import AccumulatorColumn
 from onceflow.core.state.heap.store import HeapStore
@@ -38,14 +40,15 @@ RECENT = ListStateDescriptor[bytes]("recent", bytes)
 BY_DAY = MapStateDescriptor[str, int]("by day", str, int)
 KEYS = 60
 LARGE = 3000
+ROWS = AccumulatorColumn("rows", "count", pa.int64())
 FLAGGED = ValueStateDescriptor[int]("flagged", int)
 EAGER = LayerLimits(entries_min=0, changed_share_max=2, layers_share_max=3, layer_files_max=9)
 """Layers for states of any size."""
 SOME_SMALL = replace(EAGER, entries_min=12)
 """Layers, too, but a state of a few keys is in each of them as a whole."""
 
-Contents = tuple[int | None, list[bytes], dict[str, int], int | None]
-NOTHING: Contents = (None, [], {}, None)
+Contents = tuple[int | None, list[bytes], dict[str, int], int | None, int]
+NOTHING: Contents = (None, [], {}, None, 0)
 
 
 class States:
@@ -57,13 +60,20 @@ class States:
         self.recent = store.list_state(RECENT)
         self.by_day = store.map_state(BY_DAY)
         self.flagged = store.value_state(FLAGGED)
+        self.totals = store.accumulators("totals", [pa.int64()], [ROWS], namespaced=True)
         self.model: dict[int, Contents] = {}
 
     def change(self, rng: random.Random, count: int) -> None:
         for key in rng.sample(range(KEYS), count):
             self.store.set_current_key(key)
-            balance, recent, by_day, flagged = self.model.get(key, NOTHING)
-            match rng.randrange(6):
+            balance, recent, by_day, flagged, total = self.model.get(key, NOTHING)
+            match rng.randrange(9):
+                case 6 | 7:
+                    total += 1
+                    self.count(key)
+                case 8:
+                    total = 0
+                    self.forget_totals([key])
                 case 0:
                     balance, recent, by_day = None, [], {}
                     self.balance.clear()
@@ -82,7 +92,23 @@ class States:
                     day = f"day {rng.randrange(4)}"
                     by_day = {name: count for name, count in by_day.items() if name != day}
                     self.by_day.remove(day)
-            self.model[key] = (balance, recent, by_day, flagged)
+            self.model[key] = (balance, recent, by_day, flagged, total)
+
+    def count(self, key: int) -> None:
+        one = np.zeros(1, np.int64)
+        self.totals.finish(self.totals.fold(one, [pa.array([key])], None, {}))
+
+    def forget_totals(self, gone: Collection[int]) -> None:
+        entries = self.totals.select(0, 1)
+        keys = self.totals.keys_of(entries)[0].to_numpy()
+        self.totals.remove(entries[np.isin(keys, list(gone))])
+        for key in gone:
+            self.model[key] = (*self.model.get(key, NOTHING)[:4], 0)
+
+    def read_total(self, key: int) -> int:
+        entries = self.totals.select(0, 1)
+        keys = self.totals.keys_of(entries)[0].to_numpy()
+        return int(self.totals.numbers(0, entries[keys == key]).sum())
 
     def flag(self, keys: Collection[int]) -> None:
         """Leave nothing in the smallest state but an entry for each of `keys`."""
@@ -92,12 +118,12 @@ class States:
             if contents[3] != flagged:
                 self.store.set_current_key(key)
                 self.flagged.set(flagged)  # type: ignore[arg-type]
-                self.model[key] = (*contents[:3], flagged)
+                self.model[key] = (*contents[:3], flagged, contents[4])
 
     def read(self, key: int) -> Contents:
         self.store.set_current_key(key)
         recent, by_day = self.recent.get(), dict(self.by_day.items())
-        return self.balance.get(), recent, by_day, self.flagged.get()
+        return self.balance.get(), recent, by_day, self.flagged.get(), self.read_total(key)
 
 
 class Job:
@@ -179,10 +205,11 @@ class Retention:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_around_it(
-    job: Job, seed: int
+    job: Job, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Overlapping checkpoints, upload in any order, aborts, and notifications late or left out."""
     rng = random.Random(seed)
+    monkeypatch.setattr(accumulators, "REMOVED_MIN", rng.choice([2, 9]))
     states = States(job.open(limits=rng.choice([EAGER, SOME_SMALL])))
     store = states.store
     retention = Retention(job)
@@ -193,6 +220,9 @@ def test_the_last_completed_checkpoint_can_be_restored_whatever_was_deleted_arou
     for number in range(2, 122, 2):
         states.change(rng, rng.choice([0, 0, 3, 20]))
         states.flag(rng.sample(range(KEYS), rng.choice([0, 0, 4])))
+        if rng.random() < 0.3:
+            # So many at once that the table drops their entries, and numbers the others anew.
+            states.forget_totals(rng.sample(range(KEYS), KEYS // 2))
         waiting.append((number, store.snapshot(CheckpointId(number))))
         expected[number] = dict(states.model)
         states.change(rng, rng.choice([0, 5]))
@@ -242,13 +272,17 @@ def test_layers_are_restored_at_another_parallelism_in_rocksdb_and_as_rows(
         for key in rng.sample(range(KEYS), 9):
             for half in halves:
                 # Only the one that owns the key has anything of it.
-                balance, recent, by_day, flagged = half.read(key)
+                balance, recent, by_day, flagged, total = half.read(key)
+                if total:
+                    half.count(key)
+                    total += 1
+                    whole.model[key] = (balance, recent, by_day, flagged, total)
                 if balance is not None:
                     half.balance.set(number)
-                    whole.model[key] = (number, recent, by_day, flagged)
+                    whole.model[key] = (number, recent, by_day, flagged, total)
                 if by_day:
                     half.by_day.clear()
-                    whole.model[key] = (half.balance.get(), recent, {}, flagged)
+                    whole.model[key] = (half.balance.get(), recent, {}, flagged, total)
         parts = [job.snapshot(half.store, number) for half in halves]
     assert all(any(handle.name.startswith("changes-") for handle in part) for part in parts)
     together = (*parts[0], *parts[1])
@@ -261,6 +295,7 @@ def test_layers_are_restored_at_another_parallelism_in_rocksdb_and_as_rows(
         "recent",
         "by day",
         "flagged",
+        "totals",
     }
     rows = sum(len(rows) for one in pieces for rows in one.rows("balance", job.storage))
     assert rows == sum(balance is not None for balance, *_ in whole.model.values())
@@ -287,6 +322,38 @@ def test_a_snapshot_writes_what_has_changed_and_names_the_rest_again(job: Job) -
     assert size_bytes(first) > LARGE * 100
     # The schema and its metadata are all that is written besides the rows.
     assert size_bytes(second) - size_bytes(first) < LARGE // 100 * 100 * 1.5 + 2000
+
+
+def totals_of(store: KeyedStateStore) -> AccumulatorTable:
+    columns = [AccumulatorColumn("sum", "sum", pa.int64()), ROWS]
+    return store.accumulators("running", [pa.string()], columns, ttl=StateTtlConfig("1 h"))
+
+
+def add_one(table: AccumulatorTable, keys: range) -> None:
+    names = pa.array([f"account {key}" for key in keys])
+    table.update([names], None, {"sum": pa.array([1] * len(keys)), "rows": None})  # type: ignore[dict-item]
+
+
+def test_of_running_totals_a_snapshot_writes_the_keys_that_have_changed(job: Job) -> None:
+    store = job.open(limits=LayerLimits())
+    table = totals_of(store)
+    add_one(table, range(LARGE))
+    job.snapshot(store, 1)
+    base = job.snapshot(store, 2)
+    add_one(table, range(LARGE // 100))
+    add_one(table, range(LARGE, LARGE + 5))
+    layered = job.snapshot(store, 3)
+    assert set(base) < set(layered)
+    assert size_bytes(layered) - size_bytes(base) < size_bytes(base) / 20
+    add_one(table, range(LARGE))
+    whole = job.snapshot(store, 4)
+    assert not set(base) & set(whole)
+    for handles, first, last in ((layered, 2, 1), (whole, 3, 2)):
+        restored = totals_of(job.open(handles))
+        names = pa.array(["account 0", f"account {LARGE - 1}", f"account {LARGE + 4}"])
+        nothing = restored.update([names], None, {"sum": pa.array([0, 0, 0])})
+        assert list(nothing["sum"]) == [first, last, 1]
+        assert len(restored) == LARGE + 5
 
 
 def test_a_base_follows_when_the_layers_are_half_of_theirs(job: Job) -> None:
@@ -345,8 +412,7 @@ def test_a_state_that_is_empty_now_is_restored_empty_if_nothing_else_has_changed
 
 
 def windows_of(store: KeyedStateStore) -> AccumulatorTable:
-    columns = [AccumulatorColumn("rows", "count", pa.int64())]
-    return store.accumulators("windows", [pa.int64()], columns, namespaced=True)
+    return store.accumulators("windows", [pa.int64()], [ROWS], namespaced=True)
 
 
 def test_a_small_state_shares_no_file(job: Job) -> None:
