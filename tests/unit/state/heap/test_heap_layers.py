@@ -108,7 +108,9 @@ class States:
     def read_total(self, key: int) -> int:
         entries = self.totals.select(0, 1)
         keys = self.totals.keys_of(entries)[0].to_numpy()
-        return int(self.totals.numbers(0, entries[keys == key]).sum())
+        total = int(self.totals.numbers(0, entries[keys == key]).sum())
+        assert (key in keys) == (total > 0), "a key that was removed is there, without totals"
+        return total
 
     def flag(self, keys: Collection[int]) -> None:
         """Leave nothing in the smallest state but an entry for each of `keys`."""
