@@ -622,7 +622,368 @@ reader_read(PyObject *object, PyObject *args)
     return read;
 }
 
+/* ---- JSON ---- */
+
+#define JSON_COLUMNS_MAX 64
+/* A number with more digits may not fit in 64 bits. */
+#define JSON_DIGITS_MAX 18
+
+/* A column that is filled from JSON: the parameters, and where its values are written. */
+typedef struct {
+    const char *name;
+    size_t name_bytes;
+    char kind; /* i: int32, q: int64, s: text */
+    int is_nullable;
+    PyObject *number_buffer, *validity_buffer; /* owned */
+    char *numbers;           /* NULL for text */
+    unsigned char *validity; /* NULL if the column is not nullable */
+    size_t null_count;
+    int32_t *starts, *ends; /* of each text, in the JSON; NULL for numbers */
+} JsonColumn;
+
+/* No line feed: it stands only between two records, and so the records are counted by them. */
+static const char *
+skip_spaces(const char *at, const char *end)
+{
+    while (at < end && (*at == ' ' || *at == '\t' || *at == '\r'))
+        at++;
+    return at;
+}
+
+/* Returns the closing quote of the text that begins at `at`; NULL if it holds an escape sequence, a
+ * control character, or no end. */
+static const char *
+find_quote(const char *at, const char *end, int *is_ascii)
+{
+    for (; at < end; at++) {
+        unsigned char byte = (unsigned char)*at;
+        if (byte == '"')
+            return at;
+        if (byte == '\\' || byte < 0x20)
+            return NULL;
+        if (byte >= 0x80)
+            *is_ascii = 0;
+    }
+    return NULL;
+}
+
+/* Returns what follows the integer at `at`; NULL if there is none, or one that is written oddly. */
+static const char *
+read_integer(const char *at, const char *end, int64_t *value)
+{
+    int is_negative = at < end && *at == '-';
+    at += is_negative;
+    const char *digits = at;
+    int64_t read = 0;
+    for (; at < end && *at >= '0' && *at <= '9'; at++) {
+        if (at - digits == JSON_DIGITS_MAX)
+            return NULL;
+        read = read * 10 + (*at - '0');
+    }
+    if (at == digits || (*digits == '0' && (is_negative || at - digits > 1)))
+        return NULL;
+    *value = is_negative ? -read : read;
+    return at;
+}
+
+static const char *
+skip_word(const char *at, const char *end, const char *word)
+{
+    size_t size = strlen(word);
+    return (size_t)(end - at) >= size && memcmp(at, word, size) == 0 ? at + size : NULL;
+}
+
+/* Returns what follows a value of no column: ASCII text, an integer, true, false or null. */
+static const char *
+skip_value(const char *at, const char *end)
+{
+    int64_t ignored;
+    int is_ascii = 1;
+    if (at >= end)
+        return NULL;
+    switch (*at) {
+    case '"':
+        at = find_quote(at + 1, end, &is_ascii);
+        return at != NULL && is_ascii ? at + 1 : NULL;
+    case 't':
+        return skip_word(at, end, "true");
+    case 'f':
+        return skip_word(at, end, "false");
+    case 'n':
+        return skip_word(at, end, "null");
+    default:
+        return read_integer(at, end, &ignored);
+    }
+}
+
+static void
+write_number(JsonColumn *column, size_t row, int64_t value)
+{
+    int32_t narrow = (int32_t)value;
+    if (column->kind == 'q')
+        memcpy(column->numbers + row * sizeof value, &value, sizeof value);
+    else
+        memcpy(column->numbers + row * sizeof narrow, &narrow, sizeof narrow);
+}
+
+static void
+write_null(JsonColumn *column, size_t row)
+{
+    column->validity[row / 8] &= (unsigned char)~(1u << (row % 8));
+    column->null_count++;
+    if (column->kind == 's')
+        column->starts[row] = column->ends[row] = 0;
+    else
+        write_number(column, row, 0);
+}
+
+/* Writes the value at `at`; returns what follows it, NULL if it is not one for this column. */
+static const char *
+read_value(JsonColumn *column, size_t row, const char *text, const char *at, const char *end,
+           int *is_ascii)
+{
+    if (at < end && *at == 'n' && column->is_nullable) {
+        at = skip_word(at, end, "null");
+        if (at != NULL)
+            write_null(column, row);
+        return at;
+    }
+    if (column->kind == 's') {
+        if (at >= end || *at != '"')
+            return NULL;
+        const char *quote = find_quote(at + 1, end, is_ascii);
+        if (quote == NULL)
+            return NULL;
+        column->starts[row] = (int32_t)(at + 1 - text);
+        column->ends[row] = (int32_t)(quote - text);
+        return quote + 1;
+    }
+    int64_t value;
+    at = read_integer(at, end, &value);
+    if (at == NULL || (column->kind == 'i' && (value < INT32_MIN || value > INT32_MAX)))
+        return NULL;
+    write_number(column, row, value);
+    return at;
+}
+
+/* Returns the column of that name, `count` if there is none; looks at `first` first. */
+static size_t
+find_column(const JsonColumn *columns, size_t count, size_t first, const char *name, size_t bytes)
+{
+    for (size_t step = 0; step < count; step++) {
+        size_t at = first + step < count ? first + step : first + step - count;
+        if (columns[at].name_bytes == bytes && memcmp(columns[at].name, name, bytes) == 0)
+            return at;
+    }
+    return count;
+}
+
+/* Reads the record at `at`; returns what follows it, NULL if it is not one of the plain form. */
+static const char *
+read_record(JsonColumn *columns, size_t count, size_t row, const char *text, const char *at,
+            const char *end, int *is_ascii)
+{
+    uint64_t seen = 0;
+    size_t expected = 0, seen_count = 0;
+    if (at >= end || *at != '{')
+        return NULL;
+    at = skip_spaces(at + 1, end);
+    for (int is_first = 1; at < end && *at != '}'; is_first = 0) {
+        if (!is_first) {
+            if (*at != ',')
+                return NULL;
+            at = skip_spaces(at + 1, end);
+        }
+        int is_ascii_name = 1;
+        if (at >= end || *at != '"')
+            return NULL;
+        const char *name = at + 1;
+        const char *quote = find_quote(name, end, &is_ascii_name);
+        if (quote == NULL || !is_ascii_name)
+            return NULL;
+        at = skip_spaces(quote + 1, end);
+        if (at >= end || *at != ':')
+            return NULL;
+        at = skip_spaces(at + 1, end);
+        size_t column = find_column(columns, count, expected, name, (size_t)(quote - name));
+        if (column == count) {
+            at = skip_value(at, end);
+        } else {
+            /* Of a name that comes twice, the other reader decides which value it has. */
+            if (seen >> column & 1)
+                return NULL;
+            seen |= (uint64_t)1 << column;
+            seen_count++;
+            /* Most records have their fields in one order. */
+            expected = column + 1 < count ? column + 1 : 0;
+            at = read_value(&columns[column], row, text, at, end, is_ascii);
+        }
+        if (at == NULL)
+            return NULL;
+        at = skip_spaces(at, end);
+    }
+    for (size_t column = 0; seen_count < count && column < count; column++) {
+        if (seen >> column & 1)
+            continue;
+        if (!columns[column].is_nullable)
+            return NULL;
+        write_null(&columns[column], row);
+    }
+    return at < end ? at + 1 : NULL;
+}
+
+/* Whether `text` is `rows` records of the plain form, a line feed behind each. */
+static int
+read_records(JsonColumn *columns, size_t count, size_t rows, const char *text, size_t text_bytes,
+             int *is_ascii)
+{
+    const char *at = text, *end = text + text_bytes;
+    for (size_t row = 0; row < rows; row++) {
+        at = read_record(columns, count, row, text, at, end, is_ascii);
+        if (at == NULL || at >= end || *at != '\n')
+            return 0;
+        at++;
+    }
+    return at == end;
+}
+
+static void
+drop_json_columns(JsonColumn *columns, size_t count)
+{
+    for (size_t at = 0; at < count; at++) {
+        Py_CLEAR(columns[at].number_buffer);
+        Py_CLEAR(columns[at].validity_buffer);
+        free(columns[at].starts);
+        free(columns[at].ends);
+    }
+}
+
+/* Makes room for `rows` values; returns 0 with an exception if that fails. */
+static int
+open_json_column(JsonColumn *column, PyObject *name, char kind, int is_nullable, size_t rows)
+{
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(name, &bytes, &size) < 0)
+        return 0;
+    column->name = bytes;
+    column->name_bytes = (size_t)size;
+    column->kind = kind;
+    column->is_nullable = is_nullable;
+    column->validity_buffer = make_buffer((rows + 7) / 8, is_nullable, &column->validity);
+    if (column->validity_buffer == NULL)
+        return 0;
+    if (is_nullable)
+        memset(column->validity, 0xff, (rows + 7) / 8);
+    if (kind == 's') {
+        column->starts = malloc((rows + 1) * sizeof *column->starts);
+        column->ends = malloc((rows + 1) * sizeof *column->ends);
+        if (column->starts == NULL || column->ends == NULL)
+            PyErr_NoMemory();
+        return column->starts != NULL && column->ends != NULL;
+    }
+    if (kind != 'q' && kind != 'i') {
+        PyErr_SetString(PyExc_ValueError, "a column is neither i, q nor s");
+        return 0;
+    }
+    size_t width = kind == 'q' ? sizeof(int64_t) : sizeof(int32_t);
+    column->number_buffer = make_buffer(rows * width, 1, &column->numbers);
+    return column->number_buffer != NULL;
+}
+
+/* Returns (null count, validity or None, numbers), or (null count, validity, offsets, text). */
+static PyObject *
+list_buffers(const JsonColumn *column, size_t rows, const char *text)
+{
+    PyObject *validity = column->null_count ? column->validity_buffer : Py_None;
+    Py_ssize_t null_count = (Py_ssize_t)column->null_count;
+    if (column->kind != 's')
+        return Py_BuildValue("(nOO)", null_count, validity, column->number_buffer);
+    size_t text_bytes = 0;
+    for (size_t row = 0; row < rows; row++)
+        text_bytes += (size_t)(column->ends[row] - column->starts[row]);
+    int32_t *offsets;
+    char *copied;
+    PyObject *offset_buffer = make_buffer((rows + 1) * sizeof *offsets, 1, &offsets);
+    PyObject *text_buffer = make_buffer(text_bytes, 1, &copied);
+    PyObject *listed = NULL;
+    if (offset_buffer != NULL && text_buffer != NULL) {
+        int32_t offset = 0;
+        for (size_t row = 0; row < rows; row++) {
+            int32_t size = column->ends[row] - column->starts[row];
+            offsets[row] = offset;
+            memcpy(copied + offset, text + column->starts[row], (size_t)size);
+            offset += size;
+        }
+        offsets[rows] = offset;
+        listed = Py_BuildValue("(nOOO)", null_count, validity, offset_buffer, text_buffer);
+    }
+    Py_XDECREF(offset_buffer);
+    Py_XDECREF(text_buffer);
+    return listed;
+}
+
+static PyObject *
+list_columns(const JsonColumn *columns, size_t count, size_t rows, const char *text, int is_ascii)
+{
+    PyObject *listed = PyList_New(0);
+    for (size_t at = 0; listed != NULL && at < count; at++) {
+        PyObject *buffers = list_buffers(&columns[at], rows, text);
+        if (buffers == NULL || PyList_Append(listed, buffers) < 0)
+            Py_CLEAR(listed);
+        Py_XDECREF(buffers);
+    }
+    return listed == NULL ? NULL : Py_BuildValue("(ON)", is_ascii ? Py_True : Py_False, listed);
+}
+
+static PyObject *
+decode_json(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *text, *kinds, *nullable;
+    Py_ssize_t text_bytes, kinds_count, nullable_count, rows;
+    PyObject *names;
+    if (!PyArg_ParseTuple(args, "y#nO!y#y#", &text, &text_bytes, &rows, &PyTuple_Type, &names,
+                          &kinds, &kinds_count, &nullable, &nullable_count))
+        return NULL;
+    if (kinds_count < 1 || kinds_count > JSON_COLUMNS_MAX || kinds_count != nullable_count ||
+        kinds_count != PyTuple_Size(names) || rows < 0 || rows > text_bytes ||
+        text_bytes > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "text, count or columns are out of range");
+        return NULL;
+    }
+    JsonColumn columns[JSON_COLUMNS_MAX] = {0};
+    size_t count = (size_t)kinds_count;
+    PyObject *decoded = NULL;
+    for (size_t at = 0; at < count; at++)
+        if (!open_json_column(&columns[at], PyTuple_GetItem(names, (Py_ssize_t)at), kinds[at],
+                              nullable[at] != 0, (size_t)rows))
+            goto done;
+    int is_plain, is_ascii = 1;
+    /* The caller's arguments hold the text and the names meanwhile. */
+    Py_BEGIN_ALLOW_THREADS
+    is_plain = read_records(columns, count, (size_t)rows, text, (size_t)text_bytes, &is_ascii);
+    Py_END_ALLOW_THREADS
+    if (is_plain) {
+        decoded = list_columns(columns, count, (size_t)rows, text, is_ascii);
+    } else {
+        decoded = Py_None;
+        Py_INCREF(decoded);
+    }
+done:
+    drop_json_columns(columns, count);
+    return decoded;
+}
+
 /* ---- the module ---- */
+
+static PyMethodDef module_methods[] = {
+    {"decode_json", decode_json, METH_VARARGS,
+     "decode_json(text, count, names, kinds, nullable): read `count` JSON objects, a line feed\n"
+     "behind each, into columns: (whether all text is ASCII, the buffers of each column). None if\n"
+     "one of them is not of the plain form: any other decoder has to say what it is."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyMethodDef reader_methods[] = {
     {"take_over", reader_take_over, METH_VARARGS,
@@ -675,6 +1036,7 @@ static struct PyModuleDef module_definition = {
     .m_name = "onceflow_kafka_native",
     .m_doc = "Reads Kafka records without a Python object a record.",
     .m_size = 0,
+    .m_methods = module_methods,
     .m_slots = module_slots,
 };
 

@@ -59,6 +59,7 @@ from onceflow.sources.kafka.messages import (
     split_runs_of,
     timestamp_column,
 )
+from onceflow.sources.kafka.native_json import open_native_json
 from onceflow.sources.kafka.record_keys import KeyedRows, key_decoder
 from onceflow.sources.kafka.settings import KafkaSettings, ValueFormat
 
@@ -275,11 +276,17 @@ class JsonRows:
             self._decode = behind_header(self._decode)
         self._read_columns = column_reader(len(settings.columns))
         self._converters: list[Convert] = [converter_of(column.type) for column in self._columns]
+        # Its rows are never records, which a later step or an error would need.
+        is_plain = settings.format is ValueFormat.JSON and not self._keep_messages
+        self._native = open_native_json(settings.columns) if is_plain else None
+        self._parts: list[list[pa.Array]] = []
+        """Columns of the rows before `_records`, part by part."""
+        self._part_rows = 0
         self._records: list[Any] = []
         self._chunks: list[Records] = []
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._part_rows + len(self._records)
 
     def add(self, messages: Records) -> None:
         """Decode and collect `messages`.
@@ -288,6 +295,13 @@ class JsonRows:
             BadRecord: One cannot be decoded, and such are not to be dropped.
         """
         if isinstance(messages, FetchedRecords):
+            if self._native is not None:
+                arrays = self._native.decode(messages)
+                if arrays is not None:
+                    self._convert_records()
+                    self._add_part(arrays)
+                    self._collect([], messages)
+                    return
             records = self._decode_together(messages)
             if records is not None:
                 self._collect(records, messages)
@@ -311,6 +325,16 @@ class JsonRows:
         elif self._by_split:
             # Counted now, for the messages themselves are not kept.
             self._runs += split_runs_of(messages, self._topics)
+
+    def _convert_records(self) -> None:
+        """Make a part of the records decoded since the last one, so that rows keep their order."""
+        if self._records:
+            records, self._records = self._records, []
+            self._add_part(self._arrays(records))
+
+    def _add_part(self, arrays: list[pa.Array]) -> None:
+        self._parts.append(arrays)
+        self._part_rows += len(arrays[0])
 
     def _decode_together(self, fetched: FetchedRecords) -> list[Any] | None:
         """Return the records of `fetched`; None if they have to be looked at one by one.
@@ -339,7 +363,10 @@ class JsonRows:
         Raises:
             BadRecord: A value does not fit its column, and such are not to be dropped.
         """
-        records, self._records, self.size_bytes = self._records, [], 0
+        self.size_bytes = 0
+        if self._parts:
+            return self._take_parts()
+        records, self._records = self._records, []
         chunks: Sequence[Records] = self._chunks
         self._chunks = []
         try:
@@ -361,6 +388,15 @@ class JsonRows:
             of_chunks = chain.from_iterable(split_runs_of(one, self._topics) for one in chunks)
             self.runs = list(of_chunks) if self._keep_messages else self._runs
             self._runs = []
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _take_parts(self) -> pa.RecordBatch:
+        """Return the parts below each other; there are none where messages are kept."""
+        self._convert_records()
+        parts, self._parts, self._part_rows = self._parts, [], 0
+        if self._by_split:
+            self.runs, self._runs = self._runs, []
+        arrays = parts[0] if len(parts) == 1 else join_columns(parts)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _arrays(self, records: list[Any]) -> list[pa.Array]:
