@@ -74,7 +74,7 @@ def _near_plain_values() -> st.SearchStrategy[bytes]:
     """Return whole records in any order of fields, each value often odd."""
 
     def join(order: Sequence[str], values: Sequence[str], space: str) -> bytes:
-        chosen = dict(zip(("id", "n", "account", "note"), values, strict=True))
+        chosen: dict[str, str] = dict(zip(("id", "n", "account", "note"), values, strict=True))
         fields = [f'"{name}"{space}:{space}{chosen[name]}' for name in order]
         return f"{{{','.join(fields)}{space}}}".encode("utf-8", "surrogateescape")
 
