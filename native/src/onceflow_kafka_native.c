@@ -299,7 +299,8 @@ reader_take_over(PyObject *object, PyObject *args)
         free(copy);
         return PyErr_Format(PyExc_RuntimeError, "%s-%d has no queue", topic, partition);
     }
-    /* From now on, also over assignments, librdkafka leaves this queue led to ours. */
+    /* From now on, also as its fetching starts, librdkafka leaves this queue led to ours; as fetching
+     * stops, it takes it back. */
     kafka.queue_forward(from, self->queue);
     kafka.queue_destroy(from);
     grown[self->partition_count++] = (Partition){copy, partition};

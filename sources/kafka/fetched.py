@@ -75,6 +75,15 @@ class FetchedRecords:
             timestamp=(int(self.time_kinds[row]), int(self.times[row])),
         )
 
+    def find_bounds(self, partition: tuple[str, int]) -> tuple[int, int] | None:
+        """Return the first and the last offset; None unless all are of `partition`, and rise."""
+        index = int(self.indices[0])
+        if self.partitions[index] != partition or not (self.indices == index).all():
+            return None
+        if not (self.offsets[1:] > self.offsets[:-1]).all():
+            return None
+        return int(self.offsets[0]), int(self.offsets[-1])
+
     def value_column(self) -> pa.Array:
         """Return the values as a column; only without a separator."""
         return _binary_column(self.values, self.value_ends, self.has_value)

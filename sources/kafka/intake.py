@@ -50,11 +50,17 @@ class Intake(Protocol):
     """Takes what one client has fetched. One thread at a time."""
 
     def lead(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Prepare to take records of `partitions`; to be called before they are assigned."""
+        """Prepare to take records of `partitions`; to be called before they are assigned.
+
+        It holds until they are unassigned, and then another `Intake` is needed.
+        """
         ...
 
-    def wait(self, wait_s: float) -> Taken | None:
-        """Return at least one record or event; None when none came within `wait_s`."""
+    def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
+        """Return at least one record or event; None when none came within `wait_s`.
+
+        At most `count_max` records, and about `bytes_max`. Serves the client's callbacks.
+        """
         ...
 
     def take(self, count_max: int, bytes_max: int) -> Taken:
@@ -132,8 +138,9 @@ class MessageIntake:
     def lead(self, partitions: Sequence[tuple[str, int]]) -> None:
         """Do nothing: all records come to the client."""
 
-    def wait(self, wait_s: float) -> Taken | None:
+    def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
         """Return one record or event, or None."""
+        del count_max, bytes_max
         # `poll` waits for one message only: `consume` would wait until it has as many as it asks
         # for.
         first = self._consumer.poll(wait_s)
@@ -167,7 +174,6 @@ class NativeIntake:
     """Takes records as columns, and events as the client's own objects."""
 
     def __init__(self, settings: KafkaSettings, consumer: Consumer, client_id: str) -> None:
-        self._settings = settings
         self._consumer = consumer
         # A line feed lets all values of JSON be decoded as one text.
         self._separator = b"" if settings.format is ValueFormat.RAW else b"\n"
@@ -182,13 +188,12 @@ class NativeIntake:
         # A new list: records that were read before keep the one they were read with.
         self._partitions = [*self._partitions, *partitions]
 
-    def wait(self, wait_s: float) -> Taken | None:
+    def wait(self, wait_s: float, count_max: int, bytes_max: int) -> Taken | None:
         """Return records, events, or None; serves the client's callbacks, too."""
         # What is not of one partition comes here, and its callbacks are called.
         events = self._consumer.consume(CHUNK, 0)
         require(all(map(_ERROR, events)), "a record came past the native reader")
-        batch_rows, batch_bytes = self._settings.batch_rows, self._settings.batch_bytes
-        taken = self._read(batch_rows, batch_bytes, 0.0 if events else wait_s)
+        taken = self._read(count_max, bytes_max, 0.0 if events else wait_s)
         events += taken.events
         if not events and len(taken.records) == 0:
             return None

@@ -9,6 +9,9 @@ A client costs connections and a first fetch, so a process keeps it (`KeptClient
 ranges begin at the client's position, what it has fetched since is used. If not, it gets a new
 assignment, and its messages are trusted from the record at exactly `first` on. Anything that comes
 before that record may be of the old assignment: then a new client takes over.
+
+Records are taken as buffers where they can be (`open_intake`). A chunk of one partition, in order
+and within the range, is then taken as a whole; any other one is looked at record by record.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from onceflow.connectors.kafka.client import ClientTroubles, authentication_refused
 from onceflow.core.errors import SourceUnavailable
@@ -28,8 +31,11 @@ from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
 from onceflow.sources.kafka.events import Event, Gaps, classify_error
+from onceflow.sources.kafka.fetched import FetchedRecords
+from onceflow.sources.kafka.intake import Intake, Taken, open_intake
+from onceflow.sources.kafka.messages import Records, messages_of
 from onceflow.sources.kafka.settings import KafkaSettings
-from onceflow.sources.kafka.value_formats import CHUNK, rows_of
+from onceflow.sources.kafka.value_formats import rows_of
 
 _WAIT_S = 0.5
 _READY_S = 0.01
@@ -38,7 +44,6 @@ _KEPT_MAX = 4
 """Idle clients of one process; each holds two connections or more, and what it has fetched."""
 
 _Partition = tuple[str, int]
-_ERROR: Callable[[Message], KafkaError | None] = Message.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,17 @@ class KeptClient:
 
     consumer: Consumer
     troubles: ClientTroubles
+    intake: Intake
     stands_at: Mapping[_Partition, int] = field(default_factory=dict[_Partition, int])
     """The offset that it returns next, of each partition assigned to it; empty: unknown."""
     ends: dict[_Partition, int] = field(default_factory=dict[_Partition, int])
     """The ends of partitions that it has reported. It reports each once, behind all records."""
+
+    def close(self) -> None:
+        """Close it, within seconds."""
+        # Before the client, whose close would wait for ever otherwise.
+        self.intake.close()
+        close_in_time(self.consumer)
 
 
 class KeptClients:
@@ -81,6 +93,12 @@ class KeptClients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: OrderedDict[object, KeptClient] = OrderedDict()
+
+    @property
+    def idle(self) -> list[KeptClient]:
+        """The idle clients, that unused for longest first."""
+        with self._lock:
+            return list(self._idle.values())
 
     def take(self, key: object) -> KeptClient | None:
         """Return the idle client of `key`, which then belongs to the caller; None without one."""
@@ -97,7 +115,7 @@ class KeptClients:
                 replaced.append(self._idle.popitem(last=False)[1])
         # Outside the lock, for closing may take seconds.
         for old in replaced:
-            close_in_time(old.consumer)
+            old.close()
 
     def close(self) -> None:
         """Close every idle client."""
@@ -105,7 +123,7 @@ class KeptClients:
             idle = list(self._idle.values())
             self._idle.clear()
         for client in idle:
-            close_in_time(client.consumer)
+            client.close()
 
 
 KEPT = KeptClients()
@@ -164,6 +182,8 @@ class _Reading:
             settings.bootstrap_servers,
             tuple(sorted(settings.options.items())),
             tuple(sorted({(one.topic, one.topic_id) for one in ranges})),
+            # What the intake is chosen by, and reads by.
+            (settings.native, settings.format, settings.key_format, settings.include_headers),
         )
         self._next = {one.topic_partition: one.first for one in ranges}
         self._end = {one.topic_partition: one.end for one in ranges}
@@ -184,11 +204,11 @@ class _Reading:
         rows, settings = self._rows, self._settings
         silent_since = time.monotonic()
         while self._open:
-            messages = self._read_messages()
-            if messages:
+            taken = self._take()
+            if taken is not None:
                 silent_since = time.monotonic()
                 try:
-                    self._accept(messages)
+                    self._accept(taken)
                 except _StaleMessages:
                     self._client = self._reopen_client()
             elif time.monotonic() - silent_since > settings.deadline_s:
@@ -214,7 +234,7 @@ class _Reading:
         self._kept.keep(self._key, self._client)
 
     def give_up(self) -> None:
-        close_in_time(self._client.consumer)
+        self._client.close()
 
     def _take_client(self) -> KeptClient:
         client = self._kept.take(self._key)
@@ -223,7 +243,12 @@ class _Reading:
         if client.stands_at != self._next:
             self._unproven = set(self._open)
             client.ends.clear()
-            client.consumer.assign(self._assignment())
+            client.intake.close()
+            client.consumer.unassign()
+            # librdkafka unleads a partition's queue as it stops fetching it, which it begins before
+            # it answers this question. What is led afterwards stays led.
+            client.consumer.assignment()
+            client.intake = self._assign(client.consumer)
         return client
 
     def _open_client(self) -> KeptClient:
@@ -234,57 +259,66 @@ class _Reading:
             group_id=self._settings.group_id or "onceflow-ranges",
             client_id=self._client_id,
         )
-        consumer.assign(self._assignment())
-        return KeptClient(consumer, troubles)
+        return KeptClient(consumer, troubles, self._assign(consumer))
 
     def _reopen_client(self) -> KeptClient:
         """Replace the client by a new one, whose messages are trusted from the first."""
-        close_in_time(self._client.consumer)
+        self._client.close()
         self._unproven.clear()
         self._overread = False
         return self._open_client()
 
-    def _assignment(self) -> list[TopicPartition]:
-        return [TopicPartition(*one, self._next[one]) for one in sorted(self._open)]
+    def _assign(self, consumer: Consumer) -> Intake:
+        """Have `consumer`, which is assigned nothing, fetch what is open; return what takes it."""
+        partitions = sorted(self._open)
+        intake = open_intake(self._settings, consumer, self._client_id)
+        intake.lead(partitions)
+        consumer.assign([TopicPartition(*one, self._next[one]) for one in partitions])
+        return intake
 
-    def _read_messages(self) -> list[Message]:
-        """Return some messages, none behind the end of the only range; none after a wait."""
-        consumer = self._client.consumer
-        # Each message has an offset of its own, so this many cannot pass the end of one partition.
+    def _take(self) -> Taken | None:
+        """Return some records or events, none behind the end of the only range; None: none came."""
+        # Each record has an offset of its own, so this many cannot pass the end of one partition.
         left = sum(self._end[one] - self._next[one] for one in self._open)
-        count_max = min(CHUNK, left, self._settings.batch_rows - len(self._rows))
-        messages = consumer.consume(count_max, 0)
-        if messages:
-            return messages
-        # `consume` would wait until it has as many as it is asked for.
-        first = consumer.poll(_WAIT_S)
-        return [] if first is None else [first]
+        count_max = min(left, self._settings.batch_rows - len(self._rows))
+        bytes_max = self._settings.batch_bytes - self._rows.size_bytes
+        intake = self._client.intake
+        # A batch begins with `wait`, which serves the client's callbacks even if records wait.
+        if len(self._rows):
+            taken = intake.take(count_max, bytes_max)
+            if len(taken.records) or taken.events:
+                return taken
+        return intake.wait(_WAIT_S, count_max, bytes_max)
 
-    def _accept(self, messages: list[Message]) -> None:
-        if any(map(_ERROR, messages)):
-            records = [message for message in messages if message.error() is None]
-            events = [message for message in messages if message.error() is not None]
-        else:
-            records, events = messages, []
-        if records:
-            taken = records if self._follow_on(records) else self._keep_new(records)
-            if taken:
-                self._rows.add(taken)
-        for event in events:
+    def _accept(self, taken: Taken) -> None:
+        records = taken.records
+        if len(records):
+            if not self._follow_on(records):
+                records = self._keep_new(messages_of(records))
+            if len(records):
+                self._rows.add(records)
+        for event in taken.events:
             self._handle_event(event)
 
-    def _follow_on(self, records: list[Message]) -> bool:
-        """Advance past `records` if they are the next ones of the only range, without a hole.
+    def _follow_on(self, records: Records) -> bool:
+        """Advance past `records` if they are the next ones of the only range, up to its end.
 
-        Returns whether they are. Looks at the first and the last one only: a trusted client returns
-        records in order.
+        Returns whether they are. A trusted client returns records in order, so of objects the first
+        and the last one are looked at, and there may be no hole between them.
         """
         if self._only is None or self._unproven:
             return False
-        first, last = records[0].offset() or 0, records[-1].offset() or 0
-        if first != self._next[self._only] or last - first != len(records) - 1:
-            return False
-        if last >= self._end[self._only]:
+        if isinstance(records, FetchedRecords):
+            bounds = records.find_bounds(self._only)
+            if bounds is None:
+                return False
+            first, last = bounds
+            # A hole is of markers, and of records of aborted transactions.
+            follows = first >= self._next[self._only]
+        else:
+            first, last = records[0].offset() or 0, records[-1].offset() or 0
+            follows = first == self._next[self._only] and last - first == len(records) - 1
+        if not follows or last >= self._end[self._only]:
             return False
         self._advance(self._only, last + 1)
         return True

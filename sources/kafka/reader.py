@@ -302,7 +302,10 @@ class KafkaReader(SourceReader):
             if self._bounded and not self._open:
                 return self._end()
             wait_s = deadline - time.monotonic()
-            first = self._require_intake().wait(min(max(wait_s, 0.0), _WAIT_S))
+            wait_s_now = min(max(wait_s, 0.0), _WAIT_S)
+            first = self._require_intake().wait(
+                wait_s_now, self._settings.batch_rows, self._settings.batch_bytes
+            )
             if first is not None:
                 self._accept(first)
                 self._drain()

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.integration import kafka_feed
+from tests.integration.each_reader import require_native
 from tests.integration.kafka_feed import (
     SCHEMA,
     Transactions,
@@ -20,9 +22,10 @@ from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
+from onceflow.sources.kafka.intake import MessageIntake, NativeIntake
 from onceflow.sources.kafka.ranges import KeptClients, OffsetRange, read_ranges
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("each_reader")]
 
 
 @pytest.fixture
@@ -49,6 +52,7 @@ class Ranges:
             deadline_s=deadline_s,
             fail_on_data_loss=fails,
             batch_rows=700,
+            native=kafka_feed.NATIVE,
         )
         asked = [OffsetRange(self.topic, *one) for one in ranges]
         batches = read_ranges(source.settings, asked, client_id="test", kept=self.kept)
@@ -85,6 +89,26 @@ def test_ranges_are_read_whole_and_in_order_wherever_the_client_stood_before(
         assert low == list(range(first, ends[0])), f"seed {seed}"
         if len(asked) == 2:
             assert high == list(range(5000 + second, 5000 + ends[1])), f"seed {seed}"
+
+
+def test_ranges_are_read_natively_and_a_client_goes_back_to_a_partition_that_it_left(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
+) -> None:
+    """What is led to the native reader stays so only until the partition is unassigned."""
+    require_native()
+    topic = kafka_topic(2)
+    for partition in range(2):
+        values = map(record, range(partition * 3000, partition * 3000 + 3000))
+        produce(onceflow_kafka.bootstrap_servers, topic, values, partition=partition)
+    ranges = Ranges(onceflow_kafka, topic, kept)
+    for partition, first, end in ((0, 0, 9), (1, 0, 2500), (0, 9, 3000), (0, 5, 10), (0, 5, 10)):
+        ids = [partition * 3000 + offset for offset in range(first, end)]
+        assert ranges.read((partition, first, end), deadline_s=5.0) == ids
+        (client,) = kept.idle
+        is_native = kafka_feed.NATIVE is None
+        assert isinstance(client.intake, NativeIntake if is_native else MessageIntake)
+        # The end of the range was kept to, so the client can go on from there.
+        assert client.stands_at == {(topic, partition): end}
 
 
 def test_a_range_ends_where_only_markers_and_aborted_records_are_left(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -134,6 +135,20 @@ def test_a_record_of_a_partition_that_nobody_asked_for_is_refused() -> None:
     read = (b"", bytes(8), None, b"", bytes(8), None, np.array([-1], np.int32).tobytes())
     with pytest.raises(InvariantViolation, match="not asked for"):
         wrap_records((*read, bytes(8), bytes(8), bytes(1), False), PARTITIONS, b"")
+
+
+def test_records_that_follow_each_other_are_told_from_others_by_their_partition_and_order() -> None:
+    mixed = fetched([b"{}"] * 4, b"\n")
+    partition, other = PARTITIONS
+    assert mixed.find_bounds(partition) is None
+    first = np.array([0, 0, 0, 0], np.int32)
+    alone = replace(mixed, indices=first)
+    # A hole between two records is of markers.
+    assert alone.find_bounds(partition) == (0, 6)
+    assert alone.find_bounds(other) is None
+    for offsets in ([4, 5, 3, 6], [4, 5, 5, 6]):
+        disordered = replace(alone, offsets=np.array(offsets, np.int64))
+        assert disordered.find_bounds(partition) is None
 
 
 def test_messages_of_buffers_are_whole() -> None:
