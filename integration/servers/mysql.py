@@ -32,6 +32,7 @@ _POLL_S = 0.02
 ACCESS_DENIED = 1045
 _NO_SUCH_SESSION = 1094
 _UNKNOWN_XID = 1397
+_ROLLED_BACK = 1402
 
 
 class MySQLAdmin:
@@ -118,8 +119,9 @@ class MySQLAdmin:
                 try:
                     self.rows(f"XA ROLLBACK {xid}")
                 except pymysql.err.MySQLError as error:
-                    # Also answered for a moment after the session that prepared it has ended.
-                    if error.args[0] != _UNKNOWN_XID:
+                    # The first is also answered for a moment after the session that prepared it has
+                    # ended, the second by MariaDB for one without changes, which ends with that.
+                    if error.args[0] not in (_UNKNOWN_XID, _ROLLED_BACK):
                         raise
             time.sleep(_POLL_S)
 

@@ -76,6 +76,19 @@ def test_committed_rows_and_prepared_xa_survive_kill_and_start(
         assert admin.rows("SELECT i FROM t ORDER BY i") == [(1,), (2,)]
 
 
+def test_prepared_xa_without_changes_is_rolled_back_after_its_session(
+    server: Embedded, database: str
+) -> None:
+    """MariaDB ends it with its session, and says so only when it is asked to roll it back."""
+    with MySQLAdmin.session(database) as admin:
+        for statement in ("XA START {}", "XA END {}", "XA PREPARE {}"):
+            admin.rows(statement.format(XID))
+    with MySQLAdmin.session(server.url) as admin:
+        admin.roll_back(prepared := admin.in_doubt())
+        assert len(prepared) == 1
+        assert admin.in_doubt() == set()
+
+
 def test_server_is_durable_strict_and_takes_local_files(server: Embedded) -> None:
     names = (
         "@@innodb_flush_log_at_trx_commit, @@sync_binlog, @@innodb_doublewrite, @@local_infile, "
