@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 import psycopg
 from psycopg import sql
+from tests.support.servers.database_packages import offer_packages
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import LiteralString
 
@@ -123,6 +124,7 @@ class Stage:
             temporary = self.directory / f"{kind}-tmp"
             temporary.mkdir()
             options = {"tmpdir": str(temporary)}
+            offer_packages()
             server = EmbeddedMySQL(options) if kind == "mysql" else EmbeddedMariaDB(options)
             self._stack.callback(server.stop)
             self._mysql[kind] = server.start()
