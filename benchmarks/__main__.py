@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.backlog import backlog_checkpoints
+from benchmarks.beside_flink.databases import compare_ledgers
 from benchmarks.beside_flink.measuring import Seconds
 from benchmarks.beside_flink.measuring import compare as compare_with_flink
 from benchmarks.beside_flink.works import WORKS
@@ -70,10 +71,14 @@ class Scenario(str, Enum):
     RESTORE = "restore"
     STATE = "state"
     FLINK_STATE = "flink-state"
+    FLINK_DATABASES = "flink-databases"
 
 
-_ASKED_FOR = (Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE)
-_WITHOUT_STAGE = {*_ASKED_FOR, Scenario.SINKS, Scenario.RESTORE}
+_ASKED_FOR = (Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE, Scenario.FLINK_DATABASES)
+_WITHOUT_STAGE = {
+    *(Scenario.LAKE, Scenario.STATE, Scenario.FLINK_STATE),
+    *(Scenario.SINKS, Scenario.RESTORE),
+}
 
 
 class Backends(str, Enum):
@@ -103,7 +108,7 @@ def bench(
         list[Scenario] | None,
         typer.Option(
             help="Only this; may be repeated. Default: all but lake, which is part of sinks, state,"
-            " and flink-state, which needs Java 17 and Maven."
+            " and flink-state and flink-databases, which need Java 17 and Maven."
         ),
     ] = None,
     compare: Annotated[
@@ -218,6 +223,9 @@ def _measure_on(
             report.limits.append(limits(stage, topic))
     names = [one.value for one in chosen if one.value in _JOB_SCENARIOS]
     report.jobs = measure(stage, variants(names, report.records, backends, topic), report.runs, say)
+    if Scenario.FLINK_DATABASES in chosen:
+        for turns in compare_ledgers(stage, topic, backends, report.runs, say):
+            report.ledgers_beside_flink.append(turns)
     if Scenario.STORAGE in chosen:
         report.durability.appends = stage.appends()
     if Scenario.CHECKPOINTS in chosen:

@@ -12,9 +12,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from benchmarks.beside_flink.engines import Engine, build_flink, flink
+from benchmarks.beside_flink.jdbc import to_jdbc_url
 from benchmarks.stage import BenchmarkError
 
 FLINK_WARM_UP_S = 20.0
@@ -37,10 +37,8 @@ class FlinkSink:
 
     @classmethod
     def of_table(cls, url: str, table: str) -> FlinkSink:
-        """Return a sink into a table that exists; `url` is libpq's, without a password."""
-        parts = urlsplit(url)
-        address = f"{parts.hostname}:{parts.port}{parts.path}?user={parts.username}"
-        return cls(("postgres", f"jdbc:postgresql://{address}", table))
+        """Return a sink into a table of Postgres that exists; `url` is libpq's."""
+        return cls(("table", to_jdbc_url(url, "postgresql"), table))
 
 
 class FlinkJob:

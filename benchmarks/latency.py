@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 import typer
 from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flink_latency import FLINK_WARM_UP_S, FlinkJob, run_flink
-from benchmarks.latency_targets import PARTITIONS, KafkaTarget, PostgresTarget, Target
+from benchmarks.latency_targets import PARTITIONS, SENT, KafkaTarget, PostgresTarget, Target
 from onceflow import (
     CheckpointAcked,
     CheckpointCompleted,
@@ -53,7 +52,6 @@ from onceflow import (
 from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
 from onceflow.sources import KafkaSource
 
-SENT = pa.schema([("account", pa.string()), ("amount", pa.int64()), ("sent_us", pa.int64())])
 ACCOUNTS = 10_000
 WARM_UP_S = 5.0
 _PACE_S = 0.002

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 import psycopg
+import pyarrow as pa
 from confluent_kafka import Consumer, Message
 from psycopg import sql
 
+from benchmarks.beside_flink.jdbc import create_table
 from benchmarks.flink_latency import FlinkSink
 from onceflow.core.spi import Sink
 from onceflow.integration.servers import EmbeddedKafka, EmbeddedPostgres
@@ -21,6 +23,9 @@ from onceflow.sinks import KafkaSink, PostgresSink
 
 PARTITIONS = 2
 """Of every topic; jobs run in as many subtasks."""
+SENT = pa.schema([("account", pa.string()), ("amount", pa.int64()), ("sent_us", pa.int64())])
+"""What a record holds; a row has the balance besides."""
+_ROW = SENT.append(pa.field("balance", pa.int64()))
 _TIMEOUT_S = 120.0
 
 Latencies = npt.NDArray[np.float64]
@@ -56,11 +61,7 @@ class PostgresTarget(Target):
 
     def flink_sink(self, topic: str) -> FlinkSink:
         """Return the sink of one job of Flink's; create its table, with the columns of ours."""
-        statement = sql.SQL(
-            "CREATE TABLE {} (account text, amount bigint, sent_us bigint, balance bigint)"
-        ).format(sql.Identifier(_table(topic)))
-        with psycopg.connect(self._url) as connection:
-            connection.execute(statement)
+        create_table(self._url, _table(topic), _ROW)
         return FlinkSink.of_table(self._url, _table(topic))
 
     @contextmanager

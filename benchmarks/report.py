@@ -7,8 +7,14 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
+from benchmarks.beside_flink.databases import LedgerTurns
 from benchmarks.beside_flink.measuring import Turns
-from benchmarks.beside_flink.report import compared, flink_table
+from benchmarks.beside_flink.report import (
+    compared,
+    compared_ledgers,
+    flink_table,
+    ledgers_table,
+)
 from benchmarks.checkpoints import IdleCheckpoints
 from benchmarks.durability import Durability
 from benchmarks.limits import Figure
@@ -43,6 +49,7 @@ class Report:
     sinks: list[WayFigures] = field(default_factory=list[WayFigures])
     state: dict[str, float] = field(default_factory=dict[str, float])
     beside_flink: list[Turns] = field(default_factory=list[Turns])
+    ledgers_beside_flink: list[LedgerTurns] = field(default_factory=list[LedgerTurns])
     load_average_end: tuple[float, ...] = ()
     error: str = ""
 
@@ -68,6 +75,9 @@ class Report:
             "sinks": sinks_as_json(self.sinks),
             "state": self.state,
             "flink_state": [one.as_json() for one in compared(self.beside_flink)],
+            "flink_databases": [
+                one.as_json() for one in compared_ledgers(self.ledgers_beside_flink)
+            ],
         }
 
     def tables(self) -> list[Table]:
@@ -88,6 +98,8 @@ class Report:
             tables.append(state_table(self.state))
         if self.beside_flink:
             tables.append(flink_table(self.beside_flink))
+        if self.ledgers_beside_flink:
+            tables.append(ledgers_table(self.ledgers_beside_flink, self.records))
         return tables
 
 

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.job_spec import Backend
-from benchmarks.latency import ACCOUNTS, SENT, produce
-from benchmarks.latency_targets import PARTITIONS
+from benchmarks.latency import ACCOUNTS, produce
+from benchmarks.latency_targets import PARTITIONS, SENT
 from benchmarks.machine import describe_machine
 from onceflow import (
     Checkpointing,

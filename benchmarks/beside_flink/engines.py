@@ -61,24 +61,33 @@ class Engine:
         self._say("stop")
         self.expect("stopped")
 
+    def take_checkpoint(self) -> None:
+        """Return when a checkpoint that is triggered now is complete.
+
+        Raises:
+            BenchmarkError: It failed.
+        """
+        self._say("checkpoint")
+        self.expect("checkpointed")
+
     def cpu_s(self) -> float:
         """Return the seconds that all its processes have used."""
         return tree_cpu_s(self._process.pid)
 
-    def expect(self, word: str) -> None:
-        """Return when the process says `word`; one that says nothing in four minutes is killed.
+    def expect(self, word: str, timeout_s: float = _SILENCE_MAX_S) -> None:
+        """Return when the process says `word`; one that says nothing for so long is killed.
 
         Raises:
             BenchmarkError: It says something else, or nothing; quotes the end of its log.
         """
-        answer = self._read_line()
+        answer = self._read_line(timeout_s)
         if answer != word:
             raise self._to_error(answer, repr(word))
 
-    def _read_line(self) -> str:
+    def _read_line(self, timeout_s: float = _SILENCE_MAX_S) -> str:
         stdout = self._process.stdout
         assert stdout is not None
-        silence = threading.Timer(_SILENCE_MAX_S, kill_tree, [self._process.pid])
+        silence = threading.Timer(timeout_s, kill_tree, [self._process.pid])
         silence.start()
         line = stdout.readline().strip()
         silence.cancel()

@@ -88,7 +88,11 @@ def build(spark: SparkSession, work: str, backend: str, directory: str) -> Pipel
         name="beside-flink",
         parallelism=PARALLELISM,
         max_parallelism=128,
-        checkpointing=Checkpointing(storage=f"{directory}/checkpoints", interval=1.0),
+        checkpointing=Checkpointing(
+            storage=f"{directory}/checkpoints",
+            # Without an interval, it is taken on request.
+            interval=None if work == "million-keys-whole" else 1.0,
+        ),
         state_backend=RocksDBBackend() if backend == "rocksdb" else HeapBackend(),
         restart=NoRestart(),
         settings=RuntimeSettings(scratch_dir=directory),
@@ -98,7 +102,7 @@ def build(spark: SparkSession, work: str, backend: str, directory: str) -> Pipel
 
 
 def _worked(pipeline: Pipeline, work: str, directory: str) -> Stream:
-    if work == "million-keys":
+    if work in ("million-keys", "million-keys-whole"):
         return _million_keys(pipeline, directory)
     timed = WatermarkStrategy("ts") if work in ("windows", "join") else None
     keyed = _payments(pipeline, directory, "payments", 0, timed).key_by("account")
@@ -159,7 +163,11 @@ def main() -> None:
         _, work, backend, directory = line.rstrip("\n").split(" ", 3)
         try:
             job = build(spark, work, backend, directory).start()
-            sys.stdin.readline()
+            while sys.stdin.readline() == "checkpoint\n":
+                taken = job.status().checkpoints_completed
+                job.checkpoint()
+                job.wait_for(checkpoints=taken + 1)
+                print("checkpointed", flush=True)
             checkpoints = job.status().history
             Path(directory, "checkpoint-times").write_text("".join(map(_told, checkpoints)))
             job.stop(_STOP_TIMEOUT_S)

@@ -60,6 +60,13 @@ class Run:
     checkpoints: tuple[Checkpoint, ...]
     """Those triggered in the measured seconds."""
 
+    @property
+    def shown(self) -> str:
+        """Its figures for a person."""
+        rate = f"{self.rows_per_second:,.0f} rows/s, {self.cpu_us_per_row:.2f} CPU us a row"
+        durations = ", ".join(f"{one.duration_ms:.0f}" for one in self.checkpoints)
+        return f"{rate}, checkpoints of {durations} ms" if durations else rate
+
 
 @dataclass(frozen=True, slots=True)
 class Turns:
@@ -109,18 +116,24 @@ def _turns(
     say: Say,
 ) -> Turns:
     done: dict[str, list[Run]] = {engine.name: [] for engine in engines}
+
+    def run_once(engine: Engine, turn: str, warm_cpu_s: float = 0.0) -> Run:
+        directory = Path(tempfile.mkdtemp(dir=scratch))
+        name = work.flinks_name if engine is engines[1] and work.flinks_name else work.name
+        engine.begin(name, backend, directory)
+        run = _run(engine, work, backend, directory, seconds, warm_cpu_s)
+        shutil.rmtree(directory, ignore_errors=True)
+        say(f"{turn}: {work.title}, {backend}, {engine.name}: {run.shown}")
+        return run
+
+    if work.is_whole:
+        # What writes the first checkpoint is not compiled before it.
+        run_once(engines[1], "warm-up")
     for turn in range(runs):
         for engine in engines[:: -1 if turn % 2 else 1]:
-            directory = Path(tempfile.mkdtemp(dir=scratch))
             is_fresh = engine is engines[1] and turn == 0 and not work.is_paced
             warm_cpu_s = seconds.fresh_jvm_cpu_s if is_fresh else 0.0
-            name = work.flinks_name if engine is engines[1] and work.flinks_name else work.name
-            engine.begin(name, backend, directory)
-            run = _run(engine, work, backend, directory, seconds, warm_cpu_s)
-            done[engine.name].append(run)
-            figures = f"{run.rows_per_second:,.0f} rows/s, {run.cpu_us_per_row:.2f} CPU us a row"
-            say(f"run {turn + 1} of {runs}: {work.title}, {backend}, {engine.name}: {figures}")
-            shutil.rmtree(directory, ignore_errors=True)
+            done[engine.name].append(run_once(engine, f"run {turn + 1} of {runs}", warm_cpu_s))
     first, second = (tuple(done[engine.name]) for engine in engines)
     return Turns(work, backend, first, second)
 
@@ -160,6 +173,8 @@ def _run(
             is_due = len(marks) == 1 and now_s >= marks[0][0] + measured_s
         if is_due:
             marks.append((now_s, engine.cpu_s()))
+            if work.is_whole and len(marks) == 1:
+                engine.take_checkpoint()
         if time.monotonic() > deadline:
             engine.stop()
             raise BenchmarkError(

@@ -28,6 +28,8 @@ class Work:
     prologue_rows: int = 0
     is_paced: bool = False
     """Its figures are those of its checkpoints, for its rows come at a pace."""
+    is_whole: bool = False
+    """It takes one checkpoint alone, its first, once its prologue has been read."""
 
 
 WORKS = (
@@ -40,4 +42,11 @@ WORKS = (
     Work("timers", "that of a record, 1,000,000 timers pending", prologue_rows=TIMERS),
     Work("join", "interval join"),
     Work("million-keys", "1,000,000 keys of 100 bytes", prologue_rows=KEYS, is_paced=True),
+    Work(
+        "million-keys-whole",
+        "1,000,000 keys: the first checkpoint",
+        prologue_rows=KEYS,
+        is_paced=True,
+        is_whole=True,
+    ),
 )

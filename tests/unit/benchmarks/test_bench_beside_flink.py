@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from benchmarks.beside_flink.databases import LedgerRun, LedgerTurns, LedgerWork
 from benchmarks.beside_flink.engines import build_flink
+from benchmarks.beside_flink.jdbc import to_jdbc_url
 from benchmarks.beside_flink.measuring import Checkpoint, Run, Turns
-from benchmarks.beside_flink.report import compared
+from benchmarks.beside_flink.report import compared, compared_ledgers
 from benchmarks.beside_flink.rows import Progress, pairs_near, rows_out
 from benchmarks.beside_flink.works import WORKS
 from benchmarks.report import Report
@@ -61,12 +63,51 @@ def test_the_comparison_divides_figures_of_one_turn() -> None:
     found = [one.as_json() for one in compared(turns)]
     assert report.as_json()["flink_state"] == found
     assert found[0]["ratio"] == {"median": 2.5, "min": 2.0, "max": 3.0, "runs": 2}
-    assert {one.figure: one.ratio.median for one in compared(turns)} == {
+    assert {one.figure: one.ratio and one.ratio.median for one in compared(turns)} == {
         "rows/s": 2.5,
         "CPU us a row": 0.25,
         "checkpoint, ms": 0.5,
         "its synchronous part, ms": 0.5 / 3,
     }
+
+
+def test_the_ledgers_of_one_turn_are_compared_and_ours_is_shown_by_its_parts() -> None:
+    ours_cpu_s = {"engine": 3.0, "slots": 2.0, "jvm": 0.8, "driver": 0.2, "mysql": 6.0}
+    ours = LedgerRun.of(2_000_000, 4.0, {**ours_cpu_s, "postgres": 0.0, "kafka": 0.0})
+    flinks = LedgerRun.of(2_000_000, 8.0, {"engine": 12.0, "mysql": 8.0, "kafka": 1.0})
+    turns = [LedgerTurns(LedgerWork("mysql", "heap"), (ours,), (flinks,))]
+    report = Report(records=2_000_000, runs=1, machine={}, ledgers_beside_flink=turns)
+    found = {one.figure: one for one in compared_ledgers(turns)}
+    assert {
+        name: (one.ours.median, one.ratio and one.ratio.median) for name, one in found.items()
+    } == {
+        "rows/s": (500_000, 2.0),
+        "CPU s/M: engine": (1.5, 0.25),
+        "CPU s/M: of it slots": (1.0, None),
+        "CPU s/M: of it JVM of the driver": (0.4, None),
+        "CPU s/M: of it driver": (0.1, None),
+        "CPU s/M: database": (3.0, 0.75),
+        "CPU s/M: Kafka": (0.005, 0.01),
+    }
+    (table,) = report.tables()
+    assert table.row_count == 7
+    assert report.as_json()["flink_databases"] == [one.as_json() for one in found.values()]
+    assert found["CPU s/M: of it slots"].as_json()["flink"] is None
+
+
+@pytest.mark.parametrize(
+    ("url", "driver", "expected"),
+    [
+        ("postgresql://postgres@127.0.0.1:5432/a", "postgresql", "127.0.0.1:5432/a?user=postgres"),
+        (
+            "mysql://root:a%40b@127.0.0.1:3306/a",
+            "mariadb",
+            "127.0.0.1:3306/a?user=root&password=a%40b",
+        ),
+    ],
+)
+def test_jdbc_names_the_user_among_the_options(url: str, driver: str, expected: str) -> None:
+    assert to_jdbc_url(url, driver) == f"jdbc:{driver}://{expected}"
 
 
 def test_without_java_it_is_said_what_to_install(

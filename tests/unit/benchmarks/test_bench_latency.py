@@ -51,7 +51,7 @@ def test_flinks_job_is_awaited_and_stopped(tmp_path: Path) -> None:
     assert word == "run"
     assert Path(directory).parent == tmp_path
     url = "jdbc:postgresql://127.0.0.1:5432/bench?user=postgres"
-    assert words == ["25", "127.0.0.1:9092", "sent", "postgres", url, "rows"]
+    assert words == ["25", "127.0.0.1:9092", "sent", "table", url, "rows"]
     assert questions == ["checkpoints", "checkpoints", "checkpoints", "stop"]
 
 

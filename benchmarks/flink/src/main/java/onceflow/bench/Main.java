@@ -14,11 +14,9 @@ import org.apache.flink.configuration.Configuration;
 import org.apache.flink.configuration.MemorySize;
 import org.apache.flink.configuration.PipelineOptions;
 import org.apache.flink.configuration.RestOptions;
-import org.apache.flink.configuration.RestartStrategyOptions;
-import org.apache.flink.configuration.StateBackendOptions;
 import org.apache.flink.configuration.TaskManagerOptions;
 import org.apache.flink.configuration.WebOptions;
-import org.apache.flink.contrib.streaming.state.RocksDBOptions;
+import org.apache.flink.core.execution.CheckpointType;
 import org.apache.flink.core.execution.SavepointFormatType;
 import org.apache.flink.runtime.checkpoint.AbstractCheckpointStats;
 import org.apache.flink.runtime.checkpoint.CompletedCheckpointStats;
@@ -32,11 +30,14 @@ import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
 /**
  * Runs jobs in a local cluster of one task manager with two slots, as lines on stdin say: "run WORK BACKEND DIRECTORY",
- * and "stop" once enough is measured. Answers each "stop" with "stopped", what fails with "failed: …".
+ * "checkpoint" for one that is taken at once, and "stop" once enough is measured. Answers each "checkpoint" with
+ * "checkpointed" when it is complete, each "stop" with "stopped", what fails with "failed: …".
  */
 public final class Main {
   static final int PARALLELISM = 2;
   private static final long TIMERS = 1_000_000;
+  private static final String ON_REQUEST = "million-keys-whole";
+  private static final Duration NEVER = Duration.ofDays(1);
 
   private Main() {}
 
@@ -82,7 +83,10 @@ public final class Main {
     JobGraph graph = graph(words[1], words[2], directory);
     JobID job = graph.getJobID();
     flink.submitJob(graph).get();
-    lines.readLine();
+    for (String line = lines.readLine(); "checkpoint".equals(line); line = lines.readLine()) {
+      flink.triggerCheckpoint(job, CheckpointType.CONFIGURED).get();
+      System.out.println("checkpointed");
+    }
     Files.write(Path.of(directory, "checkpoint-times"), checkpoints(flink, job));
     stop(flink, job, directory);
   }
@@ -90,27 +94,27 @@ public final class Main {
   /** Stops a job with a savepoint: its sinks have then committed all that it has read. */
   static void stop(MiniCluster flink, JobID job, String directory) throws Exception {
     flink.stopWithSavepoint(job, directory + "/savepoints", false, SavepointFormatType.NATIVE).get();
+    awaitSuccess(flink, job);
+  }
+
+  /** Returns when a job has ended by itself. */
+  static void awaitSuccess(MiniCluster flink, JobID job) throws Exception {
     JobResult result = flink.requestJobResult(job).get();
     if (!result.isSuccess()) {
-      throw new IllegalStateException("the job ended with " + result.getApplicationStatus());
+      Throwable cause =
+          result.getSerializedThrowable().map(one -> one.deserializeError(Main.class.getClassLoader())).orElse(null);
+      throw new IllegalStateException("the job ended with " + result.getApplicationStatus(), cause);
     }
   }
 
   private static JobGraph graph(String work, String backend, String directory) {
-    Configuration settings = new Configuration();
-    settings.set(CheckpointingOptions.CHECKPOINTING_INTERVAL, Duration.ofSeconds(1));
-    settings.set(CheckpointingOptions.CHECKPOINT_STORAGE, "filesystem");
-    settings.set(CheckpointingOptions.CHECKPOINTS_DIRECTORY, "file://" + directory + "/checkpoints");
-    settings.set(CheckpointingOptions.INCREMENTAL_CHECKPOINTS, true);
-    settings.set(StateBackendOptions.STATE_BACKEND, backend.equals("heap") ? "hashmap" : "rocksdb");
-    settings.set(RocksDBOptions.LOCAL_DIRECTORIES, directory + "/rocksdb");
-    settings.set(PipelineOptions.OBJECT_REUSE, true);
-    settings.set(PipelineOptions.GENERIC_TYPES, false);
+    Configuration settings = JobSettings.of(directory, backend, work.equals(ON_REQUEST) ? NEVER : Duration.ofSeconds(1));
+    if (work.equals(ON_REQUEST)) {
+      // The first one would come some time before that.
+      settings.set(CheckpointingOptions.MIN_PAUSE_BETWEEN_CHECKPOINTS, NEVER);
+    }
     settings.set(PipelineOptions.AUTO_WATERMARK_INTERVAL, Duration.ofMillis(100));
-    settings.set(RestartStrategyOptions.RESTART_STRATEGY, "none");
-    StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment(settings);
-    environment.setParallelism(PARALLELISM);
-    environment.setMaxParallelism(128);
+    StreamExecutionEnvironment environment = JobSettings.environment(settings);
     result(environment, work, directory).addSink(new CountingSink<>(directory));
     return environment.getStreamGraph().getJobGraph();
   }
@@ -132,7 +136,7 @@ public final class Main {
         return NearInTime.of(
             Payments.timed(environment, "payments", directory, 0),
             Payments.timed(environment, "others", directory, 1));
-      case "million-keys":
+      case "million-keys", ON_REQUEST:
         return MillionKeys.of(environment, directory);
       default:
         throw new IllegalArgumentException("no such work: " + work);
