@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
 from numbers import Real
-from operator import countOf, ne
+from operator import countOf, index, ne
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, pa.ArrowExcepti
 """What pyarrow raises for a value that is of no use for a type."""
 
 _NONE = type(None)
+_FLOAT16_MAX = 65_504
 _UNIT_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -139,6 +140,8 @@ def _flat_check(kind: pa.DataType) -> Check | None:
     check: Check | None = None
     if types.is_integer(kind):
         check = _unless_all(int, lambda value: _check_integer(value, kind))
+    elif types.is_float16(kind):
+        check = _unless_all(float, lambda value: _check_float16(value, kind))
     elif types.is_date(kind):
         check = _unless_all(date, lambda value: _check_date(value, kind))
     elif types.is_timestamp(kind):
@@ -186,14 +189,33 @@ def _check_integer(value: Any, kind: pa.DataType) -> None:
             f"{value!r} is a {cast('object', value).__class__.__name__}, not a number; convert it"
             " with int(…) if it counts"
         )
-    # What Python itself takes for an integer: its own, numpy's, and classes that say so.
+    # What Python itself takes for an integer: its own, numpy's, and classes that say so. An array
+    # of numpy without dimensions has the method, too, whatever it holds: the call tells.
     if hasattr(value, "__index__"):
+        _require_index(value, kind)
         return
     if not isinstance(value, (Real, Decimal)):
         raise InexactValue(f"{value!r} is a {type(value).__name__}, and the column is {kind}")
     # Not a number, and infinity, are refused by int() itself.
     if int(cast("Any", value)) != value:
         raise InexactValue(f"{value!r} has a fraction, which {kind} does not hold; round it first")
+
+
+def _require_index(value: Any, kind: pa.DataType) -> None:
+    """Raise InexactValue unless Python takes `value` for an integer."""
+    try:
+        index(value)
+    except TypeError as error:
+        raise InexactValue(
+            f"{value!r} is a {type(value).__name__}, and the column is {kind}: {error}"
+        ) from error
+
+
+def _check_float16(value: Any, kind: pa.DataType) -> None:
+    # pyarrow refuses such integers for the wider floating types, and rounds them for this one.
+    if isinstance(value, (int, np.integer)):
+        if abs(int(value)) > _FLOAT16_MAX or float(np.float16(value)) != value:
+            raise InexactValue(f"{value!r} is an integer that {kind} does not hold; round it first")
 
 
 def _check_date(value: Any, kind: pa.DataType) -> None:
@@ -498,6 +520,11 @@ def _check_number(column: pa.Array, made: pa.Array) -> None:
         numbers = made.cast(pa.float64())
         if pc.any(pc.and_(pc.is_inf(numbers), was_finite)).as_py():
             raise InexactValue(f"a number is beyond what {kind} holds")
+    # pyarrow refuses integers that the wider floating types would round, and rounds them for this.
+    if types.is_integer(column.type) and types.is_float16(kind):
+        same = pc.equal(made.cast(pa.float64()), column.cast(pa.float64()))
+        if pc.all(same).as_py() is False:
+            raise InexactValue(f"{kind} does not hold an integer of {column.type} exactly")
 
 
 def _check_same(column: pa.Array, made: pa.Array) -> None:

@@ -28,13 +28,13 @@ def rows_beyond_python(column: pa.Array) -> list[int]:
 def _all_within(column: pa.Array) -> bool:
     kind = column.type
     if types.is_nested(kind) or types.is_dictionary(kind):
-        return all(map(_all_within, _values_of(column)))
+        return all(map(_all_within, values_inside(column)))
     if types.is_time(kind):
         return _within_a_day(column)
     return not types.is_temporal(kind) or types.is_interval(kind) or _ends_within(column)
 
 
-def _values_of(column: pa.Array) -> list[pa.Array]:
+def values_inside(column: pa.Array) -> list[pa.Array]:
     """Return what is inside of nested values."""
     kind = column.type
     if types.is_struct(kind):

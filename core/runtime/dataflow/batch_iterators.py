@@ -16,15 +16,20 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array_of_pandas
+from onceflow.core.arrow.instants import values_inside
+from onceflow.core.arrow.kinds import is_list
 from onceflow.core.imports.extras import naming_extras
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
@@ -84,8 +89,8 @@ class PandasFunction(BatchIteratorFunction):
     def __init__(self, uid: str, function: Callable[..., Any], schema: pa.Schema) -> None:
         """Raise MissingExtra unless pandas is installed here."""
         with naming_extras():
-            pandas: Any = import_module("pandas")
-        self._frame: type[Any] = pandas.DataFrame
+            self._pandas: Any = import_module("pandas")
+        self._frame: type[Any] = self._pandas.DataFrame
         self._uid = uid
         self._function = function
         self._schema = schema
@@ -97,7 +102,7 @@ class PandasFunction(BatchIteratorFunction):
             yield self._batch_of(made)
 
     def _frame_of(self, batch: pa.RecordBatch) -> Any:
-        """Return `batch` as a DataFrame; integers with nulls in pandas' types that hold both."""
+        """Return `batch` as a DataFrame, in types that hold nulls beside integers and NaN."""
         # Without this they would be floats, and above 2^53 other numbers.
         frame = batch.to_pandas(integer_object_nulls=True)
         for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -105,7 +110,27 @@ class PandasFunction(BatchIteratorFunction):
                 name = str(field.type)  # int64 is Int64 in pandas, uint8 is UInt8
                 dtype = name.replace("int", "Int").replace("uI", "UI")
                 frame[field.name] = frame[field.name].astype(dtype)
+            elif pa.types.is_floating(field.type) and _has_missing(column):
+                frame[field.name] = self._masked_floats(column)
+            elif pa.types.is_nested(field.type) and _has_missing_in_lists(column):
+                frame[field.name] = self._objects(column)
         return frame
+
+    def _masked_floats(self, column: pa.Array) -> Any:
+        """Return floats as pandas' Float64 or Float32, in which a null and NaN are two values."""
+        # There is no such type of 16 bits; one of 32 holds the same numbers.
+        is_double = pa.types.is_float64(column.type)
+        wide = column.cast(pa.float64() if is_double else pa.float32())
+        values = wide.fill_null(0.0).to_numpy(zero_copy_only=False).copy()
+        mask = column.is_null().to_numpy(zero_copy_only=False)
+        return self._pandas.arrays.FloatingArray(values, mask)
+
+    def _objects(self, column: pa.Array) -> Any:
+        """Return nested values as Python's, and lists of them as arrays of objects, not floats."""
+        values = column.to_pylist()
+        if is_list(column.type):
+            values = [None if one is None else _array_of_objects(one) for one in values]
+        return self._pandas.Series(values, dtype=object)
 
     def _batch_of(self, made: Any) -> pa.RecordBatch:
         names = self._schema.names
@@ -139,6 +164,35 @@ class PandasFunction(BatchIteratorFunction):
                     f" {field.name!r} that do not fit {field.type}: {error}",
                 ) from error
         return pa.record_batch(arrays, schema=self._schema)
+
+
+_WITHOUT_NULLS = (pa.types.is_floating, pa.types.is_timestamp, pa.types.is_duration)
+"""The kinds of values of which numpy's arrays have no null."""
+
+
+def _has_missing(column: pa.Array) -> bool:
+    """Tell whether floats have a null or NaN, which pandas' own floats have one value for."""
+    if column.null_count:
+        return True
+    # Arrow does not look for NaN among halves.
+    wide = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+    return pc.any(pc.is_nan(wide)).as_py() is True
+
+
+def _has_missing_in_lists(column: pa.Array) -> bool:
+    """Tell whether there is a list with a null that `to_pandas` makes NaN, or NaT."""
+    if is_list(column.type) and any(is_kind(column.type.value_type) for is_kind in _WITHOUT_NULLS):
+        return bool(pc.list_flatten(column).null_count)
+    return any(
+        pa.types.is_nested(inner.type) and _has_missing_in_lists(inner)
+        for inner in values_inside(column)
+    )
+
+
+def _array_of_objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _results(uid: str, function: Callable[..., Any], batches: Iterator[Any]) -> Iterator[Any]:

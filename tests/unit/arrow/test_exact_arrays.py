@@ -217,3 +217,31 @@ def test_a_cast_that_drops_or_makes_up_a_part_is_refused(
     value = {"a": 1, "b": 2} if pa.types.is_struct(given) else 1
     with pytest.raises(InexactValue):
         cast_exactly(pa.array([value], given), kind)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.list_(pa.int64())], ids=str)
+@pytest.mark.parametrize("value", [np.array(5.5), np.array(True), np.array(5.0)], ids=repr)
+def test_an_array_without_dimensions_is_an_integer_only_if_it_holds_one(
+    value: Any, kind: pa.DataType
+) -> None:
+    given = [value] if pa.types.is_list(kind) else value
+    refusal = refusal_of([given], kind)
+    assert refusal is not None
+    assert "ndarray" in str(refusal)
+    five = np.array(5)
+    made = exact_array([[five] if pa.types.is_list(kind) else five], kind)
+    assert made.to_pylist() == [[5] if pa.types.is_list(kind) else 5]
+
+
+@pytest.mark.parametrize("given", [pa.int16(), pa.int64(), pa.uint64()], ids=str)
+def test_an_integer_that_no_half_equals_is_refused(given: pa.DataType) -> None:
+    half = pa.float16()
+    assert cast_exactly(pa.array([2048, None, 2050], given), half).to_pylist() == [2048, None, 2050]
+    with pytest.raises(InexactValue, match="halffloat") as refused:
+        cast_exactly(pa.array([2048, 2049], given), half)
+    assert refused.value.row == 1
+    with pytest.raises(InexactValue, match="2049"):
+        exact_array([2048, 2049], half)
+    assert exact_array([2048, 2048.4, None, True], half).to_pylist() == [2048, 2048, None, 1]
+    with pytest.raises(InexactValue, match="halffloat"):
+        cast_exactly(pa.array([[2049]], pa.list_(given)), pa.list_(half))

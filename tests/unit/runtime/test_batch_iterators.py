@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -144,6 +145,51 @@ def test_results_of_pandas_go_by_name_or_by_place() -> None:
         made_of(pd.DataFrame({"id": [1], "other": [2]}))
     with pytest.raises(UserFunctionError, match="column 'id' that do not fit int64"):
         made_of(pd.DataFrame({"id": ["x"], "note": ["y"]}))
+
+
+NAN = float("nan")
+EAST = timezone(timedelta(hours=5))
+MISSING: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.float64(), [1.5, None, NAN]),
+    (pa.float64(), [1.5, NAN]),
+    (pa.float32(), [1.5, None, NAN]),
+    (pa.float16(), [1.5, None, NAN]),
+    (pa.list_(pa.float64()), [[1.0, None, NAN], None, [], [2.0]]),
+    (pa.list_(pa.list_(pa.float64())), [[[None, NAN], None], None]),
+    (pa.list_(pa.float64(), 2), [[None, NAN], None]),
+    (pa.struct([("a", pa.list_(pa.float64())), ("b", pa.float64())]), [{"a": [None], "b": NAN}]),
+    (pa.map_(pa.string(), pa.list_(pa.float64())), [[("k", [None, NAN])], None]),
+    (pa.list_(pa.int64()), [[2**60 + 1, None]]),
+    (pa.list_(pa.timestamp("us")), [[datetime(1, 1, 1), None]]),
+    (pa.list_(pa.timestamp("us", "UTC")), [[datetime(2020, 1, 1, tzinfo=EAST), None]]),
+    (pa.list_(pa.duration("us")), [[timedelta(1), None]]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), MISSING, ids=lambda one: repr(one)[:60])
+def test_pandas_returns_nulls_and_nan_as_what_they_were(
+    kind: pa.DataType, values: list[Any]
+) -> None:
+    given = pa.record_batch({"value": pa.array(values, kind)})
+    function = PandasFunction("step", lambda frames: (frame.copy() for frame in frames), given.schema)
+    (made,) = function.call(iter([given]))
+    # As text: NaN equals nothing.
+    assert repr(made.to_pylist()) == repr(given.to_pylist())
+    assert made.schema == given.schema
+
+
+def test_pandas_gets_plain_floats_where_nothing_is_missing() -> None:
+    given = pa.record_batch({"value": pa.array([1.5]), "list": pa.array([[1.5]])})
+    frames: list[Any] = []
+
+    def keep(batches: Iterator[Any]) -> Iterator[Any]:
+        for frame in batches:
+            frames.append(frame)
+            yield frame
+
+    list(PandasFunction("step", keep, given.schema).call(iter([given])))
+    assert str(frames[0]["value"].dtype) == "float64"
+    assert str(frames[0]["list"][0].dtype) == "float64"
 
 
 def _first(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
