@@ -14,7 +14,8 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
 from numbers import Real
-from operator import countOf, index, ne
+from operator import countOf, ne
+from operator import index as to_index
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -204,7 +205,7 @@ def _check_integer(value: Any, kind: pa.DataType) -> None:
 def _require_index(value: Any, kind: pa.DataType) -> None:
     """Raise InexactValue unless Python takes `value` for an integer."""
     try:
-        index(value)
+        to_index(value)
     except TypeError as error:
         raise InexactValue(
             f"{value!r} is a {type(value).__name__}, and the column is {kind}: {error}"
@@ -213,9 +214,9 @@ def _require_index(value: Any, kind: pa.DataType) -> None:
 
 def _check_float16(value: Any, kind: pa.DataType) -> None:
     # pyarrow refuses such integers for the wider floating types, and rounds them for this one.
-    if isinstance(value, (int, np.integer)):
-        if abs(int(value)) > _FLOAT16_MAX or float(np.float16(value)) != value:
-            raise InexactValue(f"{value!r} is an integer that {kind} does not hold; round it first")
+    is_integer = isinstance(value, (int, np.integer))
+    if is_integer and (abs(int(value)) > _FLOAT16_MAX or float(np.float16(value)) != value):
+        raise InexactValue(f"{value!r} is an integer that {kind} does not hold; round it first")
 
 
 def _check_date(value: Any, kind: pa.DataType) -> None:

@@ -214,6 +214,19 @@ def test_a_value_that_a_state_does_not_hold_exactly_is_refused(
     opened.states.end()
 
 
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [(int, 99.99), (pa.int8(), 300), (date, datetime(2020, 1, 1, 5)), (pa.float16(), 2049)],
+    ids=str,
+)
+def test_a_default_that_a_column_does_not_hold_exactly_is_refused(
+    job: Job, kind: Any, default: Any
+) -> None:
+    states = KeyedBatchStates(job.open(), ["account", "region"], SCHEMA)
+    with pytest.raises(ConfigError, match=r"'kept' holds .*, and its default .* does not fit"):
+        states.value_state(ValueStateDescriptor[Any]("kept", kind, default=default))
+
+
 def test_states_without_a_column_are_refused_and_those_that_expire_are_kept_by_key(
     job: Job,
 ) -> None:

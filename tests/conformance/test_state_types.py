@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypedDict
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -23,6 +24,32 @@ from onceflow.core.state import (
 )
 
 NEW_YORK = ZoneInfo("America/New_York")
+
+
+@dataclass
+class _Reading:
+    """What a state declares."""
+
+    value: float = 0.0
+
+
+@dataclass
+class _Labelled(_Reading):
+    """What it may be given by mistake."""
+
+    label: str = ""
+
+
+class _Row(msgspec.Struct, array_like=True):
+    value: float = 0.0
+
+
+class _LabelledRow(_Row, array_like=True):
+    label: str = ""
+
+
+class _Counts(TypedDict, total=False):
+    count: int
 
 
 class _Opaque:
@@ -95,6 +122,73 @@ def test_a_value_that_could_not_be_restored_is_refused_when_it_is_set(
         elements.add_all([value])
     assert state.get() is None
     assert elements.get() == []
+
+
+HALF_A_PAIR = "\ud83d"
+
+
+@pytest.mark.parametrize("declared", [str, Any, str | None, list[str]], ids=str)
+def test_text_without_bytes_is_refused_when_it_is_set(job: Job, declared: Any) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    elements = store.list_state(ListStateDescriptor[Any]("l", declared))
+    mapped = store.map_state(MapStateDescriptor[str, Any]("m", str, declared))
+    text = [HALF_A_PAIR] if declared == list[str] else HALF_A_PAIR
+    with pytest.raises(BadStateValue, match="state 'v' holds .* surrogates not allowed"):
+        state.set(text)
+    with pytest.raises(BadStateValue, match="state 'l' holds .* surrogates not allowed"):
+        elements.add(text)
+    with pytest.raises(BadStateValue, match="state 'm' holds .* surrogates not allowed"):
+        mapped.put("k", text)
+    with pytest.raises(BadStateValue, match="state 'm' holds .* surrogates not allowed"):
+        mapped.put(HALF_A_PAIR, None if declared == list[str] else "käse")
+    job.snapshot(store)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "lost"),
+    [
+        (_Reading, _Labelled(1.0, "x"), "_Reading has no field 'label'"),
+        (_Reading | None, _Labelled(1.0, "x"), "_Reading has no field 'label'"),
+        (list[_Reading], [_Reading(), _Labelled(1.0, "x")], "_Reading has no field 'label'"),
+        (dict[str, _Reading], {"a": _Labelled()}, "_Reading has no field 'label'"),
+        (_Reading, {"value": 1.0, "unit": "m"}, "_Reading has no field 'unit'"),
+        (_Counts, {"count": 1, "sum": 2}, "_Counts has no field 'sum'"),
+        (_Row, _LabelledRow(1.0, "x"), "_Row has no field number 2"),
+        (Any, msgspec.msgpack.Ext(1, b"\x05"), "extension code 1"),
+    ],
+    ids=lambda one: repr(one).partition(" object at ")[0],
+)
+def test_a_value_with_fields_that_its_type_would_lose_is_refused(
+    job: Job, declared: Any, value: Any, lost: str
+) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    with pytest.raises(BadStateValue, match=f"state 'v' holds .*{lost}"):
+        state.set(value)
+    assert state.get() is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (_Reading | None, _Reading(2**53 + 1)),
+        (_Reading | int, _Reading(2**53 + 1)),
+        (dict[str, float] | None, {"a": 2**53 + 1}),
+        (list[_Reading | None], [None, _Reading(2**53 + 1)]),
+    ],
+    ids=repr,
+)
+def test_an_integer_in_one_of_several_alternatives_is_not_rounded(
+    job: Job, declared: Any, value: Any
+) -> None:
+    store = job.open()
+    store.set_current_key("a")
+    state = store.value_state(ValueStateDescriptor[Any]("v", declared))
+    with pytest.raises(BadStateValue, match=f"{2**53 + 1} cannot be a float exactly"):
+        state.set(value)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
+from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_array
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.aggregates.running import Grouping
@@ -299,7 +299,7 @@ class _ColumnValues(BatchValueState):
         self._name = descriptor.name
         self._kind = kind
         default = descriptor.default
-        self._default = None if default is None else pa.scalar(default, kind)
+        self._default = None if default is None else _to_scalar(default, kind, descriptor.name)
 
     def get_many(self) -> pa.Array:
         """Return the keys' values."""
@@ -317,6 +317,15 @@ class _ColumnValues(BatchValueState):
         checked = self._states.to_values(values, self._kind, self._name)
         assert self._states.table is not None
         self._states.table.put(self._index, self._states.entries, checked)
+
+
+def _to_scalar(default: Any, kind: pa.DataType, name: str) -> pa.Scalar:
+    try:
+        return exact_array([default], kind)[0]
+    except InexactValue as error:
+        raise ConfigError(
+            f"state {name!r} holds {kind}, and its default {default!r:.80} does not fit: {error}"
+        ) from error
 
 
 class _ValuesByKey(BatchValueState):

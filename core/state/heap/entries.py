@@ -93,18 +93,20 @@ class Cells:
         self.serializer = serializer
         self._name = name
         self._direct = frozenset(serializer.direct_types)
-        self._kept_as_given = self._direct - _READ_BACK
+        self._kept_as_given = self._direct - _READ_BACK - {str}
+        self._holds_text = str in self._direct
         self.encode = serializer.encode
         self.decode = serializer.decode
         # A serializer of the user's may give a plain number other bytes.
         self._is_msgpack = type(serializer) is MsgpackSerializer
-        # A user's serializer has rules of its own for numbers.
-        self._check_numbers = (
-            serializer.check_numbers if isinstance(serializer, MsgpackSerializer) else _check_none
+        # A user's serializer has rules of its own for numbers and classes.
+        self._check_given = (
+            serializer.check_given if isinstance(serializer, MsgpackSerializer) else _check_none
         )
-        single = len(self._kept_as_given) == 1
         # One class, compared by `is`, is faster than a look into a set for each record.
-        self.direct: type[Any] = next(iter(self._kept_as_given)) if single else NoDirectType
+        self.unchecked: type[Any] = _only_one(self._kept_as_given)
+        """The class whose values are stored unseen; `NoDirectType` unless there is one."""
+        self.direct: type[Any] = _only_one(self._direct - _READ_BACK)
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
     def to_checking(self) -> Cells:
@@ -119,11 +121,14 @@ class Cells:
         """
         if value.__class__ in self._kept_as_given:
             return value
+        # Text may hold half of a surrogate pair, which has no bytes; ASCII, the most of it, not.
+        if value.__class__ is str and self._holds_text and value.isascii():
+            return value
         try:
             data = self.encode(value)
             # Decoding at once shows whether a restore could read the value.
             read_back = self.decode(data)
-            self._check_numbers(data, read_back)
+            self._check_given(data, read_back)
         except Exception as error:  # a serializer may be the user's, and raise anything
             raise BadStateValue(
                 f"state {self._name!r} holds {self.serializer.signature} and cannot hold"
@@ -192,6 +197,10 @@ class Cells:
         return value if value.__class__ in self._direct else Encoded(data)
 
 
+def _only_one(classes: frozenset[type[Any]]) -> type[Any]:
+    return next(iter(classes)) if len(classes) == 1 else NoDirectType
+
+
 def _check_none(data: bytes, read_back: Any) -> None:
     """Take every value."""
 
@@ -210,7 +219,7 @@ class MapKeys:
         Raises:
             BadStateValue: It is None, cannot be hashed for ever, or is not of the declared type.
         """
-        if key.__class__ is not self._cells.direct:
+        if key.__class__ is not self._cells.unchecked:
             frozen = self._cells.freeze(key)
             # Read back, the key would be of another type than the one that was put.
             if frozen.__class__ is not key.__class__ and not isinstance(key, tuple):
@@ -471,12 +480,13 @@ class EntryTable(ABC):
 class EntryValueState(ValueState[T]):
     """A value state over an entry table."""
 
-    __slots__ = ("_current", "_default", "_direct", "_table")
+    __slots__ = ("_current", "_default", "_direct", "_table", "_unchecked")
 
     def __init__(self, table: EntryTable, descriptor: ValueStateDescriptor[T]) -> None:
         self._table = table
         self._current = table.current
         self._direct = table.cells.direct
+        self._unchecked = table.cells.unchecked
         default = descriptor.default
         self._default: Stored = None if default is None else table.cells.freeze(default)
 
@@ -495,7 +505,7 @@ class EntryValueState(ValueState[T]):
     def set(self, value: T) -> None:
         """Make `value` the value."""
         table = self._table
-        if value.__class__ is self._direct:
+        if value.__class__ is self._unchecked:
             # What `put` does, for every record: a call takes as long as all of it.
             fresh = table.fresh
             fresh[self._current.key] = value

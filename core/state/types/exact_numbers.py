@@ -1,7 +1,10 @@
-"""Checks that integers are exact as floats, where a state's type has floats.
+"""Checks that a state's type takes values whole: no integer is rounded, and no field is left out.
 
 A float equals every integer up to 2^53, and only some beyond. So a value is checked when it is set,
 and stored values are checked once, when a state opens under another type than it was written with.
+
+A class skips fields that it does not have. For stored values that is right: a field was removed.
+In a value that is set, it is a field of a subclass, or a key that a TypedDict does not declare.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from msgspec import inspect
 from onceflow.core.msgspec_decoders import type_info
 
 Check: TypeAlias = Callable[[Any], None]
-"""Raises ValueError unless all integers in a decoded MessagePack value are exact as floats."""
+"""Raises ValueError unless a decoded MessagePack value is taken whole."""
 
 
 def to_exact_float(number: int) -> float:
@@ -30,20 +33,38 @@ def to_exact_float(number: int) -> float:
     return value
 
 
+_ClassKind: TypeAlias = (
+    inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType
+)
+
+
 def make_integers_check(python_type: Any) -> Callable[[bytes], None] | None:
     """Return a check that raises ValueError if a value's integer would be rounded by `python_type`.
 
     The check takes the bytes of a value, of which `python_type` reads some integers as floats.
     None: it has no floats.
     """
-    check = _Checks().of(type_info(python_type))
+    return _of_bytes(_Checks(allows_unknown=True).of(type_info(python_type)))
+
+
+def make_given_check(python_type: Any) -> Callable[[bytes], None] | None:
+    """Return the check of a value that is set: of its integers, and of fields that would be lost.
+
+    None: `python_type` has neither floats nor classes.
+    """
+    return _of_bytes(_Checks(allows_unknown=False).of(type_info(python_type)))
+
+
+def _of_bytes(check: Check) -> Callable[[bytes], None] | None:
     return None if check is _pass else lambda data: check(msgspec.msgpack.decode(data))
 
 
 class _Checks:
     """Makes the checks of one type."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allows_unknown: bool) -> None:
+        """`allows_unknown`: whether a value may have fields that its class does not have."""
+        self._allows_unknown = allows_unknown
         self._classes: dict[int, Check | None] = {}
         """Checks by the id of a class, which outlives this object; None while one is being made."""
 
@@ -71,25 +92,21 @@ class _Checks:
                 check = _pass
         return check
 
-    def _class(
-        self,
-        kind: inspect.StructType
-        | inspect.DataclassType
-        | inspect.TypedDictType
-        | inspect.NamedTupleType,
-    ) -> Check:
+    def _class(self, kind: _ClassKind) -> Check:
         number = id(kind)
         if number not in self._classes:
             # Set before the fields are looked at: a class that contains itself finds it, and is not
             # followed for ever.
             self._classes[number] = None
             checks = {field.encode_name: self.of(field.type) for field in kind.fields}
-            # A tagged class that is stored as an array has its tag first.
-            before = [_pass] if _tag_of(kind) is not None else []
-            by_position = _is_by_position(kind)
-            self._classes[number] = (
-                _each([*before, *checks.values()]) if by_position else _fields(checks)
-            )
+            tag = _tag_of(kind)
+            if _is_by_position(kind):
+                # A tagged class that is stored as an array has its tag first.
+                parts = [*([] if tag is None else [_pass]), *checks.values()]
+                check, unknown = _each(parts), _refuse_more(kind, len(parts))
+            else:
+                check, unknown = _fields(checks), _refuse_unknown(kind, checks)
+            self._classes[number] = check if self._allows_unknown else _both(check, unknown)
         return self._classes[number] or self._later(number)
 
     def _later(self, number: int) -> Check:
@@ -114,7 +131,7 @@ class _Checks:
                 tagged[tag] = self.of(one)
             elif _is_by_position(one):
                 arrays = self.of(one)
-            elif not isinstance(one, inspect.FloatType):
+            elif isinstance(one, _MAPPINGS):
                 mappings = self.of(one)
         fields = {one.tag_field for one in alternatives if isinstance(one, inspect.StructType)}
 
@@ -135,6 +152,15 @@ class _Checks:
 
         parts = (arrays, mappings, *tagged.values())
         return check if rounds or any(part is not _pass for part in parts) else _pass
+
+
+_MAPPINGS = (
+    inspect.DictType,
+    inspect.StructType,
+    inspect.DataclassType,
+    inspect.TypedDictType,
+)
+"""What is a mapping in MessagePack, unless it is stored by position."""
 
 
 def _tag_of(kind: inspect.Type) -> str | int | None:
@@ -190,3 +216,43 @@ def _fields(checks: Mapping[str, Check]) -> Check:
                 check(values[name])
 
     return check_fields if any(check is not _pass for check in checks.values()) else _pass
+
+
+def _both(first: Check, second: Check) -> Check:
+    def check_both(values: Any) -> None:
+        first(values)
+        second(values)
+
+    return second if first is _pass else check_both
+
+
+def _refuse_unknown(kind: _ClassKind, known: Iterable[str]) -> Check:
+    """Return a check that raises ValueError for a mapping with a key that is no field of `kind`."""
+    names = set(known)
+    if isinstance(kind, inspect.StructType) and kind.tag_field is not None:
+        names.add(kind.tag_field)
+
+    def check_names(values: Any) -> None:
+        if not names.issuperset(values):
+            lost = next(name for name in values if name not in names)
+            raise _lost_field(kind, f"field {lost!r}")
+
+    return check_names
+
+
+def _refuse_more(kind: _ClassKind, count: int) -> Check:
+    """Return a check that raises ValueError for an array of more than `count` elements."""
+
+    def check_length(values: Any) -> None:
+        if len(values) > count:
+            raise _lost_field(kind, f"field number {count + 1}")
+
+    return check_length
+
+
+def _lost_field(kind: _ClassKind, field: str) -> ValueError:
+    name = kind.cls.__qualname__
+    return ValueError(
+        f"{name} has no {field}, which would be lost: declare it in {name}, or give the state the"
+        " type of the values that it is given"
+    )

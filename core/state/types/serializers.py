@@ -24,7 +24,11 @@ import pyarrow as pa
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.msgspec_decoders import msgpack_decoder
-from onceflow.core.state.types.exact_numbers import make_integers_check, to_exact_float
+from onceflow.core.state.types.exact_numbers import (
+    make_given_check,
+    make_integers_check,
+    to_exact_float,
+)
 from onceflow.core.state.types.signatures import type_name
 
 T = TypeVar("T")
@@ -111,6 +115,7 @@ class MsgpackSerializer(Serializer[Any]):
         self._decode: Callable[[bytes], Any] = msgpack_decoder(python_type).decode
         self._signature = f"msgpack/1:{type_name(python_type)}"
         self._check_integers = make_integers_check(python_type)
+        self._check_given = make_given_check(python_type)
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
         # The encoder does not pickle, and each process builds its own.
@@ -132,18 +137,21 @@ class MsgpackSerializer(Serializer[Any]):
         """Return one that refuses integers that would be rounded, also inside of a value."""
         return _CheckingSerializer(self._type)
 
-    def check_numbers(self, data: bytes, read_back: Any) -> None:
-        """Raise ValueError if an integer in `data` was rounded to a float in `read_back`.
+    def check_given(self, data: bytes, read_back: Any) -> None:
+        """Raise ValueError if `read_back` lacks a field of `data`, or has an integer rounded.
 
         `data` is what `encode` has made of a value, and `read_back` what `decode` makes of `data`.
         """
         # Encoding once more is many times as fast as a look at every number, and gives the same
-        # bytes unless there is an integer in the place of a float, or sets and classes.
-        if self._check_integers is not None and self._encode(read_back) != data:
-            self._check_integers(data)
+        # bytes unless there is an integer in the place of a float, a field that the type does not
+        # have, or a set.
+        if self._check_given is not None and self._encode(read_back) != data:
+            self._check_given(data)
 
     def encode(self, value: Any) -> bytes:
         """Return `value` as MessagePack."""
+        if value.__class__ is msgspec.msgpack.Ext and value.code == _BIG_INTEGER:
+            raise ValueError(f"extension code {_BIG_INTEGER} is that of integers beyond 64 bits")
         try:
             return self._encode(value)
         except OverflowError:

@@ -171,8 +171,11 @@ def test_pandas_returns_nulls_and_nan_as_what_they_were(
     kind: pa.DataType, values: list[Any]
 ) -> None:
     given = pa.record_batch({"value": pa.array(values, kind)})
-    function = PandasFunction("step", lambda frames: (frame.copy() for frame in frames), given.schema)
-    (made,) = function.call(iter([given]))
+
+    def copy(frames: Iterator[Any]) -> Iterator[Any]:
+        return (frame.copy() for frame in frames)
+
+    (made,) = PandasFunction("step", copy, given.schema).call(iter([given]))
     # As text: NaN equals nothing.
     assert repr(made.to_pylist()) == repr(given.to_pylist())
     assert made.schema == given.schema
