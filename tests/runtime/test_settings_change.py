@@ -291,6 +291,30 @@ def test_another_type_of_key_is_told_with_both_types(
     assert find_changes(described(work), described(lambda one: work(as_kind(one)))) == refused
 
 
+@pytest.mark.parametrize("work", [counted, running, with_rules])
+def test_a_key_with_a_zone_is_another_type_than_one_without(work: Work) -> None:
+    def describe(zone: str | None) -> dict[str, str]:
+        as_instant = with_key_as(pa.timestamp("us", zone))
+        return described(lambda one: work(as_instant(one)))
+
+    local, instant = "timestamp(us) without a zone", "timestamp(us) with a zone"
+    changes = find_changes(describe(None), describe("UTC"))
+    assert changes == [f"key was {local} and is now {instant}"]
+    changes = find_changes(describe("UTC"), describe(None))
+    assert changes == [f"key was {instant} and is now {local}"]
+    assert not find_changes(describe("UTC"), describe("America/New_York"))
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_key_of_instants_is_taken_from_a_checkpoint_that_does_not_say_whether_it_has_a_zone(
+    zone: str | None,
+) -> None:
+    as_instant = with_key_as(pa.timestamp("us", zone))
+    now = described(lambda one: counted(as_instant(one)))
+    assert not find_changes(now | {"key": "timestamp(us)"}, now)
+    assert find_changes(now | {"key": "timestamp(ms)"}, now)
+
+
 @pytest.mark.parametrize(
     "backend",
     [pytest.param(HeapBackend(), id="heap"), pytest.param(RocksDBBackend(), id="rocksdb")],

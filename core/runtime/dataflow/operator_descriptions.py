@@ -16,6 +16,7 @@ A setting that one of the two does not have is not compared: the states themselv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -37,6 +38,8 @@ from onceflow.core.api.windows import EventTimeSessionWindows, WindowAssigner, p
 from onceflow.core.state.aggregates.accumulator_shape import key_kind
 
 LATENESS = "allowed lateness"
+_WITH_ZONE, _WITHOUT_ZONE = " with a zone", " without a zone"
+_ZONE = re.compile(f"{_WITH_ZONE}|{_WITHOUT_ZONE}")
 _OUTER_SIDES = {
     "inner": frozenset[str](),
     "left": frozenset({"left"}),
@@ -69,6 +72,9 @@ def _is_kept(name: str, before: str, now: str) -> bool:
         return int(now.removesuffix(" ms")) <= int(before.removesuffix(" ms"))
     if name == "how":
         return _OUTER_SIDES[now] <= _OUTER_SIDES[before]
+    if name == "key":
+        # Older checkpoints say of a timestamp that is part of a key its unit alone.
+        return before == now or before == _ZONE.sub("", now)
     return before == now
 
 
@@ -88,9 +94,11 @@ def _key_text(types: Sequence[pa.DataType]) -> str:
     kinds: list[str] = []
     for key_type in types:
         kind = key_kind(key_type)
+        plain = key_type.value_type if pa.types.is_dictionary(key_type) else key_type
         # In memory and in snapshots a key with a zone is another than one without.
-        zoned = kind == "timestamp" and key_type.tz is not None
-        kinds.append("timestamp with a zone" if zoned else kind)
+        if pa.types.is_timestamp(plain):
+            kind += _WITHOUT_ZONE if plain.tz is None else _WITH_ZONE
+        kinds.append(kind)
     return ", ".join(kinds)
 
 
