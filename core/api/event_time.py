@@ -60,12 +60,20 @@ class WatermarkStrategy:
         check_time_type(schema.field(self.column).type, f"WatermarkStrategy({self.column!r})")
 
     def latest_ms(self, rows: pa.RecordBatch) -> int | None:
-        """Return the latest event time of `rows`; None when all are null."""
+        """Return the latest event time of `rows`, `FARTHEST_MS` at most; None when all are null."""
         latest = pc.max(rows.column(self.column))
         if not latest.is_valid:
             return None
         # As operators round them: otherwise a record could be late for a watermark of its own.
-        return int(times_ms(pa.array([latest]), self.column)[0])
+        # Within what they take: a filter behind the source may leave such a record out.
+        return min(max(_rounded_ms(latest), -FARTHEST_MS), FARTHEST_MS)
+
+
+def _rounded_ms(time: pa.Scalar) -> int:
+    """Return an event time of any distance from 1970 in milliseconds, rounded down."""
+    if not pa.types.is_timestamp(time.type):
+        return int(time.as_py())
+    return int(time.cast(pa.int64()).as_py()) * 1_000 // _A_SECOND[time.type.unit]
 
 
 def check_time_type(kind: pa.DataType, label: str) -> None:
@@ -114,7 +122,7 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
     """Return a record's event time in milliseconds since 1970, rounded down.
 
     Raises:
-        ValueError: It is null, which has this consequence.
+        ValueError: It is null, which has this consequence, or too far from 1970.
     """
     at = record[column]
     if at is None:
@@ -122,10 +130,18 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
             f"{column!r} is null: a record without an event time {consequence}; give it one, or"
             " filter it"
         )
-    return nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
+    at_ms = nanoseconds_of(at) // 1_000_000 if isinstance(at, datetime) else int(at)
+    if abs(at_ms) > FARTHEST_MS:
+        raise ValueError(
+            f"{column!r} is {at_ms} ms since 1970, which is too far from 1970 for an event time:"
+            " give it another one, or filter it"
+        )
+    return at_ms
 
 
-_INT64_MAX = 2**63 - 1
+FARTHEST_MS = 1 << 62
+"""Event times may be so far from 1970, about 146 million years. Where windows begin and end, and
+until when they are kept, is then within 64 bits, too."""
 _A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -145,21 +161,21 @@ def times_ms(
             " filter it",
             row=row,
         )
-    if not pa.types.is_timestamp(column.type):
-        given: npt.NDArray[np.int64] = column.to_numpy()
-        return given
-    times: npt.NDArray[np.int64] = column.view(pa.int64()).to_numpy()
-    a_second = _A_SECOND[column.type.unit]
+    is_instant = pa.types.is_timestamp(column.type)
+    times: npt.NDArray[np.int64] = (column.view(pa.int64()) if is_instant else column).to_numpy()
+    unit = column.type.unit if is_instant else "ms"
+    a_second = _A_SECOND[unit]
     if a_second > 1_000:
         return times // (a_second // 1_000)
     factor = 1_000 // a_second
     # Compared before they are multiplied: what leaves 64 bits would be another time.
-    far = np.abs(times // 2) > _INT64_MAX // factor // 2
-    if factor > 1 and far.any():
+    farthest = FARTHEST_MS // factor
+    far = (times < -farthest) | (times > farthest)
+    if far.any():
         row = int(np.flatnonzero(far)[0])
         raise BadStateValue(
-            f"{name!r} is {int(times[row])} s since 1970, which is too far from 1970 for an event"
-            " time in milliseconds",
+            f"{name!r} is {int(times[row])} {unit} since 1970, which is too far from 1970 for an"
+            " event time: give it another one, or filter it",
             row=row,
         )
-    return times * factor
+    return times if factor == 1 else times * factor

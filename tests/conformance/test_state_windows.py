@@ -25,7 +25,7 @@ from onceflow import (
     sum_,
 )
 from onceflow.core.api.graph import AggregateWindows, Feed
-from onceflow.core.api.windows import PaneAssigner, WindowAssigner, window_schema
+from onceflow.core.api.windows import WINDOW_COLUMNS, PaneAssigner, WindowAssigner, window_schema
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
@@ -313,6 +313,40 @@ def test_sessions_equal_those_of_one_record_after_the_other_through_snapshots_an
     assert most > 8, "no key had several sessions at once"
     # What is over is gone.
     assert running.snapshot(savepoint=True)[0].keyed[0].size_bytes < 1_200
+
+
+DAYS: list[PaneAssigner | EventTimeSessionWindows] = [
+    TumblingEventTimeWindows("1 d", "3 h"),
+    SlidingEventTimeWindows("1 d", "5 h"),
+    EventTimeSessionWindows("1 d"),
+]
+
+
+@pytest.mark.parametrize("windows", DAYS, ids=str)
+@pytest.mark.parametrize("at", [-(2**63), -(2**62) - 1, 2**62 + 1, 2**63 - 1])
+def test_a_time_whose_windows_would_leave_64_bits_is_refused_and_not_lost(
+    job: Job, windows: Any, at: int
+) -> None:
+    running = Running(job, windows, 0, 1)
+    with pytest.raises(UserFunctionError, match="'at' is .* too far from 1970"):
+        running.take([("a", at, 5)])
+
+
+@pytest.mark.parametrize("windows", DAYS, ids=str)
+@pytest.mark.parametrize("at", [-(2**62), -1, 2**62])
+def test_windows_of_the_farthest_times_come_out_whole(job: Job, windows: Any, at: int) -> None:
+    running = Running(job, windows, 0, 1)
+    running.take([("a", at, 5), ("b", at, 6), ("a", at, 7)])
+    restored = Running(job, windows, 0, 1, running.snapshot())
+    made: list[pa.RecordBatch] = []
+    restored.operators[0].outputs.append(lambda batch: made.append(batch.rows))
+    restored.operators[0].on_watermark(MAX_WATERMARK)
+    rows = pa.Table.from_batches(made)
+    starts, ends = (rows[name].cast(pa.int64()).to_pylist() for name in WINDOW_COLUMNS)
+    assert all(start <= at < end for start, end in zip(starts, ends, strict=True))
+    totals = set(zip(rows["account"].to_pylist(), rows["total"].to_pylist(), strict=True))
+    assert totals == {("a", 12), ("b", 6)}
+    assert len(starts) == len(set(zip(rows["account"].to_pylist(), starts, strict=True)))
 
 
 @pytest.mark.parametrize("target", SUITE_BACKENDS)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from onceflow import WatermarkStrategy
-from onceflow.core.api.event_time import times_ms
+from onceflow.core.api.event_time import FARTHEST_MS, record_time_ms, times_ms
 from onceflow.core.errors import BadStateValue, ConfigError
 
 
@@ -51,6 +51,26 @@ def test_seconds_beyond_64_bits_of_milliseconds_are_refused(tick: int) -> None:
         times_ms(times, "ts")
     assert refused.value.row == 1
     assert times_ms(times.slice(0, 1), "ts").tolist() == [5_000]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.timestamp("ms"), pa.timestamp("s", "UTC")], ids=str
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_times_whose_windows_would_leave_64_bits_are_refused(kind: pa.DataType, sign: int) -> None:
+    """Event time itself only comes as far as a record may be: a filter may leave these out."""
+    factor = 1_000 if kind == pa.timestamp("s", "UTC") else 1
+    farthest = FARTHEST_MS // factor
+    assert times_ms(pa.array([sign * farthest], kind), "ts").tolist() == [sign * farthest * factor]
+    for tick in (sign * (farthest + 1), 2**63 - 1 if sign > 0 else -(2**63)):
+        times = pa.array([0, tick], kind)
+        with pytest.raises(BadStateValue, match="'ts' is .* too far from 1970") as refused:
+            times_ms(times, "ts")
+        assert refused.value.row == 1
+        rows = pa.record_batch([times.slice(1)], names=["ts"])
+        assert WatermarkStrategy("ts").latest_ms(rows) == sign * FARTHEST_MS
+    with pytest.raises(ValueError, match="'at' is .* too far from 1970"):
+        record_time_ms({"at": sign * (FARTHEST_MS + 1)}, "at", "is in no window")
 
 
 @pytest.mark.parametrize(
