@@ -214,8 +214,10 @@ def _require_index(value: Any, kind: pa.DataType) -> None:
 
 def _check_float16(value: Any, kind: pa.DataType) -> None:
     # pyarrow refuses such integers for the wider floating types, and rounds them for this one.
-    is_integer = isinstance(value, (int, np.integer))
-    if is_integer and (abs(int(value)) > _FLOAT16_MAX or float(np.float16(value)) != value):
+    if not isinstance(value, (int, np.integer)):
+        return
+    number = int(cast("Any", value))
+    if abs(number) > _FLOAT16_MAX or float(np.float16(number)) != number:
         raise InexactValue(f"{value!r} is an integer that {kind} does not hold; round it first")
 
 

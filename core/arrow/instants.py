@@ -25,6 +25,19 @@ def rows_beyond_python(column: pa.Array) -> list[int]:
     return [row for row in range(len(column)) if not _all_within(column.slice(row, 1))]
 
 
+def check_times_of_day(column: pa.Array) -> None:
+    """Raise ValueError if a time of day has nanoseconds, which Arrow cuts off for Python."""
+    if types.is_time64(column.type) and column.type.unit == "ns":
+        ticks = column.view(pa.int64()).drop_null().to_numpy()
+        finer = ticks % 1_000 != 0
+        if finer.any():
+            at = int(ticks[finer][0])
+            raise ValueError(f"a time of day {at} ns after midnight is finer than a microsecond")
+    elif types.is_nested(column.type) or types.is_dictionary(column.type):
+        for inner in values_inside(column):
+            check_times_of_day(inner)
+
+
 def _all_within(column: pa.Array) -> bool:
     kind = column.type
     if types.is_nested(kind) or types.is_dictionary(kind):

@@ -20,6 +20,8 @@ import pyarrow as pa
 from onceflow.core.api.functions import Record
 from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly
 from onceflow.core.arrow.instants import ERRORS as VALUE_ERRORS
+from onceflow.core.arrow.instants import check_times_of_day
+from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import BadStateValue, OnceflowError, UserFunctionError
 from onceflow.core.spi.dead_letters import origin_columns, printable_rows
 from onceflow.core.state.keys.python_keys import has_own_python_keys, python_keys
@@ -32,6 +34,10 @@ def values_of(column: pa.Array) -> list[Any]:
 
     That goes through one Arrow scalar a value; numpy's bulk conversions are several times as fast
     for the types that carry most data, so they are used wherever they give equal values.
+
+    Raises:
+        ValueError: A time of day has nanoseconds, which `to_pylist` would cut off. Besides it, what
+            that raises.
     """
     column_type = column.type
     # With a null, numpy would make floats of integers.
@@ -41,6 +47,8 @@ def values_of(column: pa.Array) -> list[Any]:
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
     if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+    if holds(column_type, pa.types.is_time64):
+        check_times_of_day(column)
     return column.to_pylist()
 
 
@@ -121,7 +129,7 @@ def _columns_of(rows: pa.RecordBatch) -> list[list[Any]]:
 
 def _has_value(column: pa.Array, row: int) -> bool:
     try:
-        column[row].as_py()
+        values_of(column.slice(row, 1))
     except VALUE_ERRORS:
         return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +175,22 @@ def _raising(error: BaseException) -> Any:
         raise error
 
     return function
+
+
+IN_A_STRUCT = pa.struct([("at", pa.time64("ns"))])
+TIMES: list[tuple[pa.DataType, Callable[[int], Any]]] = [
+    (pa.time64("ns"), lambda ticks: ticks),
+    (pa.list_(pa.time64("ns")), lambda ticks: [None, ticks]),
+    (IN_A_STRUCT, lambda ticks: {"at": ticks}),
+]
+
+
+@pytest.mark.parametrize(("kind", "holder"), TIMES, ids=str)
+def test_a_time_of_day_that_python_would_cut_off_is_refused_with_its_record(
+    kind: pa.DataType, holder: Callable[[int], Any]
+) -> None:
+    fine = pa.record_batch({"at": pa.array([holder(5_000), None], kind)})
+    assert [record for piece in BatchRecords(fine).pieces() for record in piece] == fine.to_pylist()
+    finer = pa.record_batch({"at": pa.array([holder(5_000), None, holder(5_001)], kind)})
+    with pytest.raises(UserFunctionError, match=r"no value for column 'at' .*5001 ns .* is finer"):
+        BatchRecords(finer)
