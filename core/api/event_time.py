@@ -66,10 +66,10 @@ class WatermarkStrategy:
             return None
         # As operators round them: otherwise a record could be late for a watermark of its own.
         # Within what they take: a filter behind the source may leave such a record out.
-        return min(max(_rounded_ms(latest), -FARTHEST_MS), FARTHEST_MS)
+        return min(max(_round_to_ms(latest), -FARTHEST_MS), FARTHEST_MS)
 
 
-def _rounded_ms(time: pa.Scalar) -> int:
+def _round_to_ms(time: pa.Scalar) -> int:
     """Return an event time of any distance from 1970 in milliseconds, rounded down."""
     if not pa.types.is_timestamp(time.type):
         return int(time.as_py())

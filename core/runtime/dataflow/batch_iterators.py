@@ -111,12 +111,12 @@ class PandasFunction(BatchIteratorFunction):
                 dtype = name.replace("int", "Int").replace("uI", "UI")
                 frame[field.name] = frame[field.name].astype(dtype)
             elif pa.types.is_floating(field.type) and _has_missing(column):
-                frame[field.name] = self._masked_floats(column)
+                frame[field.name] = self._mask_floats(column)
             elif pa.types.is_nested(field.type) and _has_missing_in_lists(column):
-                frame[field.name] = self._objects(column)
+                frame[field.name] = self._to_objects(column)
         return frame
 
-    def _masked_floats(self, column: pa.Array) -> Any:
+    def _mask_floats(self, column: pa.Array) -> Any:
         """Return floats as pandas' Float64 or Float32, in which a null and NaN are two values."""
         # There is no such type of 16 bits; one of 32 holds the same numbers.
         is_double = pa.types.is_float64(column.type)
@@ -125,7 +125,7 @@ class PandasFunction(BatchIteratorFunction):
         mask = column.is_null().to_numpy(zero_copy_only=False)
         return self._pandas.arrays.FloatingArray(values, mask)
 
-    def _objects(self, column: pa.Array) -> Any:
+    def _to_objects(self, column: pa.Array) -> Any:
         """Return nested values as Python's, and lists of them as arrays of objects, not floats."""
         values = column.to_pylist()
         if is_list(column.type):

@@ -104,9 +104,9 @@ class Cells:
             serializer.check_given if isinstance(serializer, MsgpackSerializer) else _check_none
         )
         # One class, compared by `is`, is faster than a look into a set for each record.
-        self.unchecked: type[Any] = _only_one(self._kept_as_given)
+        self.unchecked: type[Any] = _find_only(self._kept_as_given)
         """The class whose values are stored unseen; `NoDirectType` unless there is one."""
-        self.direct: type[Any] = _only_one(self._direct - _READ_BACK)
+        self.direct: type[Any] = _find_only(self._direct - _READ_BACK)
         """The class whose values are stored as they are; `NoDirectType` unless there is one."""
 
     def to_checking(self) -> Cells:
@@ -197,7 +197,7 @@ class Cells:
         return value if value.__class__ in self._direct else Encoded(data)
 
 
-def _only_one(classes: frozenset[type[Any]]) -> type[Any]:
+def _find_only(classes: frozenset[type[Any]]) -> type[Any]:
     return next(iter(classes)) if len(classes) == 1 else NoDirectType
 
 

@@ -44,7 +44,7 @@ def make_integers_check(python_type: Any) -> Callable[[bytes], None] | None:
     The check takes the bytes of a value, of which `python_type` reads some integers as floats.
     None: it has no floats.
     """
-    return _of_bytes(_Checks(allows_unknown=True).of(type_info(python_type)))
+    return _make_bytes_check(_Checks(allows_unknown=True).of(type_info(python_type)))
 
 
 def make_given_check(python_type: Any) -> Callable[[bytes], None] | None:
@@ -52,10 +52,10 @@ def make_given_check(python_type: Any) -> Callable[[bytes], None] | None:
 
     None: `python_type` has neither floats nor classes.
     """
-    return _of_bytes(_Checks(allows_unknown=False).of(type_info(python_type)))
+    return _make_bytes_check(_Checks(allows_unknown=False).of(type_info(python_type)))
 
 
-def _of_bytes(check: Check) -> Callable[[bytes], None] | None:
+def _make_bytes_check(check: Check) -> Callable[[bytes], None] | None:
     return None if check is _pass else lambda data: check(msgspec.msgpack.decode(data))
 
 
@@ -235,7 +235,7 @@ def _refuse_unknown(kind: _ClassKind, known: Iterable[str]) -> Check:
     def check_names(values: Any) -> None:
         if not names.issuperset(values):
             lost = next(name for name in values if name not in names)
-            raise _lost_field(kind, f"field {lost!r}")
+            raise _explain_lost_field(kind, f"field {lost!r}")
 
     return check_names
 
@@ -245,12 +245,12 @@ def _refuse_more(kind: _ClassKind, count: int) -> Check:
 
     def check_length(values: Any) -> None:
         if len(values) > count:
-            raise _lost_field(kind, f"field number {count + 1}")
+            raise _explain_lost_field(kind, f"field number {count + 1}")
 
     return check_length
 
 
-def _lost_field(kind: _ClassKind, field: str) -> ValueError:
+def _explain_lost_field(kind: _ClassKind, field: str) -> ValueError:
     name = kind.cls.__qualname__
     return ValueError(
         f"{name} has no {field}, which would be lost: declare it in {name}, or give the state the"
