@@ -82,6 +82,44 @@ def abort(
     return outcomes
 
 
+def begin_and_wait(
+    link: Link,
+    sink: Sink,
+    context: CommitterContext,
+    first: Committable,
+    committable: Committable,
+) -> None:
+    """Commit `first`, begin the commit of `committable`, say whether, and wait to be killed."""
+    committer = sink.committer(context)
+    ask_until_known(partial(committer.commit, first))
+    link.send(committer.begin_commit(committable))
+    link.recv()
+
+
+def begin_and_commit_until_line(
+    link: Link,
+    sink: Sink,
+    context: CommitterContext,
+    first: Committable,
+    committable: Committable,
+    line: int,
+) -> int:
+    """Commit `first`; begin and commit `committable`, and be killed at the `line`-th line of that.
+
+    Sends the line, or returns how many there are.
+    """
+    committer = sink.committer(context)
+    ask_until_known(partial(committer.commit, first))
+
+    def begin_and_commit() -> None:
+        committer.begin_commit(committable)
+        committer.commit(committable)
+
+    with_kill = LineTracer(sink, line, _killer(link), committer)
+    with_kill.run(begin_and_commit)
+    return with_kill.lines
+
+
 def commit_until_line(
     link: Link, sink: Sink, context: CommitterContext, committable: Committable, line: int
 ) -> int:

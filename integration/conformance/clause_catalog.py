@@ -16,6 +16,7 @@ from types import MappingProxyType
 from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clauses import (
     batching,
+    beginning,
     breaking,
     deciding,
     gathering,
@@ -37,6 +38,7 @@ CLAUSES: tuple[Clause, ...] = (
     *breaking.CLAUSES,
     *killing.CLAUSES,
     *overtaking.CLAUSES,
+    *beginning.CLAUSES,
     *running.CLAUSES,
     *batching.CLAUSES,
 )

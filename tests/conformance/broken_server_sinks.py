@@ -114,6 +114,18 @@ class FindsNothingWhenAway(BrokenServerSink):
     committer_class = _NothingInDoubt
 
 
+class _LooksAtBegin(_Committer):
+    def begin_commit(self, committable: Committable) -> bool:
+        return committable.transaction in [one.transaction for one in self.in_doubt()]
+
+
+class RaisesAtBegin(BrokenServerSink):
+    """Raises where it cannot begin, and so ends a slot that only has to wait."""
+
+    breaks = "begun-while-the-server-is-away"
+    committer_class = _LooksAtBegin
+
+
 class _NoReply(Exception):
     """The connection broke while the server was at it."""
 
@@ -251,6 +263,7 @@ BrokenKind: TypeAlias = type[BrokenServerSink] | type[AsksForTheFloorInAnotherRe
 GALLERY: tuple[BrokenKind, ...] = (
     TakesSilenceForSuccess,
     FindsNothingWhenAway,
+    RaisesAtBegin,
     TakesLostReplyForLostRows,
     TakesLostReplyForCommitted,
     AcksWhatItCouldNotPrepare,

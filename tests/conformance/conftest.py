@@ -23,6 +23,7 @@ from onceflow.integration.conformance.clause import Clause
 from onceflow.integration.conformance.clause_catalog import CLAUSES
 from onceflow.integration.conformance.clauses import (
     batching,
+    beginning,
     breaking,
     deciding,
     gathering,
@@ -62,6 +63,7 @@ OF_DEATHS = (
 """What a server does when it, or who speaks with it, dies."""
 NO_SERVER = {"kill", "start", "pause", "unpause", "address", "sink_at", "secrets"}
 LACKING = {
+    "TestBeginningSink": NO_SERVER,
     "TestDeltaExample": {*NO_SERVER, "bad_batch"},
     "TestDeltaSink": NO_SERVER,
     "TestDeltaUpserts": NO_SERVER,
@@ -95,6 +97,9 @@ GATHERING = {
     "TestPartitionedIcebergSink",
 }
 """Those of them that commit several together."""
+OF_BEGUN_COMMITS = (*beginning.CLAUSES, running.job_killed_at_begun)
+BEGINNING = {"TestBeginningSink", "TestKafka"}
+"""Sinks whose commits may be begun before their decision."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
@@ -115,6 +120,8 @@ def says_nothing(test: str, clause: Clause) -> bool:
         return test not in GATHERING
     if clause in gathering.CLAUSES:
         return test not in GLOBAL
+    if clause in OF_BEGUN_COMMITS and test not in BEGINNING:
+        return True
     if clause is deciding.commit_in_any_order:
         return test in GLOBAL
     return not LACKING.get(test, set()).isdisjoint(clause.needs)

@@ -4,6 +4,7 @@ target      the rows, as readers see them
 prepared    name, position, row       pre-committed, and seen by nobody who reads `target`
 ledger      name                      proves that the rows of a transaction are in `target`
 owners      sink id, log, attempt     the fence
+begun       of `beginning_sink` alone
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from onceflow.integration.conformance import SinkTarget
 PASSWORD = "correct-horse-battery"
 _TABLES = """
     CREATE TABLE IF NOT EXISTS target (id INTEGER, account TEXT, amount INTEGER);
+    CREATE TABLE IF NOT EXISTS begun (name TEXT, id INTEGER, account TEXT, amount INTEGER);
     CREATE TABLE IF NOT EXISTS prepared (
         name TEXT PRIMARY KEY, sink_id TEXT, rows TEXT
     ) WITHOUT ROWID;

@@ -29,7 +29,8 @@ PASSWORD = "correct-horse-battery-staple"
 DATABASE = "conformance"
 TABLE = "CREATE TABLE kept_rows (id bigint PRIMARY KEY, account varchar(50), amount integer)"
 
-_MARKED_S = 30.0
+_MARKED_S = 10.0
+_MARKED_AFTER_DEATH_S = 30.0
 # A broker that is away is asked for so long, call by call; one that is there answers at once.
 _AWAY_S = 8.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -144,6 +145,8 @@ class KafkaTarget(SinkTarget):
         self._broker = broker
         self._settings = settings
         self._topic = broker.create_topic(f"rows-{secrets.token_hex(4)}", partitions=2)
+        # Waited for in vain where a commit is begun, which the transaction must outlast.
+        self._marked_s = _MARKED_S
 
     def sink(self) -> Sink:
         settings: dict[str, Any] = {"deadline_s": _AWAY_S, **self._settings}
@@ -151,7 +154,7 @@ class KafkaTarget(SinkTarget):
 
     def rows(self) -> list[dict[str, object]]:
         # What is committed is seen when its partitions are marked, which a broker does afterwards.
-        await_markers(self._broker.bootstrap_servers, self._topic, timeout_s=_MARKED_S)
+        await_markers(self._broker.bootstrap_servers, self._topic, timeout_s=self._marked_s)
         found = messages(self._broker.bootstrap_servers, self._topic)
         return [json.loads(message.value() or b"") for message in found]
 
@@ -166,9 +169,11 @@ class KafkaTarget(SinkTarget):
 
     def start(self) -> None:
         self._broker.start()
+        self._marked_s = _MARKED_AFTER_DEATH_S
 
     def pause(self) -> None:
         self._broker.pause()
 
     def unpause(self) -> None:
         self._broker.unpause()
+        self._marked_s = _MARKED_AFTER_DEATH_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pytest
 from tests.conformance.broken_server_sinks import GALLERY, BrokenKind
@@ -11,14 +12,14 @@ from tests.conformance.sink_targets import PostgresTarget
 from onceflow.core.spi import Sink
 from onceflow.integration.conformance import ClauseOutcome, run_clauses
 from onceflow.integration.conformance.clause import Clause
-from onceflow.integration.conformance.clauses import breaking, overtaking
+from onceflow.integration.conformance.clauses import beginning, breaking, overtaking
 from onceflow.integration.conformance.processes import Processes
 from onceflow.integration.servers.kinds import OwnDatabase, make_postgres
 from onceflow.sinks import PostgresSink
 
 pytestmark = pytest.mark.integration
 
-LONG = (*breaking.CLAUSES, *overtaking.CLAUSES)
+ROOMS = (breaking.CLAUSES, overtaking.CLAUSES, beginning.CLAUSES)
 
 
 class BrokenTarget(PostgresTarget):
@@ -45,7 +46,7 @@ def postgres() -> Iterator[OwnDatabase]:
 def test_broken_sink_fails_on_the_clause_that_it_breaks(
     broken: BrokenKind, postgres: OwnDatabase, onceflow_processes: Processes
 ) -> None:
-    clauses = [one for one in LONG if one.id == broken.breaks]
+    clauses = [one for one in chain(*ROOMS) if one.id == broken.breaks]
     assert _failed(broken, clauses, postgres, onceflow_processes) == {broken.breaks}
 
 
@@ -54,8 +55,7 @@ def test_broken_sink_fails_on_the_clause_that_it_breaks(
 def test_broken_sink_fails_on_no_other_clause(
     broken: BrokenKind, postgres: OwnDatabase, onceflow_processes: Processes
 ) -> None:
-    late = broken.breaks in [clause.id for clause in overtaking.CLAUSES]
-    clauses = overtaking.CLAUSES if late else breaking.CLAUSES
+    (clauses,) = (room for room in ROOMS if broken.breaks in [clause.id for clause in room])
     assert _failed(broken, clauses, postgres, onceflow_processes) == {broken.breaks}
 
 

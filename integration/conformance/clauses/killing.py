@@ -34,7 +34,7 @@ def killed_in_commit(harness: Harness) -> None:
     def attempt(line: int) -> int | None:
         prepared = harness.prepare(next(checkpoints))
         seen.append(prepared.ids)
-        run = _run_until_killed(
+        run = run_until_killed(
             harness,
             children.commit_until_line,
             harness.sink,
@@ -55,7 +55,7 @@ def killed_in_commit(harness: Harness) -> None:
         harness.expect_seen(*seen, when=when)
         return run.lines
 
-    _each_line(harness, attempt)
+    try_each_line(harness, attempt)
     harness.expect_in_doubt(when="after commits that were killed, and others that ended them")
 
 
@@ -66,7 +66,7 @@ def killed_in_abort(harness: Harness) -> None:
 
     def attempt(line: int) -> int | None:
         prepared = harness.prepare(next(checkpoints))
-        run = _run_until_killed(
+        run = run_until_killed(
             harness,
             children.abort_until_line,
             harness.sink,
@@ -84,7 +84,7 @@ def killed_in_abort(harness: Harness) -> None:
         harness.expect_seen(when=when)
         return run.lines
 
-    _each_line(harness, attempt)
+    try_each_line(harness, attempt)
     harness.expect_in_doubt(when="after aborts that were killed, and others that ended them")
 
 
@@ -102,7 +102,7 @@ def killed_in_pre_commit(harness: Harness) -> None:
         number = next(attempts)
         harness.job.begin(number)
         ids = harness.ids()
-        run = _run_until_killed(
+        run = run_until_killed(
             harness,
             children.pre_commit_until_line,
             harness.sink,
@@ -129,7 +129,7 @@ def killed_in_pre_commit(harness: Harness) -> None:
         harness.expect_seen(*seen, when=f"{when}. What was in doubt was committed since")
         return run.lines
 
-    _each_line(harness, attempt)
+    try_each_line(harness, attempt)
     harness.expect_in_doubt(when="after pre_commits that were killed")
 
 
@@ -171,8 +171,8 @@ def _race_commits(harness: Harness, prepared: Prepared) -> list[CommitOutcome | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A process that ran some of the sink's own code, to its end or until it was killed."""
+class KilledRun:
+    """How a process ran some of the sink's own code: to its end, or until it was killed."""
 
     lines: int | None
     """How many lines it ran to its end; None when it was killed."""
@@ -184,22 +184,22 @@ class _Run:
         return f"killed right before {self.location}" if self.location else "not killed"
 
 
-def _run_until_killed(
+def run_until_killed(
     harness: Harness, function: Callable[..., object], *arguments: object
-) -> _Run:
+) -> KilledRun:
     """Run `function` in a process, which may send the location of a line and be killed there."""
     child = harness.processes.start(function, *arguments)
     match child.receive():
         case Returned(lines):
-            return _Run(cast("int", lines))
+            return KilledRun(cast("int", lines))
         case location:
             # It has said where it dies, and that it is dead is what was wanted.
             with suppress(ProcessKilled):
                 child.result()
-            return _Run(None, str(location))
+            return KilledRun(None, str(location))
 
 
-def _each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:
+def try_each_line(harness: Harness, attempt: Callable[[int], int | None]) -> None:
     """Run whole once, then be killed at the first line, the last, and some in between."""
     # Line 0 is never reached: this run counts the lines of a whole call, in this target.
     lines = attempt(0)

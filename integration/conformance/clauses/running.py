@@ -12,6 +12,12 @@ from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 from onceflow.core.runtime.cluster.process_host import ProcessKilled
 from onceflow.core.storage import FileSystemStorage
 from onceflow.integration.conformance.clause import Clause, clause
+from onceflow.integration.conformance.clauses.beginning import (
+    begun_by_an_older_attempt,
+    killed_in_begun_commit,
+    require_begin_commit,
+    withdrawn_is_in_doubt,
+)
 from onceflow.integration.conformance.clauses.killing import (
     killed_in_commit,
     killed_in_pre_commit,
@@ -42,6 +48,9 @@ _STEPS = (
     prune_keeps_what_is_asked_for,
     killed_in_commit,
     killed_in_pre_commit,
+    withdrawn_is_in_doubt,
+    begun_by_an_older_attempt,
+    killed_in_begun_commit,
 )
 
 
@@ -102,17 +111,21 @@ class _JobRun:
         return "a job of these attempts: " + ("; ".join(self._history) or "its first")
 
 
+def _kill_job(harness: Harness, point: CrashPoint) -> None:
+    job = _JobRun(harness, _ROWS)
+    crash_at = harness.random.choice((1, 2))
+    done = job.attempt(KillPlan(harness.random.choice((1, 2, 3)), point, crash_at))
+    missed = harness.processes.disarm()
+    if done and missed:
+        job.expect_all()
+        raise NotTestable(f"no process of the job passes crash_points.reach({point!r})")
+    expect(not done, f"{job}: nobody was killed")
+    job.finish()
+
+
 def _make_kill_clause(point: CrashPoint, what: str) -> Clause:
     def test(harness: Harness) -> None:
-        job = _JobRun(harness, _ROWS)
-        crash_at = harness.random.choice((1, 2))
-        done = job.attempt(KillPlan(harness.random.choice((1, 2, 3)), point, crash_at))
-        missed = harness.processes.disarm()
-        if done and missed:
-            job.expect_all()
-            raise NotTestable(f"the sink never says crash_points.reach({point!r})")
-        expect(not done, f"{job}: nobody was killed")
-        job.finish()
+        _kill_job(harness, point)
 
     test.__name__ = f"job_killed_at_{point}"
     test.__doc__ = f"A job whose process is killed {what} has each row there once."
@@ -138,6 +151,15 @@ _KILLS = tuple(
 )
 
 
+@clause(scenarios=[15, 18, 27], rests_on=_STEPS)
+def job_killed_at_begun(harness: Harness) -> None:
+    """A job whose process is killed with a commit begun has each row there once."""
+    # Under another sink id, for the job comes with a decision log of its own.
+    other = harness.another_job(f"{harness.job.sink_id}.begins", log="begins")
+    require_begin_commit(other.committer())
+    _kill_job(harness, "begun")
+
+
 @clause(scenarios=[15, 27, 29, 30, 33, 42], rests_on=[*_KILLS, rescaling_loses_nothing])
 def job_killed_again_and_again(harness: Harness) -> None:
     """A job killed at random steps and moments, and rescaled, has each row there once."""
@@ -157,4 +179,4 @@ def job_killed_again_and_again(harness: Harness) -> None:
     job.finish()
 
 
-CLAUSES = (*_KILLS, job_killed_again_and_again)
+CLAUSES = (*_KILLS, job_killed_at_begun, job_killed_again_and_again)
