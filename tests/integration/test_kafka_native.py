@@ -39,6 +39,8 @@ from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.intake import MessageIntake, NativeIntake, open_intake
 
 SEED = 20_261_126
+YESTERDAY_MS = int(time.time() - 86_400) * 1_000
+"""A broker deletes records that are older than a week at any moment, between two readings, too."""
 WAIT_S = 30.0
 """Of a poll without records: a test that waits for one to end by itself fails."""
 CONSUMER_BYTES = Consumer.__basicsize__
@@ -75,7 +77,7 @@ def _produce_odd(servers: str, topic: str, count: int) -> None:
             key=chosen.choice(ODD_KEYS),
             partition=chosen.randrange(2),
             headers=[("a", b"\xff"), ("a", None), ("", b"")] if odd else None,
-            timestamp=chosen.choice([0, 1_700_000_000_000 + number]),
+            timestamp=chosen.choice([0, YESTERDAY_MS + number]),
         )
         if number % (count // 4) == 0:
             assert producer.flush(60) == 0
