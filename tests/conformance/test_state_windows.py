@@ -446,5 +446,7 @@ def test_late_records_of_sessions_go_aside_and_bad_ones_are_named(job: Job) -> N
         running.take([("a", 41, 1), ("b", None, 1)])  # type: ignore[list-item]
     with pytest.raises(UserFunctionError, match=r"'total'.*leaves 64 bits at key 'b'"):
         running.take([("a", 41, 1), ("b", 42, 2**63 - 1), ("b", 43, 1)])
-    with pytest.raises(UserFunctionError, match=r"'at' is 9223372036854775807 ms.*too far from 1970"):
+    with pytest.raises(
+        UserFunctionError, match=r"'at' is 9223372036854775807 ms.*too far from 1970"
+    ):
         running.take([("a", 2**63 - 1, 1)])

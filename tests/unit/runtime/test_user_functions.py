@@ -185,7 +185,7 @@ TIMES: list[tuple[pa.DataType, Callable[[int], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "holder"), TIMES, ids=str)
+@pytest.mark.parametrize(("kind", "holder"), TIMES, ids=["alone", "in a list", "in a struct"])
 def test_a_time_of_day_that_python_would_cut_off_is_refused_with_its_record(
     kind: pa.DataType, holder: Callable[[int], Any]
 ) -> None:
