@@ -229,6 +229,26 @@ def test_a_reader_that_is_dropped_without_being_closed_lets_its_client_go() -> N
         del consumer, reader
 
 
+def test_a_read_ends_when_it_is_woken_from_another_thread(onceflow_kafka: KafkaServer) -> None:
+    """By itself: a poll waits in short pieces, and would end soon without it, too."""
+    servers = onceflow_kafka.bootstrap_servers
+    consumer = Consumer({"bootstrap.servers": servers, "client.id": "woken", "group.id": "g"})
+    settings = KafkaSource(servers, topic="nothing", schema=SCHEMA).settings
+    intake = NativeIntake(settings, consumer, "woken")
+    began = time.monotonic()
+    for wake_s in (0.3, 0.0):
+        timer = threading.Timer(wake_s, intake.wake)
+        timer.start()
+        if not wake_s:
+            # Nobody waits at that moment, so it is the next read that returns.
+            timer.join()
+        assert intake.wait(WAIT_S, 10, 10) is None
+    assert time.monotonic() - began < WAIT_S
+    intake.close()
+    intake.wake()
+    consumer.close()
+
+
 def test_a_poll_that_waits_for_records_ends_when_it_is_woken(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory
 ) -> None:
