@@ -94,6 +94,12 @@ class KeptClients:
         self._lock = threading.Lock()
         self._idle: OrderedDict[object, KeptClient] = OrderedDict()
 
+    @property
+    def idle(self) -> list[KeptClient]:
+        """The idle clients, that unused for longest first."""
+        with self._lock:
+            return list(self._idle.values())
+
     def take(self, key: object) -> KeptClient | None:
         """Return the idle client of `key`, which then belongs to the caller; None without one."""
         with self._lock:

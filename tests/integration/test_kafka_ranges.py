@@ -104,7 +104,7 @@ def test_ranges_are_read_natively_and_a_client_goes_back_to_a_partition_that_it_
     for partition, first, end in ((0, 0, 9), (1, 0, 2500), (0, 9, 3000), (0, 5, 10), (0, 5, 10)):
         ids = [partition * 3000 + offset for offset in range(first, end)]
         assert ranges.read((partition, first, end), deadline_s=5.0) == ids
-        (client,) = kept._idle.values()
+        (client,) = kept.idle
         is_native = kafka_feed.NATIVE is None
         assert isinstance(client.intake, NativeIntake if is_native else MessageIntake)
         # The end of the range was kept to, so the client can go on from there.
