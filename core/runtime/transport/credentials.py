@@ -87,6 +87,9 @@ def _read(name: str, path: str) -> bytes:
         ) from error
 
 
+_CLIENT_OPTIONS = (("grpc.enable_http_proxy", 0),)
+"""gRPC dials the proxy of the variables grpc_proxy, https_proxy and http_proxy, also for loopback.
+A proxy of the web does not reach driver and slots, and without TLS it would see the token."""
 _MIDDLEWARE = "authentication"
 _HEADER = "authorization"
 
@@ -135,9 +138,10 @@ class Credentials:
 
     def _client(self, address: str, name: str | None) -> flight.FlightClient:
         if self.tls is None:
-            return flight.FlightClient(address)
+            return flight.FlightClient(address, generic_options=_CLIENT_OPTIONS)
         return flight.FlightClient(
             address,
+            generic_options=_CLIENT_OPTIONS,
             tls_root_certs=self.tls.authority,
             cert_chain=self.tls.certificate,
             private_key=self.tls.key,
