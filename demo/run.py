@@ -37,6 +37,7 @@ from demo.targets import (
 from tests.support.servers.s3 import EmbeddedS3
 from typing_extensions import Self
 
+from onceflow.cli.jobs.driver_access import DriverAccess
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.ui.server import UiServer
 from onceflow.core.errors import OnceflowError
@@ -199,7 +200,7 @@ class DemoRun:
         """Serve one page for all drivers of the run; wait for a visitor who sits at a terminal."""
         if self._settings.storage is StorageKind.DIRECTORY:
             Path(storage).mkdir(exist_ok=True)
-        server = UiServer(ObservedJobs(storage, None, None))
+        server = UiServer(ObservedJobs(storage, DriverAccess()))
         self._stack.callback(server.close)
         server.start()
         self.addresses["Page"] = server.url

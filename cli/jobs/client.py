@@ -16,20 +16,34 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
-from urllib.parse import quote, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from onceflow.core.errors import CheckpointError, ConfigError, StateIncompatible, StorageError
+import msgspec
+
+from onceflow.cli.jobs.driver_access import DriverAccess, parse_target, read_token_file
+from onceflow.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    ConfigError,
+    StateIncompatible,
+    StorageError,
+)
+from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.storage import CheckpointStorage, JobStorage, checkpoint_storage
 from onceflow.core.storage.log.driver_address import DriverAddress
+from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
 from onceflow.core.storage.log.last_run import LastRun
 
 Answer = dict[str, Any]
+CONTENT_BYTES_MAX = 64 << 20
+"""The longest answer that is read: far more than the status of ten thousand subtasks."""
 LOG_TIMEOUT_S = 10.0
 """How long the decision log may take to say how far a job is whose driver does not answer."""
+_OPERATION = ("operation", "what", "state", "place")
 _T = TypeVar("_T")
 _DYING_S = 5.0
 _CLOCKS_DIFFER_S = 5.0
@@ -55,8 +69,7 @@ class DriverLocation:
     storage: str
     name: str
     timeout_s: float
-    token_file: Path | None = None
-    authority: Path | None = None
+    access: DriverAccess = field(default_factory=DriverAccess)
 
     @property
     def described(self) -> CheckpointStorage:
@@ -106,24 +119,26 @@ class Driver:
                 f" {how_it_ended(storage)} {last_decision_of(storage)}"
             )
         self.address: DriverAddress = address
+        self._target = parse_target(address, location.access)
         self._token = self._read_token()
 
-    def get(self, path: str) -> Answer:
-        """Return what the driver says at `path`.
+    def get(self, path: str, *fields: str) -> Answer:
+        """Return what the driver says at `path`, with at least these fields.
 
         Raises:
             DriverNotThere: Nobody answers for the job.
             DriverSilent: The driver does not answer, and may live.
             DriverRefused: The driver does not do it.
         """
-        return self._ask("GET", path)
+        return self._ask("GET", path, fields)
 
     def post(self, what: str, **body: Any) -> Answer:
         """Ask the driver to do something; return the operation. Raises as `get`.
 
         The driver does nothing when it reads this after we have given up.
         """
-        return self._ask("POST", what, {name: value for name, value in body.items() if value})
+        given = {name: value for name, value in body.items() if value}
+        return self._ask("POST", what, _OPERATION, given)
 
     def outcome(self, operation: Answer, timeout_s: float) -> Answer:
         """Wait for the end of `operation`; return how it ended.
@@ -135,7 +150,7 @@ class Driver:
         deadline = time.monotonic() + timeout_s
         wait_s = 0.02
         while True:
-            state = self.get(f"operations/{quote(str(operation['operation']))}")
+            state = self.get(f"operations/{quote(str(operation['operation']))}", *_OPERATION)
             if state["state"] != "pending":
                 return state
             if time.monotonic() > deadline:
@@ -159,16 +174,18 @@ class Driver:
         data = None if method == "GET" else body or b"{}"
         return self._exchange(method, path, data, deadline_ms, timeout_s)
 
-    def _ask(self, method: str, path: str, body: Answer | None = None) -> Answer:
+    def _ask(
+        self, method: str, path: str, fields: tuple[str, ...], body: Answer | None = None
+    ) -> Answer:
         timeout_s = self._place.timeout_s
         data = None if body is None else json.dumps(body).encode()
         # By the wall clock: the driver compares it with its own, on another machine perhaps.
         deadline_ms = int((time.time() + timeout_s) * 1000)
         reply = self._exchange(method, path, data, deadline_ms, timeout_s)
         try:
-            answer = cast("Answer", json.loads(reply.content))
-        except ValueError as error:
-            raise self._explain_gone(f"{self.address.url} answers with no JSON") from error
+            answer = json_decoder(dict[str, Any]).decode(reply.content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._explain_gone(f"{self.address.url} answers with no JSON object") from error
         if reply.status == http.client.UNAUTHORIZED:
             raise DriverRefused(
                 f"the driver of job {self._place.name!r} at {self.address.url} does not take the"
@@ -176,6 +193,12 @@ class Driver:
             )
         if reply.status >= 400:
             raise DriverRefused(str(answer.get("error", reply.status)))
+        if missing := [field for field in fields if field not in answer]:
+            raise DriverRefused(
+                f"the answer of the driver of job {self._place.name!r} at {self.address.url} to"
+                f" {method} /v1/{path} has no {missing[0]!r}: a driver of another version, or not a"
+                " driver. Whether it did anything, the decision log says"
+            )
         return answer
 
     def _exchange(
@@ -192,7 +215,7 @@ class Driver:
         try:
             connection.request(method, f"/v1/{path}", data, headers)
             response = connection.getresponse()
-            content = response.read()
+            content = _read_content(response)
         except (OSError, http.client.HTTPException) as error:
             raise self._explain_silence(error, deadline_ms if data is not None else None) from error
         finally:
@@ -205,19 +228,19 @@ class Driver:
         return RelayedAnswer(response.status, content)
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        url = urlsplit(self.address.url)
-        if url.scheme == "http":
-            return http.client.HTTPConnection(url.hostname or "", url.port, timeout=timeout_s)
-        authority = self._place.authority or Path(self.address.authority)
+        target = self._target
+        if not target.is_encrypted:
+            return http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
         try:
-            context = ssl.create_default_context(cafile=str(authority))
+            context = ssl.create_default_context(cafile=target.authority or None)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"{authority}, who has signed the driver's certificate, cannot be read ({error}):"
-                " name a copy by --authority"
+                f"{target.authority!r}, the file of the authority that signed the driver's"
+                f" certificate, cannot be read ({error}): name a copy by --authority"
             ) from error
-        host = url.hostname or ""
-        return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
+        return http.client.HTTPSConnection(
+            target.host, target.port, timeout=timeout_s, context=context
+        )
 
     def _explain_silence(
         self, error: OSError | http.client.HTTPException, deadline_ms: int | None
@@ -269,22 +292,35 @@ class Driver:
         )
 
     def _token_location(self) -> str:
-        return str(self._place.token_file or self.address.token_file or f"{self.storage}")
+        return str(self._place.access.token_file or self.storage)
 
     def _read_token(self) -> str:
-        path = self._place.token_file or self.address.token_file
-        if not path:
-            token = self.storage.driver_address.read_token()
-            if token is None:
-                raise self._explain_gone("its token is gone")
-            return token
-        try:
-            return Path(path).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"the driver's token is in {path}, which cannot be read here ({error}): name a"
-                " copy by --token-file"
-            ) from error
+        if (path := self._place.access.token_file) is not None:
+            return read_token_file(path)
+        token = self.storage.driver_address.read_token()
+        if token is None:
+            raise self._explain_gone(
+                "its token is not in checkpoint storage. If the job's program keeps the token"
+                " elsewhere by Endpoint(token_file=…), name a copy of that file by --token-file"
+            )
+        if not is_token(token):
+            raise CheckpointCorrupt(
+                f"driver.token of job {self._place.name!r} in {self.storage} is not a token:"
+                f" {EXPECTED_FORM}. No request was sent; the next start of the job replaces it"
+            )
+        return token
+
+
+def _read_content(response: http.client.HTTPResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        http.client.HTTPException: The body is longer than CONTENT_BYTES_MAX.
+    """
+    content = response.read(CONTENT_BYTES_MAX + 1)
+    if len(content) > CONTENT_BYTES_MAX:
+        raise http.client.HTTPException(f"an answer of more than {CONTENT_BYTES_MAX} bytes")
+    return content
 
 
 def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:

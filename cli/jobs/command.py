@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Generator
 from concurrent.futures import wait
@@ -32,6 +33,7 @@ from onceflow.cli.jobs.client import (
     state_without_driver,
     within,
 )
+from onceflow.cli.jobs.driver_access import DriverAccess, UnknownDriverHost, remember_host
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused
 from onceflow.core.runtime.events.job_events import JobState
@@ -62,12 +64,24 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 TokenFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Token file of the driver. Default: the path recorded in checkpoint storage."
+        help="Token file of the driver. Default: the file driver.token in checkpoint storage.",
+        envvar="ONCEFLOW_TOKEN_FILE",
     ),
 ]
 Authority: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="PEM file of the authority that signed the driver's certificate."),
+    typer.Option(
+        help="PEM file of the authority that signed the driver's certificate.",
+        envvar="ONCEFLOW_AUTHORITY",
+    ),
+]
+DriverHost: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Another machine to which the token may be sent. Repeat it for several machines."
+        " Without it, status and the like ask once for each machine.",
+        envvar="ONCEFLOW_DRIVER_HOST",
+    ),
 ]
 Directory: TypeAlias = Annotated[
     str | None,
@@ -91,20 +105,26 @@ def list_jobs(
         float,
         typer.Option(help="How long to wait for the storage and all drivers, in seconds.", min=0.0),
     ] = 60.0,
+    token_file: TokenFile = None,
+    authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """List the jobs in a checkpoint storage, and what their drivers say."""
     with _exit_status(json_):
         deadline = time.monotonic() + timeout
+        access = make_access(token_file, authority, driver_host)
         location = DriverLocation(storage, "_", ANSWER_TIMEOUT_S)
         names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(location))
         # All at once: one whose files cannot be read keeps no other one from being told.
         asked = {
-            name: begin(f"job {name}", partial(_summary, DriverLocation(storage, name, 2.0)))
+            name: begin(
+                f"job {name}", partial(_summary, DriverLocation(storage, name, 2.0, access))
+            )
             for name in names
         }
         wait(asked.values(), max(0.0, deadline - time.monotonic()))
         summaries = [
-            summary.result() if summary.done() else _unread(name, timeout)
+            summary.result() if summary.done() else _late(name, timeout)
             for name, summary in asked.items()
         ]
         if json_:
@@ -128,14 +148,18 @@ def status(
     timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Tell how a running job is: state, checkpoints, sinks."""
     with _exit_status(json_):
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+        access = make_access(token_file, authority, driver_host)
+        driver = find_driver(timeout, name, storage, access)
         watched = False
         while True:
             try:
-                status = within(timeout, _who_answers(name), lambda: driver.get("status"))
+                status = within(
+                    timeout, _who_answers(name), lambda: driver.get("status", "state", "summary")
+                )
             except DriverNotThere:
                 if watched and (run := last_run_of(driver.storage)) and run.ended_ms:
                     raise typer.Exit(EXIT_REFUSED if run.state == "failed" else 0) from None
@@ -156,9 +180,11 @@ def checkpoint(
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Take a checkpoint of a running job now."""
-    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
+    access = make_access(token_file, authority, driver_host)
+    with _driver_until(timeout, name, storage, access, json_) as (driver, deadline):
         done = driver.outcome(driver.post("checkpoint"), deadline - time.monotonic())
         _tell(done, f"checkpoint {done.get('result')} of job {name} is completed", json_)
 
@@ -172,9 +198,11 @@ def savepoint(
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Take a savepoint of a running job, which goes on; print its directory."""
-    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
+    access = make_access(token_file, authority, driver_host)
+    with _driver_until(timeout, name, storage, access, json_) as (driver, deadline):
         begun = driver.post("savepoint", path=path, native=native)
         done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, str(done.get("result")), json_)
@@ -195,9 +223,11 @@ def stop(
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Stop a running job with a last checkpoint: everything that it has read is committed."""
-    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
+    access = make_access(token_file, authority, driver_host)
+    with _driver_until(timeout, name, storage, access, json_) as (driver, deadline):
         begun = driver.post("stop", savepoint=with_savepoint, drain=drain, path=path, native=native)
         done = _outcome(driver, begun, deadline, DriverLocation(storage, name, ANSWER_TIMEOUT_S))
         _tell(done, done["place"] or f"job {name} has {done.get('result')}", json_)
@@ -210,9 +240,11 @@ def cancel(
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """End a running job at once; its next start goes on from the last checkpoint."""
-    with _driver_until(timeout, name, storage, token_file, authority, json_) as (driver, deadline):
+    access = make_access(token_file, authority, driver_host)
+    with _driver_until(timeout, name, storage, access, json_) as (driver, deadline):
         done = driver.outcome(driver.post("cancel"), deadline - time.monotonic())
         _tell(done, f"job {name} has {done.get('result')}", json_)
 
@@ -245,14 +277,20 @@ def get_state(
     json_: Json = False,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Print what a state holds under one key, as of the last completed checkpoint."""
     with _exit_status(json_):
-        driver = _driver_within(timeout, name, storage, token_file, authority)
+        access = make_access(token_file, authority, driver_host)
+        driver = find_driver(timeout, name, storage, access)
         asked = [("uid", uid), *(("key", one) for one in key)]
         asked += [("state", state_name)] if state_name is not None else []
         path = f"state?{urlencode(asked)}"
-        answer = within(timeout, _who_answers(name), lambda: driver.get(path))
+        answer = within(
+            timeout,
+            _who_answers(name),
+            lambda: driver.get(path, "found", "value", "state", "checkpoint"),
+        )
         if json_:
             print(json.dumps(answer))
         elif answer["found"]:
@@ -295,29 +333,49 @@ def _driver_until(
     timeout_s: float,
     name: str,
     storage: str,
-    token_file: Path | None,
-    authority: Path | None,
+    access: DriverAccess,
     json_: bool,
 ) -> Generator[tuple[Driver, float], None, None]:
     """Yield the job's driver, and the end of `timeout_s` on the monotonic clock."""
     with _exit_status(json_):
         deadline = time.monotonic() + timeout_s
-        yield _driver_within(timeout_s, name, storage, token_file, authority), deadline
+        yield find_driver(timeout_s, name, storage, access), deadline
 
 
-def _driver_within(
-    timeout_s: float, name: str, storage: str, token_file: Path | None, authority: Path | None
-) -> Driver:
-    """Return the job's driver.
+def make_access(
+    token_file: Path | None, authority: Path | None, driver_host: list[str] | None
+) -> DriverAccess:
+    """Return the options that say how drivers are reached, as one value."""
+    return DriverAccess(token_file, authority, tuple(driver_host or ()))
+
+
+def find_driver(timeout_s: float, name: str, storage: str, access: DriverAccess) -> Driver:
+    """Return the job's driver. In a terminal, ask before the token goes to a new machine.
 
     Raises:
         TimeoutError: The storage does not say in time where it is. Nothing was asked of the job.
+        UnknownDriverHost: The user did not agree to that machine.
     """
     what = f"checkpoint storage {storage}, which says where the driver is,"
     # A driver that is silent is told as such before the user's time is over.
     answer_timeout_s = max(0.1, min(ANSWER_TIMEOUT_S, timeout_s / 2))
-    location = DriverLocation(storage, name, answer_timeout_s, token_file, authority)
+    location = DriverLocation(storage, name, answer_timeout_s, access)
+    try:
+        return within(timeout_s, what, lambda: Driver(location, location.open()))
+    except UnknownDriverHost as unknown:
+        if not sys.stdin.isatty() or not _agrees_to(unknown):
+            raise
+        remember_host(unknown.host, unknown.authority)
     return within(timeout_s, what, lambda: Driver(location, location.open()))
+
+
+def _agrees_to(unknown: UnknownDriverHost) -> bool:
+    authority = unknown.authority or "of this system"
+    say(
+        f"Checkpoint storage says that the driver is on host {unknown.host!r}, with the certificate"
+        f" authority {authority!r}."
+    )
+    return typer.confirm("Send the driver's token there, now and later?", default=False, err=True)
 
 
 def _who_answers(name: str) -> str:
@@ -329,8 +387,12 @@ def _jobs_of(location: DriverLocation) -> tuple[str, ...]:
 
 
 def _summary(location: DriverLocation) -> Answer:
-    storage = location.open()
-    view = storage.log.read()
+    """Return the line of one job, also if its files cannot be read: other jobs are listed, too."""
+    try:
+        storage = location.open()
+        view = storage.log.read()
+    except OnceflowError as error:
+        return _unread(location.name, str(error))
     known: Answer = {
         "job": location.name,
         "state": "not running",
@@ -340,18 +402,22 @@ def _summary(location: DriverLocation) -> Answer:
     }
     try:
         driver = Driver(location, storage)
-        status = driver.get("status")
+        state = str(driver.get("status", "state")["state"])
     except DriverNotThere:
         run = last_run_of(storage)
         known |= {"state": state_without_driver(run)}
         return known | {"error": run.error} if run is not None and run.error else known
-    except (DriverRefused, DriverSilent, ConfigError) as error:
+    except (DriverRefused, DriverSilent, OnceflowError) as error:
         return known | {"state": f"unknown: {error}"}
-    return known | {"state": status["state"], "driver": driver.address.url}
+    return known | {"state": state, "driver": driver.address.url}
 
 
-def _unread(name: str, timeout_s: float) -> Answer:
-    state = f"unknown: its checkpoint storage has not answered within {timeout_s:g} s"
+def _late(name: str, timeout_s: float) -> Answer:
+    return _unread(name, f"its checkpoint storage has not answered within {timeout_s:g} s")
+
+
+def _unread(name: str, reason: str) -> Answer:
+    state = f"unknown: {reason}"
     return {"job": name, "state": state, "attempt": None, "checkpoint": None, "driver": None}
 
 
@@ -387,6 +453,6 @@ def _tell(done: Answer, text: str, json_: bool) -> None:
     elif done["state"] == "done":
         print(text)
     else:
-        say(f"onceflow: {done['error']}", style="red")
+        say(f"onceflow: {done.get('error')}", style="red")
     if done["state"] != "done":
         raise typer.Exit(EXIT_REFUSED)

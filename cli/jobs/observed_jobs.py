@@ -11,7 +11,6 @@ import time
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -26,6 +25,7 @@ from onceflow.cli.jobs.client import (
     last_run_of,
     state_without_driver,
 )
+from onceflow.cli.jobs.driver_access import DriverAccess
 from onceflow.core.errors import OnceflowError
 from onceflow.core.runtime.driver.job_views import describe_decision, describe_stored
 from onceflow.core.storage import JobStorage
@@ -48,11 +48,10 @@ class _Remembered:
 class ObservedJobs:
     """All jobs in one storage. Any thread."""
 
-    def __init__(self, storage: str, token_file: Path | None, authority: Path | None) -> None:
+    def __init__(self, storage: str, access: DriverAccess) -> None:
         """Describe them; nothing is read."""
         self.storage = storage
-        self._token_file = token_file
-        self._authority = authority
+        self._access = access
         self._lock = threading.Lock()
         self._opened: dict[str, JobStorage] = {}
         self._drivers: dict[str, Driver] = {}
@@ -153,9 +152,7 @@ class ObservedJobs:
                 del self._drivers[name]
 
     def _location(self, name: str) -> DriverLocation:
-        return DriverLocation(
-            self.storage, name, ANSWER_TIMEOUT_S, self._token_file, self._authority
-        )
+        return DriverLocation(self.storage, name, ANSWER_TIMEOUT_S, self._access)
 
     def _open(self, name: str) -> JobStorage:
         with self._lock:
@@ -189,6 +186,9 @@ class ObservedJobs:
             pass
         except (DriverSilent, OnceflowError, msgspec.DecodeError) as error:
             return {"job": name, "state": "unknown: no answer", "error": str(error)}
+        except (KeyError, TypeError, AttributeError) as error:
+            broken = f"the driver's answer is no overview: {type(error).__name__}: {error}"
+            return {"job": name, "state": "unknown: no answer", "error": broken}
         try:
             return summarize_stored(self.read_overview(name))
         except OnceflowError as error:

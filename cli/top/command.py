@@ -24,9 +24,11 @@ from onceflow.cli.jobs.command import (
     EXIT_USAGE,
     AnswerTimeout,
     Authority,
+    DriverHost,
     Name,
     Storage,
     TokenFile,
+    make_access,
 )
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
@@ -49,13 +51,14 @@ def top(
     timeout: AnswerTimeout = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Watch a running job: rates, lag, checkpoints, transactions, slots. Ctrl-C ends it.
 
     What is piped is printed once, unless --json is given.
     """
     console = Console(highlight=False)
-    jobs = ObservedJobs(storage, token_file, authority)
+    jobs = ObservedJobs(storage, make_access(token_file, authority, driver_host))
     what = f"the driver of job {name!r}, or its storage,"
 
     def look() -> View:

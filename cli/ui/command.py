@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 
 from onceflow.cli.jobs.client import within
-from onceflow.cli.jobs.command import EXIT_REFUSED, EXIT_USAGE, Authority, Storage, TokenFile
+from onceflow.cli.jobs.command import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Authority,
+    DriverHost,
+    Storage,
+    TokenFile,
+    make_access,
+)
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.cli.terminal import say
 from onceflow.cli.ui.server import UiServer
@@ -50,11 +58,12 @@ def ui(
     ] = 60.0,
     token_file: TokenFile = None,
     authority: Authority = None,
+    driver_host: DriverHost = None,
 ) -> None:
     """Show all jobs in a checkpoint storage in the browser, whether they run or not."""
     try:
         endpoint = _check_address(host, port, certificate, key, names)
-        jobs = ObservedJobs(storage, token_file, authority)
+        jobs = ObservedJobs(storage, make_access(token_file, authority, driver_host))
         within(timeout, f"checkpoint storage {storage}", jobs.names)
         server = UiServer(jobs, endpoint)
     except (OnceflowError, TimeoutError) as error:

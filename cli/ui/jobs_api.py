@@ -21,6 +21,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from onceflow.cli.jobs.client import DriverNotThere, DriverSilent
+from onceflow.cli.jobs.driver_access import UnknownDriverHost
 from onceflow.cli.jobs.observed_jobs import ObservedJobs
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.runtime.driver.http_server import Request, Response
@@ -64,6 +65,8 @@ class JobsApi:
         self.visited.set()
         try:
             return self._answer(request, path)
+        except UnknownDriverHost as error:
+            return self.explain(HTTPStatus.CONFLICT, str(error))
         except ConfigError as error:
             return self.explain(HTTPStatus.NOT_FOUND, str(error))
         except DriverSilent as error:

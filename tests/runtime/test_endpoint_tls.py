@@ -106,7 +106,7 @@ def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_n
         monkeypatch.setenv(f"ONCEFLOW_ENDPOINT_{name}", value)
     job = tmp_path / "checkpoints" / "ledger"
     with a_job(tmp_path) as process:
-        assert await_running(tmp_path)["state"] == "running"
+        assert await_running(tmp_path, "--token-file", str(token_file))["state"] == "running"
         url: str = json.loads((job / "driver.json").read_text())["url"]
         assert url.startswith("https://localhost:")
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
@@ -131,14 +131,17 @@ def test_an_endpoint_with_tls_and_a_token_file_is_asked_by_who_has_both_and_by_n
             plain = 400
         assert plain == 400
         # The command line: wrong, and right.
-        (tmp_path / "old token").write_text("an old one")
+        (tmp_path / "old token").write_text("the-token-of-an-older-driver")
         exit_status, _, error = run(tmp_path, "stop", "--token-file", str(tmp_path / "old token"))
         assert (exit_status, "does not take the token" in error) == (1, True)
-        exit_status, _, error = run(tmp_path, "stop", "--authority", str(theirs.path))
+        right = ("--token-file", str(token_file))
+        exit_status, _, error = run(tmp_path, "stop", "--authority", str(theirs.path), *right)
         assert (exit_status, "certificate verify failed" in error) == (3, True)
-        place = asked(tmp_path, "savepoint", "--native")["result"]
+        exit_status, _, error = run(tmp_path, "stop")
+        assert (exit_status, "name a copy of that file by --token-file" in error) == (3, True)
+        place = asked(tmp_path, "savepoint", "--native", *right)["result"]
         assert Path(place, "_metadata").exists()
-        assert asked(tmp_path, "stop")["state"] == "done"
+        assert asked(tmp_path, "stop", *right)["state"] == "done"
         assert process.wait(90) == 0
     assert not (job / "driver.json").exists()
     assert sink_of(tmp_path).prepared() == []

@@ -78,11 +78,13 @@ def asked(directory: Path, command: str, *more: str) -> dict[str, Any]:
     return found
 
 
-def await_running(directory: Path, timeout_s: float = 90.0, *, records: int = 1) -> dict[str, Any]:
+def await_running(
+    directory: Path, *more: str, timeout_s: float = 90.0, records: int = 1
+) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while True:
         if (directory / "checkpoints" / "ledger" / "driver.json").exists():
-            status, out, _ = run(directory, "status", "--json")
+            status, out, _ = run(directory, "status", "--json", *more)
             if status == 0 and json.loads(out)["records_in"] >= records:
                 found: dict[str, Any] = json.loads(out)
                 return found
@@ -327,7 +329,7 @@ def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: P
         assert stat.S_IMODE((job / "driver.token").stat().st_mode) == 0o600
         assert address["url"].startswith("http://127.0.0.1:")
         token = (job / "driver.token").read_text()
-        (job / "driver.token").write_text("an old one, of a driver before")
+        (job / "driver.token").write_text("the-token-of-an-older-driver")
         exit_status, _, error = run(tmp_path, "stop")
         assert exit_status == 1
         assert "does not take the token" in error

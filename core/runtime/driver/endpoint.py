@@ -25,6 +25,7 @@ from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.events.listeners import JobListener
 from onceflow.core.settings.pipeline_settings import Endpoint
 from onceflow.core.storage.log.driver_address import AddressFiles, DriverAddress
+from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
 
 TOLD_TIMEOUT_S = 2.0
 """How long an ended job waits for those who asked for something to hear how that ended."""
@@ -137,7 +138,6 @@ class EndpointServer:
             pid=os.getpid(),
             since_ms=int(time.time() * 1000),
             loopback=settings.is_loopback,
-            token_file=settings.token_file or "",
             authority=settings.tls.authority if settings.tls else "",
         )
 
@@ -159,7 +159,7 @@ class EndpointServer:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise ConfigError(f"token_file {path} has mode {mode:#o}: make it 0o600")
-        token = path.read_text(encoding="ascii").strip()
-        if len(token) < 16:
-            raise ConfigError(f"token_file {path} holds no token of 16 characters or more")
+        token = path.read_text(encoding="ascii", errors="replace").strip()
+        if not is_token(token):
+            raise ConfigError(f"token_file {path} holds no token: {EXPECTED_FORM}")
         return token, True

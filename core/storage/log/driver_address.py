@@ -34,8 +34,6 @@ class DriverAddress(msgspec.Struct, frozen=True):
     since_ms: int
     loopback: bool
     """Whether it can be asked on its own machine alone."""
-    token_file: str = ""
-    """Where the token is on the driver's machine; empty: in checkpoint storage."""
     authority: str = ""
     """PEM file on the driver's machine of who has signed its certificate."""
     format: int = FORMAT
@@ -65,8 +63,13 @@ class AddressFiles:
         return None if data is None else data.decode("ascii", "replace").strip()
 
     def write(self, address: DriverAddress, token: str | None) -> None:
-        """Leave `address`, and `token` unless it is elsewhere."""
-        if token is not None:
+        """Leave `address` and `token`. None if the token is kept elsewhere.
+
+        Then the token of an earlier driver is deleted, so that no client shows that one.
+        """
+        if token is None:
+            self._fs.delete_quietly(self._paths.driver_token)
+        else:
             self._private.write(self._paths.driver_token, (token.encode(),))
         self._address.write(address)
 

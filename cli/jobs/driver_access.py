@@ -1,0 +1,162 @@
+"""Decides where the driver's token may be sent, and which token that is.
+
+The address of a driver is a file in checkpoint storage, and many may be able to write there. So the
+address names neither the token nor the machine that gets the token:
+
+- The token comes from `--token-file`, or from the file beside the address.
+- A request without TLS goes to the loopback interface alone.
+- A request to another machine needs the user's consent: `--driver-host`, or an answer to a question
+  that is asked once for each pair of host and certificate authority.
+
+    known_drivers     one line a pair: HOST SHA256-OF-THE-AUTHORITY-FILE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from onceflow.core.errors import CheckpointCorrupt, ConfigError
+from onceflow.core.settings.pipeline_settings import is_loopback
+from onceflow.core.storage.log.driver_address import DriverAddress
+from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
+
+_TOKEN_BYTES_MAX = 4096
+_SYSTEM = "system"
+"""Stands for the authorities that the machine itself trusts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAccess:
+    """The options of a command that say how drivers are reached."""
+
+    token_file: Path | None = None
+    authority: Path | None = None
+    """PEM file of the authority that signed the drivers' certificates."""
+    hosts: tuple[str, ...] = ()
+    """Other machines to which the token may be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverTarget:
+    """The checked address of a driver."""
+
+    host: str
+    port: int
+    is_encrypted: bool
+    authority: str
+    """PEM file; empty: the authorities that the machine trusts."""
+
+
+class UnknownDriverHost(ConfigError):
+    """The address names another machine, and the user has not agreed to send the token there."""
+
+    def __init__(self, message: str, host: str = "", authority: str = "") -> None:
+        """Take the host and the file of the authority that need consent."""
+        super().__init__(message)
+        self.host = host
+        self.authority = authority
+
+
+def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
+    """Return the machine to which requests for the driver are sent.
+
+    Raises:
+        CheckpointCorrupt: The address is no URL of a driver.
+        UnknownDriverHost: The address names another machine without the user's consent.
+    """
+    try:
+        url = urlsplit(address.url)
+        host, port = url.hostname or "", url.port
+    except ValueError as error:
+        raise _not_a_driver(address, str(error)) from None
+    if url.scheme not in {"http", "https"} or not host or not port:
+        raise _not_a_driver(address, "it is not http(s)://host:port")
+    if url.path.strip("/") or url.query or url.fragment or url.username is not None:
+        raise _not_a_driver(address, "it has more than a host and a port")
+    if not all(character.isprintable() and character != " " for character in host):
+        raise _not_a_driver(address, "its host has characters that no host has")
+    is_encrypted = url.scheme == "https"
+    if is_loopback(host):
+        return DriverTarget(host, port, is_encrypted, str(access.authority or address.authority))
+    if not is_encrypted:
+        raise _not_a_driver(address, "without TLS a driver is asked on its own machine alone")
+    authority = str(access.authority or address.authority)
+    is_own = host in {socket.gethostname().lower(), socket.getfqdn().lower()}
+    is_trusted = is_own or host in map(str.lower, access.hosts)
+    if not is_trusted and _line_of(host, authority) not in _read_consents():
+        raise UnknownDriverHost(
+            f"checkpoint storage says that the driver of job {address.job!r} is on host {host!r},"
+            f" with the certificate authority {authority or 'of this system'!r}. The token was not"
+            f" sent. If the host is right, add --driver-host {host}, or run `onceflow status` in a"
+            " terminal, which asks once",
+            host,
+            authority,
+        )
+    return DriverTarget(host, port, is_encrypted, authority)
+
+
+def remember_host(host: str, authority: str) -> None:
+    """Note the user's consent to send tokens to `host`, whose certificate `authority` signs."""
+    path = _find_consents()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(f"{_line_of(host, authority)}\n")
+
+
+def read_token_file(path: Path) -> str:
+    """Return the token in `path`.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a token. Never repeats what the file holds.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file {path} cannot be read ({error.strerror}): name a copy of the file that"
+            " holds the driver's token"
+        ) from error
+    if not is_token(text):
+        raise ConfigError(
+            f"--token-file {path} does not hold a token: {EXPECTED_FORM}. No request was sent"
+        )
+    return text
+
+
+def _not_a_driver(address: DriverAddress, reason: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"driver.json of job {address.job!r} in checkpoint storage names the address"
+        f" {address.url[:200]!r}: {reason}. No request was sent. Ask on the driver's own machine;"
+        " the next start of the job replaces the file"
+    )
+
+
+def _find_consents() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "onceflow" / "known_drivers"
+
+
+def _read_consents() -> frozenset[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return frozenset(_find_consents().read_text(encoding="utf-8").splitlines())
+    return frozenset()
+
+
+def _line_of(host: str, authority: str) -> str:
+    if not authority:
+        return f"{host} {_SYSTEM}"
+    try:
+        return f"{host} {hashlib.sha256(Path(authority).read_bytes()).hexdigest()}"
+    except OSError as error:
+        raise ConfigError(
+            f"{authority!r}, the file of the authority that signed the driver's certificate,"
+            f" cannot be read ({error.strerror}): name a copy by --authority"
+        ) from error
