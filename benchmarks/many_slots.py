@@ -45,7 +45,7 @@ from onceflow.core.protocol.messages import (
     SlotClosed,
     SlotMessage,
 )
-from onceflow.core.protocol.splits import Split, key_group_range
+from onceflow.core.protocol.splits import Split, SplitState, key_group_range
 from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
@@ -180,7 +180,8 @@ class ManySlots:
         inline, first, last = b"s" * 300, groups.start, groups.stop - 1
         state = StateHandle("keyed", "", len(inline), "0" * 64, first, last, inline=inline)
         rows = Committable(TransactionId(f"many.{SINK}", plan.attempt, checkpoint, slot), 10)
-        position = encode_split(Split(str(slot), f"[{checkpoint}]".encode()))
+        split = Split(str(slot), f"[{checkpoint}]".encode())
+        position = encode_split(SplitState(split))
         return [
             SubtaskSnapshot(
                 SubtaskRef(SOURCE, slot), (OperatorSnapshot(SOURCE, lists={SPLITS: (position,)}),)

@@ -33,6 +33,8 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.ids import PARALLELISM_MAX, AttemptId, CheckpointId, SubtaskRef
 
 KEY_GROUPS_DEFAULT_MIN = 128
+_SHOWN_MAX = 200
+"""Bytes of a position in an error: a whole position of Kafka, for names of usual length."""
 
 _Item = TypeVar("_Item")
 
@@ -113,8 +115,47 @@ class Split:
 
     id: str
     position: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitState:
+    """The state of a split in a checkpoint: the source's fields, and the engine's beside them.
+
+    Sources and readers take and return `Split`, so they can neither change nor lose what the engine
+    keeps.
+    """
+
+    split: Split
     event_time_ms: int | None = None
-    """The latest event time read in it, where the engine keeps watermarks; set by the engine."""
+    """The latest event time read in the split. None without watermarks, or before the first row."""
+
+
+def merge_discovered(
+    known: Iterable[SplitState], discovered: Iterable[Split]
+) -> tuple[SplitState, ...]:
+    """Return the state of each of `discovered`; a split of `known` keeps the engine's fields.
+
+    That includes a split that the source has moved to another position: event time never goes back.
+    """
+    event_times = {state.split.id: state.event_time_ms for state in known}
+    return tuple(SplitState(split, event_times.get(split.id)) for split in discovered)
+
+
+def describe_moved(known: Iterable[Split], discovered: Iterable[Split]) -> list[str]:
+    """Return a description of each split of `known` that `discovered` moves or leaves out.
+
+    Both positions are in the description. Empty if a running job can read on.
+    """
+    positions = {split.id: split.position for split in discovered}
+    descriptions: list[str] = []
+    for split in sorted(known, key=lambda split: split.id):
+        position = positions.get(split.id)
+        if position is None:
+            descriptions.append(f"split {split.id} is left out")
+        elif position != split.position:
+            old, new = split.position[:_SHOWN_MAX], position[:_SHOWN_MAX]
+            descriptions.append(f"split {split.id} stands at {new!r} instead of {old!r}")
+    return descriptions
 
 
 def with_lists(
@@ -215,4 +256,12 @@ class AwaitedSplits:
         self._snapshots.pop(checkpoint, None)
 
 
-__all__ = ["AwaitedSplits", "Split", "SplitOffers", "with_lists"]
+__all__ = [
+    "AwaitedSplits",
+    "Split",
+    "SplitOffers",
+    "SplitState",
+    "describe_moved",
+    "merge_discovered",
+    "with_lists",
+]

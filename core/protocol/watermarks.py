@@ -17,10 +17,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
 
 from onceflow.core.protocol.invariant import require
-from onceflow.core.protocol.splits import Split
+from onceflow.core.protocol.splits import Split, SplitState
 
 NO_WATERMARK = -(1 << 63)
 """Nothing is known yet."""
@@ -101,22 +100,25 @@ class WatermarkMerge:
 class SplitWatermarks:
     """The watermarks of a source's splits, from the latest event time seen in each."""
 
-    def __init__(self, splits: Iterable[Split], delay_ms: int, idle_after_s: float | None) -> None:
+    def __init__(
+        self, states: Iterable[SplitState], delay_ms: int, idle_after_s: float | None
+    ) -> None:
         """`delay_ms`: by how much a record may be older than one before it."""
         self._delay_ms = delay_ms
         self._idle_after_s = idle_after_s
         self._latest_ms: dict[str, int] = {}
         self._seen_at_s: dict[str, float | None] = {}
         self._merge = WatermarkMerge(())
-        self.add(splits)
+        self.add(states)
 
-    def add(self, splits: Iterable[Split]) -> None:
-        """Wait for these splits, too."""
-        for split in splits:
-            self._merge.add(split.id)
-            self._seen_at_s.setdefault(split.id, None)
-            if split.event_time_ms is not None:
-                self._see(split.id, split.event_time_ms)
+    def add(self, states: Iterable[SplitState]) -> None:
+        """Wait for these splits, too, from the event time that each of them has."""
+        for state in states:
+            split_id = state.split.id
+            self._merge.add(split_id)
+            self._seen_at_s.setdefault(split_id, None)
+            if state.event_time_ms is not None:
+                self._see(split_id, state.event_time_ms)
 
     def on_rows(self, split_id: str, latest_ms: int, now_s: float) -> None:
         """Take in that rows of a split came, the latest of them at event time `latest_ms`."""
@@ -139,9 +141,9 @@ class SplitWatermarks:
                     self._merge.on_watermark(split_id, IDLE)
         return self._merge.next()
 
-    def with_event_times(self, splits: Iterable[Split]) -> tuple[Split, ...]:
-        """Return `splits` with what a restore needs to go on from here."""
-        return tuple(replace(s, event_time_ms=self._latest_ms.get(s.id)) for s in splits)
+    def with_event_times(self, splits: Iterable[Split]) -> tuple[SplitState, ...]:
+        """Return the states of `splits`: what a restore needs to go on from here."""
+        return tuple(SplitState(split, self._latest_ms.get(split.id)) for split in splits)
 
     def _see(self, split_id: str, latest_ms: int) -> None:
         self._latest_ms[split_id] = latest_ms

@@ -179,8 +179,9 @@ class Source(ABC):
         the last checkpoint. A new split stands at its first record: nobody has read any of it. None
         is read before the decision log holds it.
 
-        A known split may stand elsewhere or be left out where it must, with a warning: a running
-        job then starts anew, and goes on from there.
+        The result may hold new `Split` objects for known splits: ids and positions are compared. A
+        known split may stand elsewhere or be left out where it must, with a warning: a running job
+        then starts anew, and goes on from there.
 
         Raises:
             SourceError: What is known cannot be read on. One that is never to be retried ends a

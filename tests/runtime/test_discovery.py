@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +15,17 @@ from tests.support.clusters import SLOWLY_ON_SPARK, AnyCluster
 from tests.support.counting_source import SCHEMA, CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import SETTINGS, ledger
+from tests.support.scripted_source import ScriptedSource
 
-from onceflow import Checkpointing, JobState, NoRestart, Pipeline
+from onceflow import (
+    Checkpointing,
+    JobState,
+    NoRestart,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+    count,
+)
 from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
@@ -88,6 +98,10 @@ def _await(condition: Callable[[], bool], job: Job) -> None:
         time.sleep(0.02)
 
 
+def _has_rows(sink: DirectorySink, count: int) -> bool:
+    return len(sink.rows()) >= count
+
+
 def _copy(cluster: AnyCluster, tmp_path: Path) -> tuple[Pipeline, DirectorySink, Path]:
     """Build the growing source, with one split, -> directory."""
     splits = tmp_path / "splits"
@@ -146,3 +160,77 @@ def test_source_that_can_never_be_read_on_ends_the_job_with_its_own_error(
     (splits / "lost").touch()
     with pytest.raises(OffsetOutOfRange, match="split 0 is gone for good"):
         job.wait(60)
+
+
+@dataclass(frozen=True)
+class RebuildingSource(ScriptedSource):
+    """Answers each question with splits that it makes anew, and counts the questions in a file."""
+
+    interval_s: float | None = None
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    @property
+    def discovery_interval_s(self) -> float | None:
+        return self.interval_s
+
+    def discover(self, known: Sequence[Split]) -> Sequence[Split]:
+        with (Path(self.directory) / "questions").open("a") as questions:
+            questions.write("discover\n")
+        return [Split(split.id, split.position) for split in known]
+
+    @property
+    def questions(self) -> int:
+        path = Path(self.directory) / "questions"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _count_in_windows(cluster: AnyCluster, source: Source, tmp_path: Path) -> Pipeline:
+    """Build source -> a count for each second of event time -> directory."""
+    pipeline = Pipeline(
+        cluster,
+        name="windows",
+        parallelism=2,
+        checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.05),
+        restart=NoRestart(),
+        settings=SETTINGS,
+    )
+    records = pipeline.read(source, uid="records", watermarks=WatermarkStrategy("at"))
+    windows = records.key_by("account").window(TumblingEventTimeWindows(1))
+    sink = DirectorySink(str(tmp_path / "out"))
+    (tmp_path / "out" / "committed").mkdir(parents=True, exist_ok=True)
+    windows.aggregate(n=count(), uid="windows").write(sink, uid="out")
+    return pipeline
+
+
+def test_job_with_watermarks_runs_through_the_discoveries_of_a_source_that_makes_its_splits_anew(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = RebuildingSource(str(tmp_path / "records"), interval_s=0.05)
+    source.write(0, *(("a", 1_000 * second + 500, 1) for second in range(10)))
+    source.write(1, ("b", 9_500, 1))
+    job = _count_in_windows(cluster, source, tmp_path).start()
+    sink = DirectorySink(str(tmp_path / "out"))
+    _await(lambda: len(sink.rows()) == 9, job)
+    # The event times of both splits are in the checkpoints from here on.
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 1)
+    before = source.questions
+    _await(lambda: source.questions >= before + 5, job)
+    assert job.stop().restores == 0
+
+
+def test_job_that_starts_again_behind_a_quiet_split_emits_every_window_that_is_due(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = RebuildingSource(str(tmp_path / "records"))
+    sink = DirectorySink(str(tmp_path / "out"))
+    # Split 1 has come further than split 0 ever will, and gets no record again.
+    source.write(1, ("quiet", 30_000, 1))
+    for first, windows in ((0, 9), (10, 19)):
+        source.write(0, *(("a", 1_000 * (first + n) + 500, 1) for n in range(10)))
+        job = _count_in_windows(cluster, source, tmp_path).start()
+        _await(partial(_has_rows, sink, windows), job)
+        assert job.stop().state is JobState.STOPPED
+        assert len(sink.rows()) == windows

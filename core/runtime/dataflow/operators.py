@@ -39,7 +39,7 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.messages import SinkMetrics
 from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
-from onceflow.core.protocol.splits import AwaitedSplits, Split
+from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitState
 from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.batch_iterators import (
     BatchIteratorCalls,
@@ -54,7 +54,7 @@ from onceflow.core.runtime.dataflow.user_functions import (
     call_user,
     call_user_on_records,
 )
-from onceflow.core.spi import SinkWriter, SourceReader
+from onceflow.core.spi import SinkWriter, SourceReader, WriterContext
 from onceflow.core.spi.dead_letters import (
     DEAD_LETTERS,
     DEAD_LETTERS_TAG,
@@ -327,17 +327,28 @@ SPLITS = "splits"
 """The name of a source's operator list state."""
 
 
-_SPLITS = msgpack_decoder(Split)
+@dataclass(frozen=True, slots=True)
+class _StoredSplit:
+    """The layout of an element of a source's list state. Never changed: checkpoints hold it."""
+
+    id: str
+    position: bytes
+    event_time_ms: int | None = None
 
 
-def encode_split(split: Split) -> bytes:
-    """Return `split` as one element of operator list state."""
-    return msgspec.msgpack.encode(split)
+_STORED_SPLITS = msgpack_decoder(_StoredSplit)
 
 
-def decode_split(element: bytes) -> Split:
-    """Return the split that `element` holds."""
-    return _SPLITS.decode(element)
+def encode_split(state: SplitState) -> bytes:
+    """Return `state` as one element of operator list state."""
+    split = state.split
+    return msgspec.msgpack.encode(_StoredSplit(split.id, split.position, state.event_time_ms))
+
+
+def decode_split(element: bytes) -> SplitState:
+    """Return the state of the split that `element` holds."""
+    stored = _STORED_SPLITS.decode(element)
+    return SplitState(Split(stored.id, stored.position), stored.event_time_ms)
 
 
 class SourceOperator(RunningOperator):
@@ -349,7 +360,7 @@ class SourceOperator(RunningOperator):
         reader: SourceReader,
         beside: Callable[[Callable[[], None]], object],
         watermarks: WatermarkStrategy | None = None,
-        splits: Sequence[Split] = (),
+        splits: Sequence[SplitState] = (),
     ) -> None:
         super().__init__(uid)
         self.reader = reader
@@ -421,14 +432,14 @@ class SourceOperator(RunningOperator):
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Record the position of every split."""
         splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
-        if self._watermarks is not None:
+        self._positions[checkpoint] = splits
+        if self._watermarks is None:
+            states = tuple(map(SplitState, splits))
+        else:
             # How far event time was goes along with each position: a restart does not turn late
             # rows into rows in time.
-            splits = self._watermarks.with_event_times(splits)
-        self._positions[checkpoint] = splits
-        snapshot = OperatorSnapshot(
-            self.uid, lists={SPLITS: tuple(encode_split(split) for split in splits)}
-        )
+            states = self._watermarks.with_event_times(splits)
+        snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(map(encode_split, states))})
         return PendingSnapshot(self.uid, lambda _: snapshot)
 
     def take_record_times(self) -> RecordTimes | None:
@@ -441,7 +452,7 @@ class SourceOperator(RunningOperator):
             reach("decided")
             self.reader.add_splits(decided)
             if self._watermarks is not None:
-                self._watermarks.add(decided)
+                self._watermarks.add(map(SplitState, decided))
         splits = self._positions.get(checkpoint)
         # A newer decision covers older checkpoints, whose completion may never be heard.
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
@@ -571,8 +582,10 @@ class SinkOperator(RunningOperator):
         work: WriteTo,
         writer: SinkWriter,
         commits: CommitsOfSink,
+        context: WriterContext,
     ) -> None:
         super().__init__(uid)
+        self._context = context
         self._metrics = commits.metrics
         self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
@@ -591,6 +604,7 @@ class SinkOperator(RunningOperator):
         self._commits.await_commits()
         # After this the rows survive a crash, and stay invisible until the decision.
         committables = self._writer.pre_commit(checkpoint)
+        self._require_own_names(committables)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")
@@ -598,6 +612,23 @@ class SinkOperator(RunningOperator):
             self.uid, committables=self._commits.record_pre_commit(checkpoint, committables)
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def _require_own_names(self, committables: Sequence[Committable]) -> None:
+        """Raise ConfigError unless each of `committables` is named for this very subtask.
+
+        A decision with the name of another sink id or subtask would be committed now, and found by
+        no recovery: after a crash its rows would be lost.
+        """
+        for committable in committables:
+            named = committable.transaction
+            own = self._context.transaction(CheckpointId(named.checkpoint), named.sequence)
+            if named != own:
+                raise ConfigError(
+                    f"sink {self.uid!r}: pre_commit of {type(self._writer).__name__} returned"
+                    f" transaction {named}, and what this subtask pre-commits is named {own}. Take"
+                    " each name from WriterContext.transaction or TransactionNamer; nothing of"
+                    " this checkpoint is committed"
+                )
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
         """Tell the committer, which may have begun a commit."""

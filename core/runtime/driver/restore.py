@@ -285,7 +285,7 @@ def assign_state(
 
 def _divide_splits(elements: Sequence[bytes], parallelism: int) -> list[tuple[bytes, ...]]:
     # By id, so that a split is assigned once, however many snapshots hold it.
-    by_id = {decode_split(element).id: element for element in elements}
+    by_id = {decode_split(element).split.id: element for element in elements}
     assigned = assign_splits(sorted(by_id), parallelism)
     return [tuple(by_id[split] for split in mine) for mine in assigned]
 

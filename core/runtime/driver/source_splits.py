@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onceflow.core.api.graph import Graph
@@ -23,7 +23,14 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef
 from onceflow.core.protocol.loops.attempt_facts import DiscoveryAnswered
 from onceflow.core.protocol.messages import OfferSplits
-from onceflow.core.protocol.splits import Split, SplitOffers, with_lists
+from onceflow.core.protocol.splits import (
+    Split,
+    SplitOffers,
+    SplitState,
+    describe_moved,
+    merge_discovered,
+    with_lists,
+)
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.spi import Source
@@ -41,8 +48,7 @@ def genesis_of(
     """
     snapshots = tuple(
         SubtaskSnapshot(
-            SubtaskRef(uid, 0),
-            (OperatorSnapshot(uid, lists={SPLITS: _encode_splits(source.splits())}),),
+            SubtaskRef(uid, 0), (OperatorSnapshot(uid, lists={SPLITS: _encode_new(source)}),)
         )
         for uid, source in graph.sources()
     )
@@ -71,27 +77,40 @@ def with_discovered_splits(
     """
     lists: dict[str, tuple[bytes, ...]] = {}
     for uid, source in graph.sources():
-        known = splits_of(restored, uid)
-        now = source.splits() if known is None else source.discover(known)
+        known = _split_states_of(restored, uid)
+        if known is None:
+            lists[uid] = _encode_new(source)
+            continue
+        now = merge_discovered(known, source.discover([state.split for state in known]))
+        elements = _encode_splits(now)
         # As sets: a source may list the same splits in another order, which needs no decision of
         # its own.
-        if known is None or set(now) != set(known):
-            lists[uid] = _encode_splits(now)
+        if set(elements) != set(_encode_splits(known)):
+            lists[uid] = elements
     if not lists:
         return None
     return with_lists(restored, SPLITS, lists, attempt=attempt, now_ms=now_ms)
 
 
 def splits_of(completed: CompletedCheckpoint, uid: str) -> tuple[Split, ...] | None:
-    """Return the splits of source `uid` in `completed`; None: it does not know the source."""
+    """Return the splits of source `uid` in `completed`, or None if it does not know the source."""
+    states = _split_states_of(completed, uid)
+    return None if states is None else tuple(state.split for state in states)
+
+
+def _split_states_of(completed: CompletedCheckpoint, uid: str) -> tuple[SplitState, ...] | None:
     lists = [operator.lists for _, operator in completed.operator(uid)]
     if not any(SPLITS in one for one in lists):
         return None
     return tuple(decode_split(element) for one in lists for element in one.get(SPLITS, ()))
 
 
-def _encode_splits(splits: Sequence[Split]) -> tuple[bytes, ...]:
-    return tuple(map(encode_split, splits))
+def _encode_new(source: Source) -> tuple[bytes, ...]:
+    return _encode_splits(map(SplitState, source.splits()))
+
+
+def _encode_splits(states: Iterable[SplitState]) -> tuple[bytes, ...]:
+    return tuple(map(encode_split, states))
 
 
 @dataclass(slots=True)
@@ -170,17 +189,16 @@ def _answer_of(
             return DiscoveryAnswered(attempt, uid, error=error)
         _log.warning("source %s cannot be asked for new splits at the moment: %s", uid, error)
         return DiscoveryAnswered(attempt, uid)
-    standing = set(now)
-    # Whole splits are compared, with their positions. A reader cannot be told to stand elsewhere,
-    # so another position for a known split needs a new attempt.
-    moved = sorted(split.id for split in known if split not in standing)
-    if moved:
+    # A reader cannot be told to stand elsewhere, so another position for a known split needs a new
+    # attempt.
+    if moved := describe_moved(known, now):
         return DiscoveryAnswered(
             attempt,
             uid,
             error=SourceError(
-                f"source {uid}: {', '.join(moved)} cannot be read on from where they stood (a"
-                " warning says why); the next attempt goes on from where they begin now"
+                f"source {uid} cannot be read on from where it stood: {'; '.join(moved)}. The next"
+                " attempt goes on from where the source says now. If no warning of the source says"
+                " why, its discover() must return known splits as they are"
             ),
         )
     taken = {split.id for split in known}

@@ -308,9 +308,9 @@ class ChainBuilder:
             attempt=self._plan.attempt,
             by_split=work.watermarks is not None,
         )
-        splits = [decode_split(element) for element in elements]
-        reader = work.source.reader(splits, context)
-        return SourceOperator(uid, reader, self._context.beside, work.watermarks, splits)
+        states = [decode_split(element) for element in elements]
+        reader = work.source.reader([state.split for state in states], context)
+        return SourceOperator(uid, reader, self._context.beside, work.watermarks, states)
 
     def _batch_operator(
         self,
@@ -415,7 +415,7 @@ class ChainBuilder:
         )
         worker = self._commits.worker(ref, operator, work)
         writer = work.sink.writer(context)
-        return SinkOperator(operator.uid, work, writer, worker)
+        return SinkOperator(operator.uid, work, writer, worker, context)
 
     def _find_restored(self, uid: str) -> RestoredOperator:
         return self._deploy.operator(uid) or RestoredOperator(uid)

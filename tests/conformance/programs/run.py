@@ -21,6 +21,7 @@ from onceflow.core.api.graph import ReadFrom
 from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.splits import SplitState
 from onceflow.core.runtime.dataflow import operators
 from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import (
@@ -171,7 +172,9 @@ class Run:
             check_settings(graph, self._restored)
             check_in_flight(graph, self._restored)
         splits = {
-            operator.uid: tuple(map(encode_split, operator.work.source.splits()))
+            operator.uid: tuple(
+                encode_split(SplitState(split)) for split in operator.work.source.splits()
+            )
             for operator in graph.operators
             if isinstance(operator.work, ReadFrom)
         }
@@ -207,7 +210,8 @@ class Run:
         processed: list[int] = []
         for side, splits in enumerate(self._program.sides):
             for _, snapshot in restored.operator(f"records-{side}"):
-                for split in map(decode_split, snapshot.lists[SPLITS]):
+                for element in snapshot.lists[SPLITS]:
+                    split = decode_split(element).split
                     for batch in splits[int(split.id)][: int(split.position)]:
                         processed += [record["id"] for record in batch]
         self._history.begin(version, processed)

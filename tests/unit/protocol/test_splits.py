@@ -16,7 +16,15 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef, TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
 from onceflow.core.protocol.recovery import committables_of, retain_ledger_from
-from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitOffers, with_lists
+from onceflow.core.protocol.splits import (
+    AwaitedSplits,
+    Split,
+    SplitOffers,
+    SplitState,
+    describe_moved,
+    merge_discovered,
+    with_lists,
+)
 
 
 def split(name: str) -> Split:
@@ -125,6 +133,35 @@ def test_new_splits_go_where_the_fewest_are() -> None:
         1: (split("p-3"),),
         0: (split("p-4"),),
     }
+
+
+# What the engine keeps about a split
+
+
+@given(
+    known=st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers()),
+    discovered=st.dictionaries(st.sampled_from("abcdef"), st.binary(max_size=2)),
+)
+def test_every_known_split_that_is_still_there_keeps_its_event_time_wherever_it_stands(
+    known: dict[str, int | None], discovered: dict[str, bytes]
+) -> None:
+    states = [SplitState(Split(name, b"0"), at_ms) for name, at_ms in known.items()]
+    now = merge_discovered(states, [Split(name, at) for name, at in discovered.items()])
+    assert {state.split.id: state.split.position for state in now} == discovered
+    assert [state.event_time_ms for state in now] == [known.get(name) for name in discovered]
+
+
+def test_splits_that_a_source_makes_anew_have_not_moved() -> None:
+    known = [Split("p-1", b"7"), Split("p-0", b"5")]
+    assert describe_moved(known, [Split("p-0", b"5"), Split("p-2", b"0"), Split("p-1", b"7")]) == []
+
+
+def test_known_split_that_is_elsewhere_or_gone_is_described_with_both_positions() -> None:
+    known = [Split("p-1", b"7"), Split("p-0", b"5")]
+    assert describe_moved(known, [Split("p-0", b"2")]) == [
+        "split p-0 stands at b'2' instead of b'5'",
+        "split p-1 is left out",
+    ]
 
 
 # When a split is read

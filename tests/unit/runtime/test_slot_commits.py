@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.support.counting_source import SCHEMA
@@ -22,6 +23,7 @@ from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.commit.early import HELD_MAX_S
 from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,
@@ -46,10 +48,14 @@ from onceflow.core.runtime.dataflow.operators import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits
 from onceflow.core.runtime.slot.commits import CommitWorker, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
-from onceflow.core.spi import Committer, SinkWriter
+from onceflow.core.spi import Committer, SinkWriter, WriterContext
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
 FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
+CONTEXT = WriterContext(
+    job="job", uid="ledger", sink_id="out", subtask=0, parallelism=1, attempt=AttemptId(1),
+    first_checkpoint=FIRST,
+)  # fmt: skip
 
 
 def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) -> None:
@@ -218,13 +224,44 @@ def test_what_is_begun_is_withdrawn_at_once_when_its_checkpoint_is_given_up(
         prepare(worker, SECOND)
         assert committer.early.get(timeout=60) == ("begin", SECOND)
         # As a subtask tells each of its operators; no row is written.
-        SinkOperator("ledger", work, cast("SinkWriter", None), worker).on_aborted(SECOND)
+        sink = SinkOperator("ledger", work, cast("SinkWriter", None), worker, CONTEXT)
+        sink.on_aborted(SECOND)
         assert committer.early.get(timeout=60) == ("withdraw", SECOND)
         prepare(worker, THIRD)
         worker.commit_through(THIRD, FIRST)
         committer.passes.release(2)
         committer.await_commits([FIRST, SECOND, THIRD])
     assert committer.early.empty()
+
+
+class MisnamingWriter(SinkWriter):
+    """Names what it pre-commits for checkpoint 2 as it is told."""
+
+    def __init__(self, **names: Any) -> None:
+        self.transaction = replace(TransactionId("out", 1, SECOND, 0), **names)
+
+    def write(self, batch: object) -> None:
+        """Write nothing."""
+
+    def pre_commit(self, checkpoint: CheckpointId) -> Sequence[Committable]:
+        return [Committable(self.transaction, 1)]
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+@pytest.mark.parametrize("names", [{"sink_id": "other"}, {"attempt": 2}, {"subtask": 1}], ids=str)
+def test_committable_that_is_not_named_for_its_own_subtask_ends_the_job_and_is_never_decided(
+    tmp_path: Path, names: dict[str, Any]
+) -> None:
+    committer, work = GatedCommitter(), WriteTo(DirectorySink(str(tmp_path)), "ledger")
+    with open_worker_behind(committer, decided=1) as worker:
+        writer = MisnamingWriter(**names)
+        sink = SinkOperator("ledger", work, writer, worker, CONTEXT)
+        with pytest.raises(ConfigError, match=f"{writer.transaction}.* is named out/1/2/0/0"):
+            sink.snapshot(SECOND)
+        listed = worker.record_pre_commit(THIRD, [])
+        assert [one.checkpoint for one in listed] == [FIRST], "the next ack does not list it"
 
 
 def test_what_is_begun_is_withdrawn_when_its_decision_is_late() -> None:

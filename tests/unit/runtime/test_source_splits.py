@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from tests.support.counting_source import CountingSource
 
 from onceflow.core.api.graph import Graph, Operator, ReadFrom
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
+from onceflow.core.protocol.splits import SplitState, with_lists
+from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.spi import Source, Split
@@ -25,7 +27,8 @@ class _LatestSource(CountingSource):
         return [Split(str(number), b"%d" % end) for number, end in enumerate(self.ends)]
 
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        return [*known, *(Split(split.id, b"0") for split in self.splits()[len(known) :])]
+        anew = [Split(split.id, split.position) for split in known]
+        return [*anew, *(Split(split.id, b"0") for split in self.splits()[len(known) :])]
 
 
 def _graph(**sources: Source) -> Graph:
@@ -59,7 +62,7 @@ def test_splits_added_since_the_checkpoint_are_dealt_to_the_slots_at_their_first
     grown = with_discovered_splits(_graph(records=source), restored, AttemptId(2), 0)
     assert grown is not None
     dealt = [
-        [decode_split(element) for element in operator.lists[SPLITS]]
+        [decode_split(element).split for element in operator.lists[SPLITS]]
         for slot in assign_state(_graph(records=source), grown, 2)
         for operator in slot.operators
     ]
@@ -70,3 +73,48 @@ def test_source_whose_splits_are_all_known_needs_no_decision() -> None:
     graph = _graph(records=CountingSource(10))
     restored = genesis_of(graph, AttemptId(1), 1, 128, 0)
     assert with_discovered_splits(graph, restored, AttemptId(2), 0) is None
+
+
+def _with_event_times(restored: CompletedCheckpoint, **event_times_ms: int) -> CompletedCheckpoint:
+    """Return a checkpoint after `restored` in which splits of "records" have event times."""
+    elements = tuple(
+        encode_split(SplitState(split, event_times_ms.get(f"s{split.id}")))
+        for split in splits_of(restored, "records") or ()
+    )
+    lists = {"records": elements}
+    return with_lists(restored, SPLITS, lists, attempt=AttemptId(1), now_ms=0)
+
+
+def _states(completed: CompletedCheckpoint) -> list[SplitState]:
+    return [
+        decode_split(element)
+        for _, operator in completed.operator("records")
+        for element in operator.lists.get(SPLITS, ())
+    ]
+
+
+def test_splits_that_a_source_makes_anew_need_no_decision_and_keep_their_event_times() -> None:
+    source = _LatestSource(9, ends=[5, 6])
+    graph = _graph(records=source)
+    restored = _with_event_times(genesis_of(graph, AttemptId(1), 2, 128, 0), s0=100, s1=70)
+    assert with_discovered_splits(graph, restored, AttemptId(2), 0) is None
+    source.ends.append(8)
+    grown = with_discovered_splits(graph, restored, AttemptId(2), 0)
+    assert grown is not None
+    assert _states(grown) == [
+        SplitState(Split("0", b"5"), 100),
+        SplitState(Split("1", b"6"), 70),
+        SplitState(Split("2", b"0")),
+    ]
+
+
+def test_source_has_no_field_of_the_engine_in_its_hands() -> None:
+    """What a checkpoint keeps of a split besides these two fields is no source's business."""
+    assert [field.name for field in fields(Split)] == ["id", "position"]
+
+
+def test_element_of_a_checkpoint_has_the_layout_that_older_versions_wrote() -> None:
+    element = b"\x83\xa2id\xa3p-0\xa8position\xc4\x015\xadevent_time_ms\xcdd\x00"
+    state = SplitState(Split("p-0", b"5"), 25_600)
+    assert decode_split(element) == state
+    assert encode_split(state) == element
