@@ -16,7 +16,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.ledger import assert_exactly_once, ledger, ledger_process
 
-from onceflow import FixedDelay, HeapBackend, JobState, NoRestart
+from onceflow import FileSystemStorage, FixedDelay, HeapBackend, JobState, NoRestart
 from onceflow.core.errors import (
     BadRecord,
     CheckpointCorrupt,
@@ -26,6 +26,7 @@ from onceflow.core.errors import (
     StateIncompatible,
     StorageError,
 )
+from onceflow.core.protocol.checkpoints.snapshots import handles_of
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -101,39 +102,68 @@ def _await(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         time.sleep(0.01)
 
 
+Damage = Callable[[Path], None]
+
+
+def _flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _cut_off_a_byte(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("checkpoints", [1, 3], ids=["own-file", "shared-file"])
 @pytest.mark.parametrize(
     "damage",
-    ["flip", *(pytest.param(one, marks=pytest.mark.slow) for one in ("truncate", "delete"))],
+    [
+        _flip_a_bit,
+        pytest.param(_cut_off_a_byte, marks=pytest.mark.slow),
+        pytest.param(Path.unlink, marks=pytest.mark.slow),
+    ],
 )
 def test_a_damaged_state_file_is_refused_by_name(
-    cluster: AnyCluster, tmp_path: Path, damage: str
+    cluster: AnyCluster, tmp_path: Path, damage: Damage, checkpoints: int
 ) -> None:
+    """The file is one of the last checkpoint alone, or one that later checkpoints share."""
     source = CountingSource(20_000, accounts=5_000)
-    ledger(cluster, tmp_path, source, backend=HeapBackend())[0].run(60)
-    state = _largest_file(_last_checkpoint(tmp_path / "checkpoints" / "ledger"))
-    data = bytearray(state.read_bytes())
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-        state.write_bytes(data)
-    elif damage == "truncate":
-        state.write_bytes(data[:-1])
-    else:
-        state.unlink()
+    _run_with_checkpoints(cluster, tmp_path, source, checkpoints)
+    file = _find_largest_state_file(tmp_path / "checkpoints")
+    # The first checkpoint of a heap writes files of its own. With nothing changed since, the
+    # second one writes files for others to share, and later ones name those.
+    assert file.parent.name == "shared" if checkpoints > 1 else "chk-1" in file.parts
+    damage(file)
     pipeline, sink = ledger(cluster, tmp_path, source, backend=HeapBackend())
-    with pytest.raises(CheckpointCorrupt, match=state.name):
+    with pytest.raises(CheckpointCorrupt, match=file.name):
         pipeline.run(60)
     assert len(sink.rows()) == source.records
 
 
-def _last_checkpoint(job: Path) -> Path:
-    """Return the directory that is restored from; older ones may be there for a moment more."""
-    return max(job.glob("chk-*"), key=lambda one: int(one.name.removeprefix("chk-")))
-
-
-def _largest_file(directory: Path) -> Path:
-    return max(
-        (one for one in directory.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size
+def _run_with_checkpoints(
+    cluster: AnyCluster, directory: Path, source: CountingSource, checkpoints: int
+) -> None:
+    """Run the job to its end, with so many checkpoints, all of them after the last record."""
+    end = directory / "end"
+    held = replace(source, ends_with=str(end))
+    pipeline, _ = ledger(
+        cluster, directory, held, interval=None, backend=HeapBackend(), inline_threshold_bytes=1
     )
+    job = pipeline.start()
+    job.wait_for(records=source.records)
+    for number in range(1, checkpoints):
+        job.checkpoint()
+        job.wait_for(checkpoints=number)
+    end.touch()
+    assert job.wait(60).checkpoints_completed == checkpoints
+
+
+def _find_largest_state_file(storage: Path) -> Path:
+    """Return the largest file that the last checkpoint of the job names."""
+    log = FileSystemStorage(str(storage)).open("ledger").log.read()
+    handles = handles_of(log.completed[-1].snapshots)
+    return storage / "ledger" / max(handles, key=lambda handle: handle.size_bytes).path
 
 
 def test_a_damaged_decision_log_is_refused_by_name(cluster: AnyCluster, tmp_path: Path) -> None:
