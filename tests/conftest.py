@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.budget import DearFirst, Recorder
+from tests.red_tests import RedTests
 from tests.support.servers.database_packages import offer_packages
 from tests.tiers import mark_left_out
 
@@ -57,6 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write how long each test took to tests/durations.json, if all pass",
     )
+    parser.addoption(
+        "--red-report",
+        metavar="FILE",
+        type=Path,
+        help="write which tests failed or were tried again into a JSON file",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,8 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
     offer_packages()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(DearFirst())
-    elif config.getoption("record_durations"):
+        return
+    if config.getoption("record_durations"):
         config.pluginmanager.register(Recorder())
+    if path := config.getoption("red_report"):
+        config.pluginmanager.register(RedTests(path))
 
 
 @pytest.hookimpl(optionalhook=True)
