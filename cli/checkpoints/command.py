@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from onceflow.cli.jobs.client import DriverLocation
+from onceflow.cli.jobs.command import Json, Storage
 from onceflow.cli.terminal import console, print_listing, say
 from onceflow.core.errors import ConfigError, OnceflowError, SavepointRefused, StorageError
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -41,25 +42,22 @@ checkpoints = typer.Typer(
     ),
 )
 
-Storage: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="The job's checkpoint storage: a directory, or a bucket's URL.",
-        envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
-        show_envvar=True,
-    ),
-]
 Job: TypeAlias = Annotated[
     str | None, typer.Option("--job", help="Name of the job. Needed if the storage holds several.")
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 OneName: TypeAlias = Annotated[
     str, typer.Argument(help="Number of a checkpoint, or directory of a savepoint.")
 ]
 
 
 @checkpoints.command("list")
-def list_(storage: Storage, job: Job = None, json_: Json = False) -> None:
+def list_(
+    storage: Storage,
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job. Needed if the storage holds several.")
+    ] = None,
+    json_: Json = False,
+) -> None:
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
         opened = open_job(_storage(storage), job)
@@ -122,7 +120,11 @@ def verify(
         else:
             for one in wrong:
                 say(f"{one['name']}: {one['damage']}", style="red")
-            print(f"{len(chosen)} verified, {len(wrong)} damaged files")
+            files = sum(one.describe()["files"] for one in chosen)
+            print(
+                f"verified {len(chosen)} checkpoints and savepoints with {files} files:"
+                f" {len(wrong)} files are damaged"
+            )
         if wrong:
             raise typer.Exit(EXIT_REFUSED)
 

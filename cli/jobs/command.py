@@ -46,9 +46,11 @@ Name: TypeAlias = Annotated[str, typer.Argument(help="The job's name.")]
 Storage: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="The job's checkpoint storage: a directory, or a bucket's URL.",
+        help="The job's checkpoint storage: a directory, or a bucket's URL. Default:"
+        " ONCEFLOW_STORAGE of the environment, else ONCEFLOW_CHECKPOINTING_STORAGE.",
         envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
-        show_envvar=True,
+        # The error of a missing option would show the list as Python writes it.
+        show_envvar=False,
     ),
 ]
 Timeout: TypeAlias = Annotated[

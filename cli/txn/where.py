@@ -70,9 +70,10 @@ class Where:
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint storage of the job, with the decision log.",
+            help="Checkpoint storage of the job, with the decision log. Default: ONCEFLOW_STORAGE"
+            " of the environment, else ONCEFLOW_CHECKPOINTING_STORAGE.",
             envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
-            show_envvar=True,
+            show_envvar=False,
         ),
     ] = None
     job: Annotated[

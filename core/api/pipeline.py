@@ -15,6 +15,7 @@ from onceflow.core.api.dataframe_source import DataFrameSource, is_dataframe
 from onceflow.core.api.event_time import WatermarkStrategy
 from onceflow.core.api.graph import NAME, Feed, Graph, GraphBuilder, ReadFrom
 from onceflow.core.api.stream import Stream
+from onceflow.core.api.users_mistakes import without_internal_frames
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.ids import PARALLELISM_MAX
@@ -167,6 +168,7 @@ class Job:
         self._driver.cancel()
         return self.wait(timeout_s)
 
+    @without_internal_frames
     def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Wait until the job has ended: all input committed, or stopped, or cancelled.
 
@@ -403,6 +405,7 @@ class Pipeline:
             self._graph.add_dead_letters(operator, dead_letters)
         return Stream(self._graph, Feed(uid, source.schema))
 
+    @without_internal_frames
     def start(
         self,
         *,
@@ -512,6 +515,7 @@ class Pipeline:
             restore=restore,
         )
 
+    @without_internal_frames
     def run(self, timeout_s: float | None = None) -> JobStatus:
         """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
         return self.start().wait(timeout_s)

@@ -14,6 +14,10 @@ from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, RejectedRows
 
 _SHOWN_LENGTH_MAX = 80
+_ADVICE = (
+    "Correct or filter such rows before the sink; or leave them out, counted, with"
+    " on_bad_row='drop'; or keep them in another table with dead_letters="
+)
 
 
 class BadRows:
@@ -62,7 +66,7 @@ class BadRows:
             return batch
         if self.fail:
             value = f", but {quote_value(batch.column(shows), first)}" if shows else ""
-            raise BadRow(f"{self._where}{why}{value} (row {first} of its batch)")
+            raise self._make_error(f"{why}{value} (row {first} of its batch)")
         rows = batch.filter(bad)
         reasons = [
             f"{why}, but {quote_value(rows.column(shows), row)}" if shows else why
@@ -80,7 +84,7 @@ class BadRows:
         if not rows.num_rows:
             return
         if self.fail:
-            raise BadRow(f"{self._where}{reasons[0]}")
+            raise self._make_error(reasons[0])
         self._rejected.append(RejectedRows(_encode(rows, self._schema), list(reasons)))
 
     def without(self, batch: pa.RecordBatch, refusals: Mapping[int, str]) -> pa.RecordBatch:
@@ -93,10 +97,13 @@ class BadRows:
             return batch
         bad = sorted(refusals)
         if self.fail:
-            raise BadRow(f"{self._where}{refusals[bad[0]]} (row {bad[0]} of its batch)")
+            raise self._make_error(f"{refusals[bad[0]]} (row {bad[0]} of its batch)")
         self.reject(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
         keep = [row not in refusals for row in range(batch.num_rows)]
         return batch.filter(pa.array(keep, pa.bool_()))
+
+    def _make_error(self, reason: str) -> BadRow:
+        return BadRow(f"{self._where}{reason}. {_ADVICE}")
 
     def forget(self) -> None:
         """Drop the recorded rows; they are written anew or not at all."""

@@ -24,7 +24,7 @@ from onceflow.connectors.kafka.brokers import ASK_S
 from onceflow.connectors.kafka.topics import TopicFacts, Topics
 from onceflow.core.errors import ConfigError, OffsetOutOfRange, SourceUnavailable, StateIncompatible
 from onceflow.sources.kafka.client import open_brokers, open_consumer
-from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.position import PartitionPosition, gap_error
 from onceflow.sources.kafka.settings import (
     EARLIEST,
     LATEST,
@@ -198,9 +198,7 @@ class Catalog:
             )
         if start < low:
             if self._settings.fail_on_data_loss:
-                raise OffsetOutOfRange(
-                    gap_message(topic, partition, offset_next=start, low=low, high=high)
-                )
+                raise gap_error(topic, partition, offset_next=start, low=low, high=high)
             return low
         return start
 
@@ -321,10 +319,10 @@ def _keep_positions(
         if facts is not None and _is_same_topic(position, facts):
             kept.append(with_ids(position, facts))
             continue
-        text = _loss_text(settings, position, facts)
         if settings.fail_on_data_loss:
-            raise OffsetOutOfRange(text)
-        _logger.warning("going on without what was to be read: %s", text)
+            raise _loss_error(settings, position, facts)
+        loss = _describe_loss(settings, position, facts)
+        _logger.warning("going on without what was to be read: %s", loss)
     return kept
 
 
@@ -342,7 +340,7 @@ def check_not_replaced(settings: KafkaSettings, ended: Sequence[PartitionPositio
     for position in ended:
         facts = topics.get(position.topic)
         if facts is not None and not _is_same_topic(position, facts):
-            raise OffsetOutOfRange(_loss_text(settings, position, facts))
+            raise _loss_error(settings, position, facts)
 
 
 def with_ids(position: PartitionPosition, facts: TopicFacts) -> PartitionPosition:
@@ -373,23 +371,28 @@ def _check_topics_are_read(settings: KafkaSettings, known: Sequence[PartitionPos
             )
 
 
-def _loss_text(
+def _loss_error(
+    settings: KafkaSettings, position: PartitionPosition, facts: TopicFacts | None
+) -> OffsetOutOfRange:
+    start = "" if facts is None else ", which goes on at its first record"
+    return OffsetOutOfRange(
+        f"{_describe_loss(settings, position, facts)}. Restore the topic, or start the job anew"
+        f" under another name, or accept the loss with fail_on_data_loss=False{start}"
+    )
+
+
+def _describe_loss(
     settings: KafkaSettings, position: PartitionPosition, facts: TopicFacts | None
 ) -> str:
     where = f"{position}: offset {position.next} was to be read next"
     servers = settings.bootstrap_servers
-    advice = (
-        "Restore the topic, or start the job anew under another name, or accept the loss with"
-        " fail_on_data_loss=False"
-    )
     if facts is None:
-        return f"{where}, and Kafka at {servers} has no such topic any more. {advice}"
+        return f"{where}, and Kafka at {servers} has no such topic any more"
     return (
         f"{where} in topic {_describe_ids(position)}, and what Kafka at {servers} has under that"
         f" name is topic {_describe_ids(facts)} with {len(facts.partitions)} partitions: it was"
         " deleted and created again, or bootstrap_servers= leads elsewhere. What it holds are other"
-        f" records. {advice},"
-        " which goes on at its first record"
+        " records"
     )
 
 

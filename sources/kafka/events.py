@@ -13,8 +13,8 @@ from onceflow.connectors.kafka.client import (
     error_of,
     is_denied,
 )
-from onceflow.core.errors import OffsetOutOfRange, SourceError, SourceUnavailable
-from onceflow.sources.kafka.position import gap_message
+from onceflow.core.errors import SourceError, SourceUnavailable
+from onceflow.sources.kafka.position import describe_gap, gap_error
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _logger = logging.getLogger("onceflow.sources.kafka")
@@ -109,10 +109,10 @@ class Gaps:
                     " replicas"
                 )
             return offset_next
-        text = gap_message(topic, partition, offset_next=offset_next, low=low, high=high)
         if self._settings.fail_on_data_loss:
-            raise OffsetOutOfRange(text)
-        _logger.warning("going on at %d: %s", low, text)
+            raise gap_error(topic, partition, offset_next=offset_next, low=low, high=high)
+        facts = describe_gap(topic, partition, offset_next=offset_next, low=low, high=high)
+        _logger.warning("going on at %d: %s", low, facts)
         return low
 
     def _read_watermarks(

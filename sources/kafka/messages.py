@@ -145,11 +145,16 @@ def estimate_size_bytes(messages: Records) -> int:
 def bad_record_error(message: Message, fault: str) -> BadRecord:
     """Return the error that names the position of `message` and its `fault`."""
     return BadRecord(
-        f"{describe_position(message)}: {fault}. The value starts {_excerpt(message.value())}."
+        f"{_describe_bad(message, fault)}."
         " Correct the schema or the producer; or keep such records in a table or topic of their own"
         " with on_bad_record='dead_letter' and read(…, dead_letters=…), or leave them out, counted"
         " and logged, with on_bad_record='drop'"
     )
+
+
+def _describe_bad(message: Message, fault: str) -> str:
+    excerpt = _excerpt(message.value())
+    return f"{describe_position(message)}: {fault}. The value starts {excerpt}"
 
 
 def _excerpt(value: bytes | None) -> str:
@@ -176,9 +181,8 @@ class Refusals:
         Raises:
             BadRecord: Bad records are to fail.
         """
-        error = bad_record_error(message, fault)
         if self._on_bad_record is OnBadRow.FAIL:
-            raise error from None
+            raise bad_record_error(message, fault) from None
         if self._on_bad_record is OnBadRow.DEAD_LETTER:
             self.letters.append(
                 DeadLetter(
@@ -194,7 +198,10 @@ class Refusals:
         # 1, 10, 100, …: a topic full of bad records must not fill the disk with log lines.
         if str(self.dropped_count).strip("0") == "1":
             logger.warning(
-                "%s (%d so far): %s", self._on_bad_record.value, self.dropped_count, error
+                "%s (%d so far): %s",
+                self._on_bad_record.value,
+                self.dropped_count,
+                _describe_bad(message, fault),
             )
 
     def take_letters(self) -> list[DeadLetter]:

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import cast
 
-from onceflow.core.errors import StateIncompatible
+from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
 from onceflow.core.spi import Split
 
 
@@ -81,19 +81,32 @@ def _not_ours(split: Split) -> str:
     )
 
 
-def gap_message(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
-    """Say which records are gone from `topic`-`partition`, and what can be done."""
+def describe_gap(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
+    """Return which records of `topic`-`partition` are gone."""
     where = f"{topic}-{partition}: offset {offset_next} was to be read next"
     if offset_next < low:
         return (
             f"{where}, but the earliest one left is {low}: {low - offset_next} offsets"
             f" ({offset_next} to {low - 1}) were deleted before they were read, by retention or by"
-            " hand. Restore them and raise the topic's retention, or accept the loss with"
-            f" fail_on_data_loss=False, which goes on at {low}"
+            " hand"
         )
     return (
         f"{where}, but the topic ends at {high}: it was deleted and created again, or an unclean"
         f" leader election cut off its end. What it holds now ({low} to {high - 1}) are other"
-        f" records than those read before. Start the job anew, or accept it with"
-        f" fail_on_data_loss=False, which goes on at {low}"
+        " records than those read before"
+    )
+
+
+def gap_error(
+    topic: str, partition: int, *, offset_next: int, low: int, high: int
+) -> OffsetOutOfRange:
+    """Return the error that says which records are gone, and what can be done."""
+    facts = describe_gap(topic, partition, offset_next=offset_next, low=low, high=high)
+    repair = (
+        "Restore them and raise the topic's retention, or accept the loss"
+        if offset_next < low
+        else "Start the job anew, or accept it"
+    )
+    return OffsetOutOfRange(
+        f"{facts}. {repair} with fail_on_data_loss=False, which goes on at {low}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -368,13 +369,19 @@ def test_checkpoints_and_savepoints_in_storage_are_listed_verified_and_disposed_
         return result.exit_code, result.stdout, result.stderr
 
     listed = json.loads(checkpoints("list", "--json")[1])["checkpoints"]
+    assert json.loads(checkpoints("list", "ledger", "--json")[1])["checkpoints"] == listed
     *retained, kept = listed
     assert retained
     assert {one["kind"] for one in retained} == {"checkpoint"}
     assert (kept["kind"], kept["name"]) == ("savepoint", place)
     shown = json.loads(checkpoints("show", listed[0]["name"], "--json")[1])
     assert {one["uid"] for one in shown["operators"]} == {"records", "balance", "ledger"}
-    assert checkpoints("verify")[0] == 0
+    exit_status, out, _ = checkpoints("verify")
+    assert exit_status == 0
+    assert re.fullmatch(
+        rf"verified {len(listed)} checkpoints and savepoints with \d+ files: 0 files are damaged\n",
+        out,
+    )
     assert checkpoints("verify", place)[0] == 0
     exit_status, _, error = checkpoints("dispose", listed[0]["name"], "--yes")
     assert exit_status == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -231,3 +232,24 @@ def test_a_certificate_that_is_not_there_is_refused_at_the_start(
     )
     with pytest.raises(ConfigError, match=r"TlsFiles\(certificate='.*tls.crt'\) cannot be read"):
         pipeline.start()
+
+
+def test_a_mistake_is_shown_without_frames_of_the_engine(tmp_path: Path) -> None:
+    pipeline, records = begin(LocalProcesses(), tmp_path, restart=NoRestart())
+    records.map(fail_at_77, uid="step").write(DirectorySink(str(tmp_path / "out")), uid="out")
+    with pytest.raises(UserFunctionError, match="no such amount") as failed:
+        pipeline.run(60)
+    shown = "".join(traceback.format_exception(failed.value))
+    assert "in fail_at_77" in shown
+    # The call of the program, and the one method of ours that it called.
+    assert shown.count("\n  File ") <= 4, shown
+    assert "driver.py" not in shown
+
+
+def test_a_setting_that_cannot_be_is_shown_without_frames_of_the_engine(tmp_path: Path) -> None:
+    pipeline, records = begin(LocalProcesses(), tmp_path)
+    records.map(fail_at_77, uid="step")
+    with pytest.raises(ConfigError) as refused:
+        pipeline.run(60)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert shown.count("\n  File ") <= 3, shown

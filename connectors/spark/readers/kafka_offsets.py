@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
-from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.position import PartitionPosition, gap_error
 from onceflow.sources.kafka.ranges import OffsetRange
 
 Document: TypeAlias = "dict[str, Any]"
@@ -116,9 +116,8 @@ def ranges_between(
                     " checkpointLocation"
                 )
         if position.next < first:
-            raise OffsetOutOfRange(
-                gap_message(*partition, offset_next=first, low=position.next, high=position.next)
-            )
+            end = position.next
+            raise gap_error(*partition, offset_next=first, low=end, high=end)
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [one for one in ranges if len(one)]
 

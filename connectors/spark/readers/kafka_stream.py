@@ -31,12 +31,12 @@ from onceflow.connectors.spark.readers.kafka_offsets import (
     tasks_of,
 )
 from onceflow.connectors.spark.versions import SparkInterface, has, require
-from onceflow.core.errors import ConfigError, OffsetOutOfRange
+from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.options import COUNT, DURATION, option
 from onceflow.sources.kafka.catalog import Catalog, find_positions
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
-from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.position import PartitionPosition, describe_gap, gap_error
 from onceflow.sources.kafka.ranges import OffsetRange, read_ranges
 from onceflow.sources.kafka.reader import PublishedOffsets
 from onceflow.sources.kafka.settings import KafkaSettings
@@ -382,12 +382,11 @@ class KafkaStreamReader(Speaker, DataSourceStreamReader, SupportsTriggerAvailabl
     def _cut_off(self, position: PartitionPosition, end: int) -> int:
         """Return where to go on in a partition that ends before what was to be read."""
         low, high = self._fresh_catalog().read_watermarks(position.topic, position.partition)
-        text = gap_message(
-            position.topic, position.partition, offset_next=position.next, low=low, high=high
-        )
+        topic, partition = position.topic, position.partition
         if self._settings.fail_on_data_loss:
-            raise OffsetOutOfRange(text)
-        _logger.warning("going on at %d: %s", low, text)
+            raise gap_error(topic, partition, offset_next=position.next, low=low, high=high)
+        facts = describe_gap(topic, partition, offset_next=position.next, low=low, high=high)
+        _logger.warning("going on at %d: %s", low, facts)
         return min(low, end)
 
     def _bound(self, at: StreamOffsets, ends: StreamOffsets, limit: object) -> StreamOffsets | None:

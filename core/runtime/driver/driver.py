@@ -378,7 +378,9 @@ class JobDriver:
                 now = time.monotonic()
                 match self._restarts.on_failure(now, fingerprint_of(error)):
                     case GiveUp(reason):
-                        raise type(error)(f"{error} (no further restart: {reason})") from error
+                        first, line_break, traceback = str(error).partition("\n")
+                        text = f"{first} (no further restart: {reason}){line_break}{traceback}"
+                        raise type(error)(text) from error
                     case RestartAfter(delay_s):
                         # Since the failure: a part has passed while the slots left.
                         left_s = max(0.0, (self._failed_at or now) + delay_s - now)

@@ -15,7 +15,7 @@ from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.client import LoggedTroubles, group_id_of
-from onceflow.sources.kafka.position import PartitionPosition, gap_message
+from onceflow.sources.kafka.position import PartitionPosition, describe_gap, gap_error
 from onceflow.sources.kafka.settings import RULES, AtOffsets, AtTime, Earliest, Latest, offsets_of
 
 SECRETS = {
@@ -193,10 +193,21 @@ def test_split_of_another_source_is_refused(position: bytes) -> None:
 
 
 def test_gap_names_both_offsets_and_what_is_missing() -> None:
-    text = gap_message("payments", 3, offset_next=10, low=25, high=40)
-    assert "payments-3: offset 10 was to be read next" in text
-    assert "earliest one left is 25: 15 offsets (10 to 24)" in text
-    assert "the topic ends at 40" in gap_message("payments", 3, offset_next=50, low=0, high=40)
+    for text in (
+        str(gap_error("payments", 3, offset_next=10, low=25, high=40)),
+        describe_gap("payments", 3, offset_next=10, low=25, high=40),
+    ):
+        assert "payments-3: offset 10 was to be read next" in text
+        assert "earliest one left is 25: 15 offsets (10 to 24)" in text
+    assert "the topic ends at 40" in describe_gap("payments", 3, offset_next=50, low=0, high=40)
+
+
+@pytest.mark.parametrize("offset_next", [10, 50])
+def test_only_an_error_of_a_gap_gives_advice(offset_next: int) -> None:
+    """The warning is logged where fail_on_data_loss=False is set already."""
+    gap = {"offset_next": offset_next, "low": 25, "high": 40}
+    assert "fail_on_data_loss=False" in str(gap_error("payments", 3, **gap))
+    assert "fail_on_data_loss" not in describe_gap("payments", 3, **gap)
 
 
 def test_spark_ddl_and_mappings_describe_arrow_schemas() -> None:

@@ -1,0 +1,49 @@
+"""Shows a mistake of the user's program where the program made the call, without our own frames."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+from typing_extensions import ParamSpec
+
+from onceflow.core.errors import OnceflowError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+def without_internal_frames(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return `call`, whose errors of domain "user" have no traceback of the engine.
+
+    The error and its causes stay. A log line of level DEBUG has the whole traceback.
+    """
+
+    @wraps(call)
+    def with_short_traceback(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return call(*args, **kwargs)
+        except OnceflowError as error:
+            if error.domain != "user":
+                raise
+            _log.debug("the whole traceback of a user's mistake", exc_info=True)
+            mistake = error
+        raise mistake.with_traceback(None) from _shorten_cause(mistake)
+
+    return with_short_traceback
+
+
+def _shorten_cause(error: BaseException) -> BaseException | None:
+    """Return the first cause of `error` that is no earlier form of it, without tracebacks."""
+    cause = error.__cause__
+    while type(cause) is type(error):
+        cause = cause.__cause__
+    below = cause
+    while below is not None:
+        below.__traceback__ = None
+        below.__suppress_context__ = True
+        below = below.__cause__
+    return cause
