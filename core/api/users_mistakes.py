@@ -39,7 +39,7 @@ def without_internal_frames(call: Callable[_P, _T]) -> Callable[_P, _T]:
 def _shorten_cause(error: BaseException) -> BaseException | None:
     """Return the first cause of `error` that is no earlier form of it, without tracebacks."""
     cause = error.__cause__
-    while type(cause) is type(error):
+    while cause is not None and type(cause) is type(error):
         cause = cause.__cause__
     below = cause
     while below is not None:

@@ -116,8 +116,8 @@ def ranges_between(
                     " checkpointLocation"
                 )
         if position.next < first:
-            end = position.next
-            raise gap_error(*partition, offset_next=first, low=end, high=end)
+            last = position.next
+            raise gap_error(*partition, offset_next=first, low=last, high=last)
         ranges.append(OffsetRange(*partition, first, position.next, position.topic_id))
     return [one for one in ranges if len(one)]
 
