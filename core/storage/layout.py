@@ -33,6 +33,7 @@ SEQUENCE_MAX = 10**12 - 1
 
 _JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _SAFE = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
+_PRUNED = "pruned"
 _RECORD = re.compile(r"(\d{12})\.json")
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _ATTEMPT = re.compile(r"a(\d+)")
@@ -50,7 +51,7 @@ class JobPaths:
     job: str
 
     def __post_init__(self) -> None:
-        if not _JOB.fullmatch(self.job) or len(self.job) > JOB_NAME_LENGTH_MAX:
+        if not is_job_name(self.job):
             raise ConfigError(
                 f"job name {self.job!r} must be 1-{JOB_NAME_LENGTH_MAX} letters, digits, '_', '-'"
                 " and '.', and not begin with '.': it names a directory of checkpoint storage"
@@ -69,7 +70,7 @@ class JobPaths:
     @property
     def pruned(self) -> str:
         """Exists from before the first deletion of a record, for ever."""
-        return f"{self.log}/pruned"
+        return f"{self.log}/{_PRUNED}"
 
     def record(self, sequence: int) -> str:
         """The file of one record."""
@@ -82,6 +83,11 @@ class JobPaths:
         """Return the sequence number of the record in file `name`; None: it is no record."""
         match = _RECORD.fullmatch(name)
         return int(match[1]) if match else None
+
+    @staticmethod
+    def is_of_log(name: str) -> bool:
+        """Return whether a file `name` in the log's directory was written by onceflow."""
+        return name == _PRUNED or _RECORD.fullmatch(name) is not None
 
     @property
     def shared(self) -> str:
@@ -239,6 +245,11 @@ class StateNames:
         """The file of state that later checkpoints may name, too; `unique` never was in use."""
         owner = f"{safe_name(self.uid)}@{self.subtask}"
         return f"shared/a{self.attempt}@{owner}@{unique}@{safe_name(name)}"
+
+
+def is_job_name(name: str) -> bool:
+    """Return whether a job can have `name`, which is then a directory of checkpoint storage."""
+    return _JOB.fullmatch(name) is not None and len(name) <= JOB_NAME_LENGTH_MAX
 
 
 def safe_name(text: str) -> str:

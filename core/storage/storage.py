@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
@@ -30,7 +31,7 @@ from onceflow.core.storage.filesystems.filesystem import (
     StorageRefused,
 )
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFileSystem, Modes
-from onceflow.core.storage.layout import JobPaths, StateNames, safe_name
+from onceflow.core.storage.layout import JobPaths, StateNames, is_job_name, safe_name
 from onceflow.core.storage.log.decision_log import DecisionLog, log_id
 from onceflow.core.storage.log.driver_address import AddressFiles
 from onceflow.core.storage.log.last_run import LastRunFile
@@ -44,6 +45,9 @@ from onceflow.core.storage.snapshots.state_files import (
 from onceflow.core.storage.staging.inputs import InputFiles
 from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
+_log = logging.getLogger("onceflow.storage")
+_logged: set[str] = set()
+"""The warnings on unreadable directories that this process has logged."""
 INLINE_THRESHOLD_BYTES = 20_000
 INLINE_THRESHOLD_BYTES_MAX = 1_000_000
 """Every subtask's inline state is in each record of the log: far more would make appends slow."""
@@ -144,7 +148,7 @@ class JobStorage:
         return self._fs.location(self._paths.savepoints)
 
     def savepoint_names(self) -> tuple[str, ...]:
-        """Return the names of the directories in `savepoints`."""
+        """Return the names of the files and directories in `savepoints`."""
         return tuple(self._fs.list(self._paths.savepoints))
 
     def staging(self, sink_id: str) -> StagingArea:
@@ -219,8 +223,29 @@ class JobStorage:
         return tuple(sorted(readable | compared))
 
     def jobs(self) -> tuple[str, ...]:
-        """Return the names of all jobs in the same storage that have a decision log."""
-        return tuple(name for name in self._fs.list("") if self._fs.list(f"{name}/log"))
+        """Return the names of all jobs in the same storage that have a decision log.
+
+        Leaves out a directory that cannot be read, and logs its name, unless it is this job's own.
+
+        Raises:
+            StorageError: The root or this job's own directory cannot be read.
+        """
+        return tuple(name for name in self._fs.list("") if self._has_log(name))
+
+    def _has_log(self, name: str) -> bool:
+        if not is_job_name(name):
+            return False
+        paths = JobPaths(name)
+        try:
+            return any(map(paths.is_of_log, self._fs.list(paths.log)))
+        except StorageError as error:
+            if name == self._paths.job:
+                raise
+            # Once a process: the page and the commands list the jobs again and again.
+            if str(error) not in _logged:
+                _logged.add(str(error))
+                _log.warning("left out of the jobs in storage: %s", error)
+            return False
 
     def others(self) -> dict[str, LogView]:
         """Return what the logs of the other jobs in the same storage say, by job.

@@ -217,6 +217,21 @@ def test_what_is_not_there_is_none_and_nothing(fs: FileSystem) -> None:
     assert fs.delete_directory_if_empty("no")
 
 
+def test_a_path_below_a_file_is_missing(fs: FileSystem) -> None:
+    fs.write("README", (b"a file",))
+    assert fs.list("README/log") == ()
+    assert fs.list("README") == ()
+    for path in ("README/such", "README/no/such"):
+        assert fs.read(path) is None
+        assert fs.read_chunks(path) is None
+        assert fs.size(path) is None
+        assert fs.find_modified_time(path) is None
+        fs.delete(path)
+        fs.delete_tree(path)
+        assert fs.delete_directory_if_empty(path)
+    assert fs.read("README") == b"a file"
+
+
 def test_a_file_says_when_it_was_written(fs: FileSystem) -> None:
     fs.write("early", (b"",))
     fs.write("late", (b"",))

@@ -416,7 +416,7 @@ class JobDriver:
         restored = view.completed[-1]
         self._observation.retain(view.completed)
         # After the claim: what older attempts have not decided by now they never will.
-        storage.sweep(view, log.attempt)
+        self._sweep_storage(log, view)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
         if left := (*operators_left(plan.graph, restored), *changed):
@@ -478,6 +478,13 @@ class JobDriver:
             deadline_s,
             publish=self._tracker.publish,
         )
+
+    def _sweep_storage(self, log: ClaimedLog, view: LogView) -> None:
+        """Delete the files of dead attempts; those that cannot be deleted now do no harm."""
+        try:
+            self._storage.sweep(view, log.attempt)
+        except StorageError as error:
+            _log.warning("files of dead attempts stay until the next checkpoint: %s", error)
 
     def _claim(self) -> ClaimedLog:
         """The first claim takes the job over; later ones only while no other driver has done so."""

@@ -265,11 +265,11 @@ def describe_decision(view: LogView) -> dict[str, Any]:
 
 
 def describe_stored(described: CheckpointStorage, storage: JobStorage) -> dict[str, Any]:
-    """Return the checkpoints and savepoints in storage, and the savepoints that are not whole.
+    """Return the checkpoints and savepoints in storage, and why savepoints cannot be read.
 
     Raises:
         StorageError: They cannot be read now.
-        CheckpointCorrupt: The log, or a savepoint, is damaged.
+        CheckpointCorrupt: The log is damaged.
     """
     stored: list[StoredCheckpoint] = checkpoints_of(storage)
     refused: list[str] = []

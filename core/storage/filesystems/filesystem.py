@@ -16,7 +16,7 @@ What only some can do is a class of its own, asked for by type and never by a fl
         `Copies`         can only copy it, whole or not at all
 
 Paths are relative to the root, separated by "/", and never hold "..". Nobody needs directories:
-where there are any, they are made for what is written into them.
+where there are any, they are made for what is written into them. A path below a file is missing.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class StorageRefused(StorageError):
     """Raised when a call fails for a reason that stays: a missing right, a wrong place."""
 
 
+MISSING = (FileNotFoundError, NotADirectoryError)
+"""Python's errors for a path that does not exist. The second is for a path below a file."""
 REQUESTS_AT_ONCE_MAX = 16
 """Requests at once to stores behind a network: they wait, and need no processor."""
 

@@ -24,6 +24,7 @@ from typing_extensions import override
 from onceflow.core.errors import ConfigError, OnceflowError, StorageError
 from onceflow.core.secret_references import follow_references
 from onceflow.core.storage.filesystems.filesystem import (
+    MISSING,
     REQUESTS_AT_ONCE_MAX,
     AlreadyExists,
     Copies,
@@ -40,6 +41,8 @@ from onceflow.core.storage.filesystems.filesystem import (
 _CHUNK_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
 _SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
+_MISSING = (*MISSING, FileExistsError)
+"""fsspec's file system in memory raises FileExistsError for a path below a file."""
 _SECRET_LENGTH_MIN = 4
 """A shorter text is not replaced in errors: it could be a part of any word."""
 
@@ -93,7 +96,7 @@ class FsspecFiles(StreamedFiles):
         with self.explain_failure("read", path):
             try:
                 return bytes(self._fs.cat_file(self._full(path)))
-            except FileNotFoundError:
+            except _MISSING:
                 return None
 
     @override
@@ -101,7 +104,7 @@ class FsspecFiles(StreamedFiles):
         with self.explain_failure("read", path):
             try:
                 file = cast("IO[bytes]", self._fs.open(self._full(path), "rb"))
-            except FileNotFoundError:
+            except _MISSING:
                 return None
         return self._chunks(file, path)
 
@@ -110,7 +113,7 @@ class FsspecFiles(StreamedFiles):
         with self.explain_failure("look at", path):
             try:
                 return int(self._fs.info(self._full(path))["size"])
-            except FileNotFoundError:
+            except _MISSING:
                 return None
 
     @override
@@ -118,7 +121,7 @@ class FsspecFiles(StreamedFiles):
         with self.explain_failure("look at", path):
             try:
                 return cast("datetime", self._fs.modified(self._full(path)))
-            except (FileNotFoundError, NotImplementedError):
+            except (*_MISSING, NotImplementedError):
                 return None
 
     @override
@@ -127,12 +130,12 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def delete(self, path: str) -> None:
-        with self.explain_failure("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(*_MISSING):
             self._fs.rm_file(self._full(path))
 
     @override
     def delete_tree(self, path: str) -> None:
-        with self.explain_failure("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(*_MISSING):
             self._fs.rm(self._full(path), recursive=True)
 
     @override
@@ -228,7 +231,7 @@ class FsspecFiles(StreamedFiles):
         with self.explain_failure("list", directory):
             try:
                 names = cast("list[str]", self._fs.ls(full, detail=False))
-            except FileNotFoundError:
+            except _MISSING:
                 return ()
         return sorted(
             name.rstrip("/").rpartition("/")[2] for name in names if name.rstrip("/") != full
@@ -335,7 +338,7 @@ class RemoteDirectory(FsspecFiles, Renames):
     def delete_directory_if_empty(self, path: str) -> bool:
         if self._names(path):
             return False
-        with self.explain_failure("delete directory", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete directory", path), suppress(*_MISSING):
             self._fs.rmdir(self._full(path))
         return True
 

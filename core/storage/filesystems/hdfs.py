@@ -55,6 +55,7 @@ _TRIES_MAX = 4
 """How often a name is moved again: its directory was deleted meanwhile, or a reply was lost."""
 _DIRECTORY_GOES = "somebody keeps deleting the directory"
 _GONE = "FileNotFoundException"
+_BELOW_A_FILE = "ParentNotDirectoryException"
 _TAKEN = "FileAlreadyExistsException"
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
 _REFUSALS = {
@@ -62,7 +63,7 @@ _REFUSALS = {
     "SecurityException": "HDFS asks for proof of who this is: give a delegation token",
     "AuthenticationException": "HDFS asks for proof of who this is: give a delegation token",
     "InvalidToken": "renew the delegation token",
-    "ParentNotDirectoryException": "a file stands where a directory must be: move it away",
+    _BELOW_A_FILE: "a file stands where a directory must be: move it away",
     "UnsupportedOperationException": "WebHDFS is switched off there (dfs.webhdfs.enabled)",
 }
 """What stays as it is until somebody acts on it, by HDFS's own word for it."""
@@ -285,13 +286,18 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def delete(self, path: str) -> None:
-        with self.explain_failure("delete", path):
-            self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
+        self._delete(path, recursive="false")
 
     @override
     def delete_tree(self, path: str) -> None:
+        self._delete(path, recursive="true")
+
+    def _delete(self, path: str, *, recursive: str) -> None:
         with self.explain_failure("delete", path):
-            self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="true")
+            try:
+                self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive=recursive)
+            except RemoteError as error:
+                _check_missing(error)
 
     @override
     def make_directory(self, path: str) -> None:
@@ -307,9 +313,9 @@ class HdfsFiles(CreatesAtomically, Renames):
             try:
                 self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
             except RemoteError as error:
-                if error.name != _NOT_EMPTY:
-                    raise
-                return False
+                if error.name == _NOT_EMPTY:
+                    return False
+                _check_missing(error)
         return True
 
     # --- files that are filled piece by piece --------------------------------------------------
@@ -359,5 +365,7 @@ def _beside(path: str) -> str:
 
 def _check_missing(error: RemoteError) -> None:
     """Raise `error` unless it says that there is no such file."""
-    if error.name != _GONE:
+    # Older versions report a path below a file as a missing right, and tell it by the text alone.
+    below_a_file = error.name == _BELOW_A_FILE or "(is not a directory)" in str(error)
+    if error.name != _GONE and not below_a_file:
         raise error

@@ -32,6 +32,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import StorageError
 from onceflow.core.storage.filesystems.filesystem import (
+    MISSING,
     AdoptsFiles,
     AlreadyExists,
     Created,
@@ -202,7 +203,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("read", path):
             try:
                 file = open(full, "rb", buffering=0)  # noqa: SIM115 - closed by its reader
-            except FileNotFoundError:
+            except MISSING:
                 return None
         return self._chunks(file, path)
 
@@ -211,7 +212,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("look at", path):
             try:
                 return os.path.getsize(self.location(path))
-            except FileNotFoundError:
+            except MISSING:
                 return None
 
     @override
@@ -220,7 +221,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("read", path):
             try:
                 seconds = Path(full).stat().st_mtime
-            except FileNotFoundError:
+            except MISSING:
                 return None
         return datetime.fromtimestamp(seconds, timezone.utc)
 
@@ -236,7 +237,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def delete(self, path: str) -> None:
         full = self.location(path)
-        with self.explain_failure("delete", path), suppress(FileNotFoundError):
+        with self.explain_failure("delete", path), suppress(*MISSING):
             os.unlink(full)
 
     @override
@@ -254,8 +255,8 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("delete directory", path):
             try:
                 os.rmdir(full)
-            except FileNotFoundError:
-                return True
+            except MISSING:
+                return not os.path.lexists(full)
             except OSError as error:
                 # POSIX lets rmdir answer either when the directory is not empty.
                 if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
@@ -401,7 +402,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("list", directory):
             try:
                 return sorted(os.listdir(self.location(directory)))
-            except FileNotFoundError:
+            except MISSING:
                 return ()
 
     def _make_parent(self, path: str) -> None:
@@ -535,6 +536,9 @@ def tree_is_gone(full: str) -> bool:
         shutil.rmtree(full)
     except FileNotFoundError:
         return not os.path.lexists(full)
+    except NotADirectoryError:
+        if os.path.lexists(full):
+            raise
     except OSError as error:
         # A writer that does not know yet that its checkpoint is dead has added a file.
         if error.errno == errno.ENOTEMPTY:

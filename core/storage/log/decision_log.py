@@ -77,7 +77,8 @@ def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
     """
     data = fs.read(paths.meta)
     # Read again after the listing: another driver may have created both in between.
-    if data is None and (fs.list(paths.log) and fs.read(paths.meta) is None):
+    has_log = data is None and any(map(paths.is_of_log, fs.list(paths.log)))
+    if has_log and fs.read(paths.meta) is None:
         raise CheckpointCorrupt(
             f"{fs.location(paths.meta)} is gone and the decision log beside it is not; {_REMEDY}"
         )

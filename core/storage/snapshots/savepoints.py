@@ -73,6 +73,10 @@ class SavepointDirectory:
         """Tell whether this is the directory of a savepoint that was finished."""
         return self._fs.size(self._paths.metadata) is not None
 
+    def is_begun(self) -> bool:
+        """Tell whether there is any file in this directory."""
+        return bool(self._fs.list(""))
+
     def prepare(self) -> None:
         """Make the directory, as a sign that it can be written to.
 
@@ -113,8 +117,8 @@ class SavepointDirectory:
         """
         data = self._fs.read(self._paths.metadata)
         if data is None:
-            begun = self._fs.list("")
-            what = "was never finished: its _metadata is missing" if begun else "is not there"
+            unfinished = "was never finished: its _metadata is missing"
+            what = unfinished if self.is_begun() else "is not there"
             raise SavepointRefused(
                 f"the savepoint {self} {what}; name the directory that the savepoint was reported"
                 " under, which holds _metadata and state/"

@@ -9,7 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from onceflow.core.errors import ConfigError, SavepointRefused
+from onceflow.core.errors import (
+    CheckpointCorrupt,
+    ConfigError,
+    OnceflowError,
+    SavepointRefused,
+    StateIncompatible,
+    StorageError,
+)
 from onceflow.core.protocol.checkpoints.snapshots import (
     CompletedCheckpoint,
     OperatorSnapshot,
@@ -100,12 +107,19 @@ def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
 
 def savepoints_of(
     storage: CheckpointStorage, job: JobStorage
-) -> Iterator[StoredCheckpoint | SavepointRefused]:
-    """Yield the savepoints in the job's own directory; an error for one that is not whole."""
+) -> Iterator[StoredCheckpoint | OnceflowError]:
+    """Yield the savepoints in the job's own directory; an error for one that cannot be read.
+
+    Passes over files, which are certainly no savepoint.
+    """
     for name in job.savepoint_names():
+        location = f"{job.savepoints}/{name}"
         try:
-            yield savepoint_at(storage, f"{job.savepoints}/{name}")
+            yield savepoint_at(storage, location)
         except SavepointRefused as error:
+            if savepoint_directory(storage, location).is_begun():
+                yield error
+        except (CheckpointCorrupt, StateIncompatible, StorageError) as error:
             yield error
 
 
