@@ -5,6 +5,7 @@
     │   ├── MissingExtra                user, never: a package that an extra installs is not there
     │   ├── PreparedLimitReached        user, never: a server holds so many transactions and no more
     │   ├── SavepointRefused            user, never: the job cannot begin from it
+    │   ├── SettingsRefused             external, never: a server or machine does not accept them
     │   ├── StagingMissing              user, never: rows must wait in files, and nothing says where
     │   └── StorageBehind               user, never: a target has more than the decision log knows
     ├── CheckpointError
@@ -55,7 +56,10 @@ class OnceflowError(Exception):
 
     domain: ClassVar[Domain] = "internal"
     retry: ClassVar[Retry] = "job"
-    """What may be tried again: nothing, the next checkpoint, or a new attempt of the job."""
+    """What may be tried again: nothing, the next checkpoint, or a new attempt of the job.
+
+    That is for a first start. What follows once the job has run is in `protocol.error_rules`.
+    """
 
     def __init__(self, message: str, *, fingerprint: str = "") -> None:
         """Keep `fingerprint`: equal when the same mistake is made again, empty for no mistake."""
@@ -64,9 +68,9 @@ class OnceflowError(Exception):
 
 
 class ConfigError(OnceflowError):
-    """Raised when a setting is wrong, before anything has run."""
+    """Raised when a setting is wrong, or a target does not fit it any more."""
 
-    domain = "user"
+    domain: ClassVar[Domain] = "user"
     retry = "never"
 
 
@@ -85,6 +89,16 @@ class PreparedLimitReached(ConfigError):
 
 class SavepointRefused(ConfigError):
     """Raised when a job cannot begin from a savepoint without losing or doubling rows."""
+
+
+class SettingsRefused(ConfigError):
+    """Raised when a server or a machine does not accept the settings, and may accept them later.
+
+    A host name that does not resolve, a refused password, certificate or right, too few free task
+    slots: the settings may be right. Once the job has run with them, a restart tries again.
+    """
+
+    domain = "external"
 
 
 class StagingMissing(ConfigError):
@@ -284,6 +298,7 @@ __all__ = [
     "PreparedTransactionLost",
     "SavepointFailed",
     "SavepointRefused",
+    "SettingsRefused",
     "SinkError",
     "SlotFailed",
     "SlotLost",

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import SettingsRefused
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 
@@ -29,8 +29,8 @@ def follow_references(text: str, *, setting: str) -> str:
     Never keep the result longer than the connection that it is for: a file may be rotated.
 
     Raises:
-        ConfigError: A variable is not set here, or a file cannot be read; names `setting` and the
-            reference, never a secret.
+        SettingsRefused: A variable is not set here, or a file cannot be read; names `setting` and
+            the reference, never a secret.
     """
     return _REFERENCE.sub(lambda match: _value(match[1], match[2], setting), text)
 
@@ -39,7 +39,7 @@ def _value(kind: str, name: str, setting: str) -> str:
     if kind == "env":
         value = os.environ.get(name)
         if value is None:
-            raise ConfigError(
+            raise SettingsRefused(
                 f"{setting}: environment variable {name} is not set in process {os.getpid()}; set"
                 " it where the driver and where every executor runs (Spark:"
                 f" spark.executorEnv.{name}), or use ${{file:…}}"
@@ -49,7 +49,7 @@ def _value(kind: str, name: str, setting: str) -> str:
         return Path(name).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(
+        raise SettingsRefused(
             f"{setting}: the secret's file {name!r} cannot be read here: {reason}; it must be"
             " readable where the driver and where every executor runs"
         ) from None

@@ -25,7 +25,7 @@ from onceflow.connectors.kafka.client import (
     open_client,
 )
 from onceflow.core.backoff import Backoff
-from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.errors import OnceflowError, SettingsRefused
 
 if TYPE_CHECKING:
     from confluent_kafka import (
@@ -200,7 +200,7 @@ class Brokers:
             until: A time of `time.monotonic`; None: the deadline of the settings, from now on.
 
         Raises:
-            ConfigError: The brokers refuse who we are, or forbid it.
+            SettingsRefused: The brokers refuse who we are, or forbid it.
             OnceflowError: No answer came in time; it is `unavailable`.
         """
         backoff = self.begin(until)
@@ -228,7 +228,7 @@ class Brokers:
             raise access_denied(self.settings, ", ".join(self.settings.topics))
         reason = describe_error(error, self.settings)
         if inner.name().endswith("AUTHORIZATION_FAILED"):
-            raise ConfigError(f"{what}: {reason}")
+            raise SettingsRefused(f"{what}: {reason}")
         if not backoff.pause():
             raise self._unavailable(
                 f"{what}: no answer within {self.settings.deadline_s:g} s:"

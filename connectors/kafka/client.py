@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from onceflow.connectors.kafka.librdkafka_options import LIBRDKAFKA
 from onceflow.connectors.kafka.settings import KafkaCluster, TopicSettings
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import SettingsRefused
 from onceflow.core.spi.client_options import OptionValue
 
 _Client = TypeVar("_Client")
@@ -111,12 +111,12 @@ def open_client(
     """Return `construct(config)`. Does not wait for any broker.
 
     Raises:
-        ConfigError: librdkafka refuses a setting; names it.
+        SettingsRefused: librdkafka refuses a setting, or a file that it names; names it.
     """
     try:
         return construct(config)
     except KafkaException as error:
-        raise ConfigError(
+        raise SettingsRefused(
             f"the Kafka client refuses its settings: {describe_error(error, cluster)}. Options"
             " carry librdkafka's names; see its CONFIGURATION.md"
         ) from None
@@ -140,13 +140,13 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     return LIBRDKAFKA.without_secrets(text, options)
 
 
-def authentication_refused(cluster: KafkaCluster, reason: str) -> ConfigError:
+def authentication_refused(cluster: KafkaCluster, reason: str) -> SettingsRefused:
     """Return the error that says who was refused and how, never with what password."""
     options = cluster.options
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"
     user = options.get("sasl.username", "")
     protocol = options.get("security.protocol", "plaintext")
-    return ConfigError(
+    return SettingsRefused(
         f"Kafka at {cluster.bootstrap_servers} refuses to authenticate"
         f" {f'user {user!r}' if user else 'this client'} (security.protocol={protocol},"
         f" sasl.mechanism={mechanism}): {reason}. Check the mechanism, the user and the password"
@@ -158,11 +158,11 @@ def is_denied(code: int) -> bool:
     return code in _DENIED_CODES
 
 
-def access_denied(settings: TopicSettings, topic: str) -> ConfigError:
+def access_denied(settings: TopicSettings, topic: str) -> SettingsRefused:
     """Return the error that says which right is missing, and the command that grants it."""
     user = settings.options.get("sasl.username", "<user>")
     doing = settings.operation.lower().removesuffix("e") + "ing"
-    return ConfigError(
+    return SettingsRefused(
         f"Kafka at {settings.bootstrap_servers} forbids {doing} topic {topic!r}; grant it:"
         f" kafka-acls.sh --bootstrap-server {settings.bootstrap_servers} --add"
         f" --allow-principal User:{user} --operation {settings.operation} --operation Describe"

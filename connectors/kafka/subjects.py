@@ -15,7 +15,7 @@ from onceflow.connectors.kafka.registry import (
     deadline,
 )
 from onceflow.connectors.kafka.settings import TopicSettings
-from onceflow.core.errors import ConfigError, OnceflowError
+from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ def open_subject(
     except RegistryRefusal as error:
         what_to_do = advice.incompatible if error.incompatible else advice.unknown
         text = f". {what_to_do}" if error.incompatible or error.unknown else ""
-        raise ConfigError(f"{settings.where}: {error}{text}") from None
+        error_class = ConfigError if error.incompatible or error.unknown else SettingsRefused
+        raise error_class(f"{settings.where}: {error}{text}") from None
     except RegistryDown as error:
         raise unavailable(
             f"{settings.where}: {error}. It was asked for {settings.deadline_s:g} s; start it, or"

@@ -16,6 +16,7 @@ from onceflow.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     ConfigError,
+    SettingsRefused,
     StateIncompatible,
     StorageError,
 )
@@ -331,13 +332,13 @@ class JobStorage:
         """Return the token of the probe at `path`; empty when it is not there.
 
         Raises:
-            ConfigError: This process's user may not read it.
+            SettingsRefused: This process's user may not read it.
             StorageError: Storage cannot be read here for another reason.
         """
         try:
             data = self._fs.read(path)
         except StorageRefused as error:
-            raise ConfigError(str(error)) from error
+            raise SettingsRefused(str(error)) from error
         return "" if data is None else data.decode("ascii", "replace")
 
 

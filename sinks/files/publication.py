@@ -24,7 +24,7 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError, StorageError
+from onceflow.core.errors import ConfigError, SettingsRefused, SinkError, StorageError
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -120,13 +120,13 @@ def sink_errors() -> Generator[None]:
     """Say what fails in the block as the sink's callers know it.
 
     Raises:
-        ConfigError: The file system refuses, and will again.
+        SettingsRefused: The file system refuses, and will again unless somebody acts.
         SinkError: It failed, and may work later.
     """
     try:
         yield
     except StorageRefused as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsRefused(str(error)) from error
     except StorageError as error:
         raise SinkError(str(error)) from error
 

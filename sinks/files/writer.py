@@ -22,7 +22,14 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import BadRow, ConfigError, OnceflowError, PreCommitFailed, SinkError
+from onceflow.core.errors import (
+    BadRow,
+    ConfigError,
+    OnceflowError,
+    PreCommitFailed,
+    SettingsRefused,
+    SinkError,
+)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
@@ -324,7 +331,9 @@ class FileWriter(SinkWriter):
             raise
         except (OnceflowError, OSError, pa.ArrowException, ValueError, ArithmeticError) as error:
             self.close()
-            if isinstance(error, ConfigError | StorageRefused):
+            if isinstance(error, SettingsRefused | StorageRefused):
+                raise SettingsRefused(f"{self._where}: {doing}: {error}") from error
+            if isinstance(error, ConfigError):
                 raise ConfigError(f"{self._where}: {doing}: {error}") from error
             raise kind(f"{self._where}: {doing}: {error}") from error
         except BaseException:

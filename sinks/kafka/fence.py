@@ -17,7 +17,7 @@ from typing import Any, cast
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from onceflow.connectors.kafka.client import describe_error, error_of
-from onceflow.core.errors import ConfigError, Fenced, SinkError
+from onceflow.core.errors import Fenced, SettingsRefused, SinkError
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.memory import Decided
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
@@ -183,13 +183,15 @@ class Fence:
 
 def refusal(
     error: KafkaException, settings: KafkaSinkSettings, text: str
-) -> ConfigError | Fenced | SinkError:
+) -> SettingsRefused | Fenced | SinkError:
     """Return the error that `error` is to a user: `text`, its reason, and what to grant."""
     reason = describe_error(error, settings)
     if is_fenced(error_of(error)):
         return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
     advice = _ADVICE.get(error_of(error).name())
-    return ConfigError(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
+    return (
+        SettingsRefused(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
+    )
 
 
 def newest_commits(

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import ConfigError, SettingsRefused, SinkError
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
 from onceflow.sinks.sql.access import DatabaseAccess
@@ -122,7 +122,7 @@ class MySQLEndpoint:
         """Return a new session in autocommit mode, shown to the server's operator as `name`.
 
         Raises:
-            ConfigError: It is refused for good: password, database, user, host or encryption.
+            SettingsRefused: Password, database, user, host or encryption is refused.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
         socket = {"unix_socket": self.unix_socket} if self.unix_socket else {}
@@ -148,7 +148,7 @@ class MySQLEndpoint:
         except (SqlError, ssl.SSLError, OSError) as error:
             raise self._to_refusal(error) from None
 
-    def _to_refusal(self, error: SqlError | OSError) -> ConfigError | SinkError:
+    def _to_refusal(self, error: SqlError | OSError) -> SettingsRefused | SinkError:
         reason = self.without_secrets(str(error))
         wrong = (
             not isinstance(error, SqlError)
@@ -157,7 +157,7 @@ class MySQLEndpoint:
             or "SSL is required" in reason
             or "certificate" in reason.lower()
         )
-        return (ConfigError if wrong else SinkError)(f"cannot connect to {self}: {reason}")
+        return (SettingsRefused if wrong else SinkError)(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:
         """Return `text` with any of its passwords replaced by asterisks."""

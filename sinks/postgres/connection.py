@@ -23,7 +23,7 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import ConfigError, SettingsRefused, SinkError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.secret_references import follow_references
 from onceflow.sinks.sql.access import DatabaseAccess
@@ -357,7 +357,7 @@ class PostgresEndpoint:
         """Return a new session in autocommit mode, shown to the server's operator as `name`.
 
         Raises:
-            ConfigError: It is refused for good: password, database, role, host or encryption.
+            SettingsRefused: Password, database, role, host or encryption is refused.
             SinkError: It is refused now: not running, starting, full, or too slow.
         """
         parameters = cast("dict[str, Any]", self._connection_parameters(name))
@@ -385,9 +385,9 @@ class PostgresEndpoint:
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         return parameters
 
-    def _to_refusal(self, error: psycopg.Error) -> ConfigError | SinkError:
+    def _to_refusal(self, error: psycopg.Error) -> SettingsRefused | SinkError:
         reason = self.without_secrets(str(error).strip())
-        kind = ConfigError if _WRONG_SETTING.search(reason) else SinkError
+        kind = SettingsRefused if _WRONG_SETTING.search(reason) else SinkError
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
 from onceflow.core.spi import CommitterContext
@@ -90,7 +90,7 @@ def _preflight(settings: SqlSettings, context: CommitterContext) -> Generator[_P
         try:
             yield _Preflight(settings, context, session)
         except AccessDenied as error:
-            raise ConfigError(f"{text}: not permitted: {error}") from error
+            raise SettingsRefused(f"{text}: not permitted: {error}") from error
         except SqlError as error:
             raise refusal(error, text) from error
 

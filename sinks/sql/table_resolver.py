@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from onceflow.core.arrow.kinds import to_plain_type
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, Session
 from onceflow.sinks.sql.settings import SqlSettings
@@ -314,8 +314,8 @@ def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: Ch
 
 @contextmanager
 def _say_who_may(cannot: str, statement: str, advice: str) -> Generator[None, None, None]:
-    """Turn `AccessDenied` into a ConfigError that says what failed and who may run `statement`."""
+    """Turn `AccessDenied` into SettingsRefused: what failed, and who may run `statement`."""
     try:
         yield
     except AccessDenied as error:
-        raise ConfigError(f"{cannot}: {error}. {advice}: {statement}") from error
+        raise SettingsRefused(f"{cannot}: {error}. {advice}: {statement}") from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import ConfigError, SettingsRefused, SinkError
 from onceflow.sinks.sql.access import DatabaseAccess
 from onceflow.sinks.sql.session import (
     AccessDenied,
@@ -153,7 +153,7 @@ class SQLiteEndpoint:
                 check_same_thread=False,
             )
         except sqlite3.Error as error:
-            raise ConfigError(f"{self} cannot be opened: {error}") from error
+            raise SettingsRefused(f"{self} cannot be opened: {error}") from error
         try:
             ((journal,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
             connection.execute("PRAGMA synchronous = FULL")
@@ -161,7 +161,7 @@ class SQLiteEndpoint:
         except sqlite3.Error as error:
             connection.close()
             locked = _kind_of(error)[0] is LockTimeout
-            kind = SinkError if locked else ConfigError
+            kind = SinkError if locked else SettingsRefused
             raise kind(f"{self} cannot be opened: {error}") from error
         if journal != "wal":
             connection.close()

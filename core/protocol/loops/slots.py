@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onceflow.core.errors
-from onceflow.core.errors import ConfigError, OnceflowError, SlotFailed, SlotLost
+from onceflow.core.errors import OnceflowError, SettingsRefused, SlotFailed, SlotLost
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Failed, Hello
 
@@ -50,19 +50,19 @@ class SlotRoster:
     def __contains__(self, slot: int) -> bool:
         return slot in self._members
 
-    def find_refusal(self, hello: Hello) -> ConfigError | None:
+    def find_refusal(self, hello: Hello) -> SettingsRefused | None:
         """Return why the slot cannot take part, if so.
 
         Its versions, or what it sees of checkpoint storage, are not the driver's.
         """
         settings = self._settings
         if hello.versions != settings.versions:
-            return ConfigError(
+            return SettingsRefused(
                 f"slot {hello.slot} on {hello.host} runs {hello.versions} and the driver runs"
                 f" {settings.versions}; install the same versions on every executor"
             )
         if hello.storage_probe != settings.storage_token:
-            return ConfigError(
+            return SettingsRefused(
                 f"slot {hello.slot} on {hello.host} does not see the checkpoint storage of the"
                 f" driver ({settings.storage}): use a directory that every executor shares"
             )

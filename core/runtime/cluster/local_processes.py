@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from onceflow.core.errors import ConfigError, OnceflowError, SlotLost
+from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused, SlotLost
 from onceflow.core.runtime.cluster.process_host import (
     Link,
     ProcessHost,
@@ -151,6 +151,8 @@ class LocalSlots:
             match word:
                 case Raised("ConfigError", text):
                     self._tell(ConfigError(text))
+                case Raised("SettingsRefused", text):
+                    self._tell(SettingsRefused(text))
                 case Raised(kind, text):
                     self._tell(SlotLost(f"slot {slot} is lost: {kind}: {text}"))
                 case Returned():

@@ -21,14 +21,22 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, InheritableThread, SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
-from onceflow.core.errors import ConfigError, OnceflowError, SlotLost, SparkStopped
+from onceflow.core.errors import (
+    ConfigError,
+    OnceflowError,
+    SettingsRefused,
+    SlotLost,
+    SparkStopped,
+)
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.program import MODULES_ON_EXECUTORS
 from onceflow.core.runtime.slot.slot import run_slot
 
 _log = logging.getLogger("onceflow.runtime.cluster")
 
-_CONFIG_ERROR = re.compile(r"^onceflow\.core\.errors\.ConfigError: (.*)$", re.MULTILINE)
+_CONFIG_ERROR = re.compile(
+    r"^onceflow\.core\.errors\.(?:ConfigError|(SettingsRefused)): (.*)$", re.MULTILINE
+)
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -95,15 +103,17 @@ class SparkCluster:
         An earlier submit would cost more: Spark looks again only every 15 s, for 10 minutes.
 
         Raises:
-            ConfigError: There were too few for `timeout_s`.
+            SettingsRefused: There were too few for `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while (slots := free_slots(self._context)) < parallelism:
             if time.monotonic() > deadline:
-                raise ConfigError(
+                raise SettingsRefused(
                     f"parallelism={parallelism} needs {parallelism} task slots at once, and"
                     f" {self._context.master!r} has had {slots} for {timeout_s:.0f} s; add"
-                    " executors or cores, or lower the parallelism"
+                    " executors or cores, or lower the parallelism. A standalone master that was"
+                    " restarted without recovery does not know this session any more: then stop"
+                    " the job, and start it in a new session"
                 )
             self.check_alive()
             time.sleep(0.05)
@@ -171,14 +181,14 @@ def stage_error(error: BaseException | None) -> OnceflowError:
         return SlotLost("every slot returned before the job was done")
     text = str(error)
     if refusal := _CONFIG_ERROR.search(text):
-        return ConfigError(refusal[1])
+        return (SettingsRefused if refusal[1] else ConfigError)(refusal[2])
     if missing := _MISSING_MODULE.search(text):
         return ConfigError(
             f"the executors do not have the module {missing[1]!r}: {MODULES_ON_EXECUTORS}"
         )
     # By number and by words: the error's text differs between Spark's versions.
     if "SPARK-24819" in text or ("barrier execution mode" in text and "slots" in text):
-        return ConfigError(
+        return SettingsRefused(
             "Spark has too few free task slots for the pipeline's parallelism: " + text[:400]
         )
     return SlotLost(f"Spark ended the slots: {text[:2000]}")

@@ -23,6 +23,7 @@ from onceflow.core.json_logs import bind_thread_fields
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.failures import EndJob, JobFailures
 from onceflow.core.protocol.ids import committer_ref
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
@@ -33,11 +34,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     Request,
     SlotsEnded,
 )
-from onceflow.core.protocol.restart import (
-    GiveUp,
-    RestartAfter,
-    RestartTracker,
-)
+from onceflow.core.protocol.restart import GiveUp, RestartAfter
 from onceflow.core.protocol.savepoints.savepoint import seed_view
 from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
@@ -102,7 +99,6 @@ from onceflow.core.settings.pipeline_settings import (
 )
 from onceflow.core.spi import CommittedBy
 from onceflow.core.storage import ClaimedLog, JobStorage
-from onceflow.core.storage.filesystems.filesystem import StorageRefused
 from onceflow.core.storage.log.decision_log import draw_owner
 
 _log = logging.getLogger("onceflow.runtime.driver")
@@ -160,7 +156,7 @@ class JobDriver:
         self._drawn_owner = draw_owner()
         self._targets_agree = False
         """Whether the targets were asked, by the first attempt that could."""
-        self._restarts: RestartTracker = plan.restart.tracker(random.Random())  # noqa: S311 - jitter
+        self._failures = JobFailures(plan.restart.tracker(random.Random()))  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"job {plan.name}", daemon=True)
@@ -370,35 +366,43 @@ class JobDriver:
                 return self._attempt()
             except (Fenced, JobCancelled):
                 raise
-            except OnceflowError as error:
-                self._check_owned()
-                if error.retry == "never" or self._is_refused_at_start(error):
-                    raise
+            except Exception as error:
+                self._await_restart(error)
+
+    def _await_restart(self, error: Exception) -> None:
+        """Wait until the next attempt is due; raise `error`, or what explains it, if none is."""
+        self._check_owned()
+        if not isinstance(error, OnceflowError):
+            self._cluster.check_alive()
+        now, text = time.monotonic(), _text_of(error)
+        match self._failures.on_failure(error, text, fingerprint_of(error), now):
+            case EndJob():
+                raise error
+            case GiveUp(reason):
                 self._cluster.check_alive()
-                now = time.monotonic()
-                match self._restarts.on_failure(now, fingerprint_of(error)):
-                    case GiveUp(reason):
-                        first, line_break, traceback = str(error).partition("\n")
-                        text = f"{first} (no further restart: {reason}){line_break}{traceback}"
-                        raise type(error)(text) from error
-                    case RestartAfter(delay_s):
-                        # Since the failure: a part has passed while the slots left.
-                        left_s = max(0.0, (self._failed_at or now) + delay_s - now)
-                        text = _text_of(error)
-                        # The rest is a traceback, and the same one as often as it fails.
-                        fields = {"error": type(error).__name__, "cause": text}
-                        first_line = text.partition("\n")[0]
-                        _log.warning("restart in %.2f s: %s", left_s, first_line, extra=fields)
-                        self._tracker.publish(JobRestarting(left_s, text))
-                        self._observation.promise(left_s)
-                        if self._asked_to_leave.wait(left_s):
-                            raise JobCancelled("cancelled while restarting") from error
-            except Exception:
+                if not isinstance(error, OnceflowError):
+                    _log.error("no further restart of job %s: %s", self._plan.name, reason)
+                    raise error
+                first_line, line_end, trace = str(error).partition("\n")
+                text = f"{first_line} (no further restart: {reason}){line_end}{trace}"
+                raise type(error)(text) from error
+            case RestartAfter(delay_s):
                 self._cluster.check_alive()
-                raise
+                # Since the failure: a part has passed while the slots left.
+                left_s = max(0.0, (self._failed_at or now) + delay_s - now)
+                text = self._failures.describe(text, now)
+                # The rest is a traceback, and the same one as often as it fails.
+                fields = {"error": type(error).__name__, "cause": text}
+                first_line = text.partition("\n")[0]
+                _log.warning("restart in %.2f s: %s", left_s, first_line, extra=fields)
+                self._tracker.publish(JobRestarting(left_s, text))
+                self._observation.promise(left_s)
+                if self._asked_to_leave.wait(left_s):
+                    raise JobCancelled("cancelled while restarting") from error
 
     def _attempt(self) -> bool:
         self._failed_at = None
+        self._failures.begin_attempt()
         self._observation.promise(self._plan.settings.start_timeout_s)
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
@@ -459,10 +463,10 @@ class JobDriver:
             coordinator=lambda now_s: self._coordinator(attempt_plan, view, now_s),
             next_checkpoint=view.next_checkpoint,
             publish=self._tracker.publish,
-            running=lambda: self._restarts.on_running(time.monotonic()),
+            running=lambda: self._failures.on_running(time.monotonic()),
             savepoints=self._savepoints,
             promise=self._observation.promise,
-            retain=self._observation.retain,
+            retain=self._take_completed,
         )
         return self._run_on_cluster(context, server)
 
@@ -510,12 +514,9 @@ class JobDriver:
         owner = f"{socket.gethostname()}:{os.getpid()}"
         return storage.log.claim(owner, sinks, savepoint, check, drawn=drawn)
 
-    def _is_refused_at_start(self, error: OnceflowError) -> bool:
-        """Whether storage has refused the first claim: nothing runs yet, and no restart helps.
-
-        Later it may be a right or a key that is being changed, which a restart outlives.
-        """
-        return self._log is None and isinstance(error, StorageRefused)
+    def _take_completed(self, retained: Sequence[CompletedCheckpoint]) -> None:
+        self._failures.on_checkpoint()
+        self._observation.retain(retained)
 
     def _agree_with_targets(self, log: ClaimedLog) -> ClaimedLog:
         """Return the log, which knows all that the targets have; before anything is decided.

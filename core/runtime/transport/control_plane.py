@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.errors import MessageCorrupt, SlotLost
+from onceflow.core.errors import MessageCorrupt, SettingsRefused, SlotLost
 from onceflow.core.protocol.loops.attempt_facts import SlotGone, SlotMessageReceived
 from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.protocol.messages import (
@@ -149,7 +149,19 @@ class ControlServer(flight.FlightServerBase):
     def __init__(
         self, host: str, credentials: Credentials, post: Callable[[ControlEvent], None]
     ) -> None:
-        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        """Listen at `host`, at any free port.
+
+        Raises:
+            SettingsRefused: `host` does not resolve here, or is no address of this machine.
+        """
+        try:
+            super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+        except pa.ArrowException as error:
+            raise SettingsRefused(
+                f"the driver cannot listen at {host}, where slots are to reach it: {error}. See"
+                " that the name resolves to an address of this machine, or set"
+                " RuntimeSettings(driver_host=…)"
+            ) from error
         self.address = f"{credentials.scheme}://{host}:{self.port}"
         self._post = post
         self._lock = threading.Lock()

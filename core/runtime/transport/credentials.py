@@ -23,7 +23,7 @@ from typing import Any
 
 from pyarrow import flight
 
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import SettingsRefused
 from onceflow.core.settings.pipeline_settings import TlsFiles
 
 _DRIVER = "driver.onceflow.internal"
@@ -64,7 +64,7 @@ def identity_in(files: TlsFiles) -> TlsIdentity:
     """Return the identity that `files` hold on this machine, now.
 
     Raises:
-        ConfigError: One of them cannot be read here.
+        SettingsRefused: One of them cannot be read here.
     """
     certificate, key, authority = (
         _read(name, path)
@@ -81,7 +81,7 @@ def _read(name: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
+        raise SettingsRefused(
             f"TlsFiles({name}={path!r}) cannot be read here: {error.strerror}; it must be readable"
             " under this path where the driver and where every executor runs"
         ) from error
