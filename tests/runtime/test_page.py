@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.support.chromium import Tab, open_tab, start_chromium
 from tests.support.driver_process import REPOSITORY
 from tests.support.page_job_process import PageJobProcess
@@ -156,6 +156,57 @@ def test_the_browser_tells_what_the_policy_blocks(browser: Browser, job: PageJob
         )
         assert tab.page.evaluate("window.hasRun") is None
         assert "script-src 'self'" in "".join(tab.violations)
+
+
+LONG_NAMES = {
+    "ledger": "balances-into-the-ledger-of-the-bank",
+    "archive": "archive_of_every_payment_as_it_came",
+    "balance": "balance-of-each-account-and-currency",
+    "payments": "payments-of-the-north-european-branches",
+}
+BROKEN_WORDS = """() => {
+  const cells = [...document.querySelectorAll("td.wide, .operators b, h1, h3")];
+  return cells.flatMap((cell) => {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  const broken = [];
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    for (const word of text.data.matchAll(/[^\\s-]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (lines.size > 1 && word[0].length < 20) broken.push(word[0]);
+    }
+  }
+  return broken;
+  });
+}"""
+
+
+def _with_long_names(route: Route) -> None:
+    body = route.fetch().text()
+    for name, longer in LONG_NAMES.items():
+        body = body.replace(f'"{name}"', f'"{longer}"').replace(f"{name}-", f"{longer}-")
+    route.fulfill(body=body, content_type="application/json")
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1920])
+def test_long_names_are_not_broken_in_the_middle_of_a_word(
+    browser: Browser, job: PageJobProcess, width: int
+) -> None:
+    with open_tab(browser, width) as tab:
+        for path in ("overview", "graph"):
+            tab.page.route(re.compile(rf"/v1/{path}$"), _with_long_names)
+        tab.page.goto(job.url)
+        sign_in(tab.page, job.token)
+        sinks = card(tab.page, "Sinks").locator("tbody")
+        expect(sinks).to_contain_text(LONG_NAMES["ledger"], timeout=PATIENCE_MS)
+        expect(tab.page.locator(".flow")).to_contain_text(LONG_NAMES["balance"])
+        assert tab.page.evaluate(BROKEN_WORDS) == []
+        assert tab.page.evaluate(SIDEWAYS) == 0
+        if directory := os.environ.get("ONCEFLOW_PICTURES"):
+            tab.page.screenshot(path=f"{directory}/long-names-{width}.png", full_page=True)
+        tab.page.unroute_all(behavior="ignoreErrors")
 
 
 def test_on_a_phone_nothing_leads_out_of_the_screen_and_buttons_can_be_hit(

@@ -32,6 +32,9 @@ export function show(element, data, build) {
   if (focused) element.querySelector(`#${CSS.escape(focused)}`)?.focus({ preventScroll: true });
 }
 
+// A name that may be broken after its separators, so that no word of it is.
+export const breakable = (text) => String(text).split(/(?<=[-_./:@])/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
+
 // A table: columns are [heading, class, cell of a row].
 export function table(caption, columns, rows) {
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },

@@ -1,5 +1,5 @@
 // The dataflow: chains of operators in layers, upstream first, with what each of them does now.
-import { h, s } from "./dom.js";
+import { breakable, h, s } from "./dom.js";
 import { count, rate, share } from "./format.js";
 
 function layersOf(chains, edges) {
@@ -20,9 +20,9 @@ function chainBox(chain, operators, load, lag, open) {
   const busy = load?.busy;
   const pressed = load?.backpressured;
   const meter = `busy ${share(busy)}, backpressured ${share(pressed)}`;
-  const fact = (dot, name, value) => [h("dt", null, dot && h("span", { class: `dot ${dot}` }), name), h("dd", null, value)];
+  const fact = (dot, what, value) => [h("dt", null, dot && h("span", { class: `dot ${dot}` }), what), h("dd", null, value)];
   return h("button", { class: "chain", id: `chain-${chain}`, "data-chain": chain, onclick: () => open(chain), title: "Show its subtasks" },
-    h("ul", { class: "operators" }, operators.map((one) => h("li", null, h("b", null, one.uid), h("span", null, label(one))))),
+    h("ul", { class: "operators" }, operators.map((one) => h("li", null, h("b", null, breakable(one.uid)), h("span", null, label(one))))),
     h("span", { class: "share", role: "img", "aria-label": meter },
       h("i", { class: "busy", "width%": (busy ?? 0) * 100 }), h("i", { class: "pressed", "width%": (pressed ?? 0) * 100 })),
     h("dl", null,
@@ -60,13 +60,13 @@ export function drawEdges(flow, edges) {
   svg.replaceChildren(...edges.flatMap((edge) => {
     const from = box(edge.above);
     const to = box(edge.below);
-    const name = edge.exchange === "by_key" ? `by ${edge.key.join(", ")}` : edge.exchange;
+    const way = edge.exchange === "by_key" ? `by ${edge.key.join(", ")}` : edge.exchange;
     if (to.left <= from.right) { // One below the other, on a narrow screen.
       const x = (Math.max(from.left, to.left) + Math.min(from.right, to.right)) / 2;
-      return arrow(`M${x} ${from.bottom}V${to.top - 7}`, `M${x - 5} ${to.top - 8}h10l-5 8z`, x, (from.bottom + to.top) / 2 + 3, name);
+      return arrow(`M${x} ${from.bottom}V${to.top - 7}`, `M${x - 5} ${to.top - 8}h10l-5 8z`, x, (from.bottom + to.top) / 2 + 3, way);
     }
     const [y1, y2, middle] = [(from.top + from.bottom) / 2, (to.top + to.bottom) / 2, (from.right + to.left) / 2];
-    return arrow(`M${from.right} ${y1}C${middle} ${y1} ${middle} ${y2} ${to.left - 7} ${y2}`, `M${to.left - 8} ${y2 - 5}v10l8 -5z`, middle, (y1 + y2) / 2 - 8, name);
+    return arrow(`M${from.right} ${y1}C${middle} ${y1} ${middle} ${y2} ${to.left - 7} ${y2}`, `M${to.left - 8} ${y2 - 5}v10l8 -5z`, middle, (y1 + y2) / 2 - 8, way);
   }));
 }
 

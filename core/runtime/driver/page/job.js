@@ -1,5 +1,5 @@
 // One job: asks for it again and again, and shows what came.
-import { h, show } from "./dom.js";
+import { breakable, h, show } from "./dom.js";
 import { read } from "./api.js";
 import { clock, count, duration, moment } from "./format.js";
 import { actionButtons } from "./dialogs.js";
@@ -136,7 +136,7 @@ export class JobView {
     const facts = now?.running ? `attempt ${now.attempt}${now.restores ? `, restored ${now.restores} time${now.restores > 1 ? "s" : ""}` : ""}` : "";
     const state = this.isSilent() ? "unknown: no answer" : now?.state ?? "…";
     show(this.top, [state, facts, now?.running], () => [
-      this.page.brand(), h("h1", null, this.job), pill(state), h("span", { class: "facts" }, facts), h("span", { class: "grow" }),
+      this.page.brand(), h("h1", null, breakable(this.job)), pill(state), h("span", { class: "facts" }, facts), h("span", { class: "grow" }),
       now?.running && !this.isSilent() && h("div", { class: "actions", role: "group", "aria-label": "Ask of the job" }, actionButtons({
         job: this.job, base: this.base, instance: () => this.data.overview.instance, ahead: () => this.ahead, tell: (kind, text) => this.tell(kind, text),
       })),
@@ -156,8 +156,8 @@ export class JobView {
   }
 }
 
-const tile = ([name, number, unit, under, kind]) =>
-  h("div", { class: `tile ${kind ?? ""}` }, h("dt", null, name), h("dd", null, number, unit && h("small", null, unit)), h("dd", { class: "under", hidden: !under }, under));
+const tile = ([title, number, unit, under, kind]) =>
+  h("div", { class: `tile ${kind ?? ""}` }, h("dt", null, title), h("dd", null, number, unit && h("small", null, unit)), h("dd", { class: "under", hidden: !under }, under));
 
 function tilesOf(now, timeline) {
   if (!now.running) return tilesWithoutDriver(now);

@@ -1,5 +1,5 @@
 // All jobs in a storage, whether they run or not.
-import { card, h, show, table } from "./dom.js";
+import { breakable, card, h, show, table } from "./dom.js";
 import { read } from "./api.js";
 import { count, duration, moment } from "./format.js";
 import { pill } from "./job.js";
@@ -40,7 +40,7 @@ export class JobsView {
 
   render(jobs) {
     show(this.body, jobs, () => (jobs.length ? table("Jobs", [
-      ["Job", "wide", (one) => h("a", { href: `#/job/${encodeURIComponent(one.job)}`, id: `job-${one.job}` }, one.job)],
+      ["Job", "wide", (one) => h("a", { href: `#/job/${encodeURIComponent(one.job)}`, id: `job-${one.job}` }, breakable(one.job))],
       ["State", "wide", (one) => [pill(one.state), one.error && h("div", { class: "bad-text" }, one.error.split("\n")[0].slice(0, 300))]],
       ["Attempt", "number", (one) => count(one.attempt)],
       ["Last decision", "number", (one) => count(one.checkpoint)],

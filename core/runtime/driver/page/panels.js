@@ -1,5 +1,5 @@
 // The parts of a job's page. Each makes an element, and renders what is known of it.
-import { card, h, show, table } from "./dom.js";
+import { breakable, card, h, show, table } from "./dom.js";
 import { bytes, clock, count, duration, moment } from "./format.js";
 import { PARTS, attempts, checkpointBars, legend, partsOf, throughput } from "./charts.js";
 import { drawEdges, graph } from "./graph.js";
@@ -45,12 +45,12 @@ const throughputPanel = () => panel("Rows a second", "the last half hour", "two-
 const lagPanel = () => panel("Lag by partition", "records that the last checkpoint does not hold", "third", (made, data) => {
   if (!whileRunning(made, data)) return;
   show(made.body, data.overview.sources, (sources) => sources.map((source) => {
-    if (source.lag == null) return [h("h3", null, source.uid), empty("This source does not count its records, or could not be asked.")];
+    if (source.lag == null) return [h("h3", null, breakable(source.uid)), empty("This source does not count its records, or could not be asked.")];
     const highest = Math.max(1, ...source.splits.map((split) => split.lag));
     const more = source.split_count - source.splits.length;
-    return [h("h3", null, source.uid, h("span", { class: "quiet" }, ` · ${count(source.lag)} in all`)),
+    return [h("h3", null, breakable(source.uid), h("span", { class: "quiet" }, ` · ${count(source.lag)} in all`)),
       table(`Lag of ${source.uid}`, [
-        ["Partition", "wide", (split) => split.split],
+        ["Partition", "wide", (split) => breakable(split.split)],
         ["", "", (split) => h("span", { class: "level", "aria-hidden": "true" }, h("i", { "width%": (100 * split.lag) / highest }))],
         ["Position", "number", (split) => count(split.next)],
         ["Lag", "number", (split) => count(split.lag)],
@@ -110,7 +110,7 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
   if (!whileRunning(made, data)) return;
   const operators = new Map((data.graph?.operators ?? []).map((one) => [one.uid, one]));
   show(made.body, data.overview.sinks, (sinks) => (sinks.length ? table("Sinks", [
-    ["Sink", "wide", (one) => [h("b", null, one.uid), h("br"), h("small", null, `${operators.get(one.uid)?.name ?? ""} · ${one.sink_id}`)]],
+    ["Sink", "wide", (one) => [h("b", null, breakable(one.uid)), h("br"), h("small", null, operators.get(one.uid)?.name ?? "", " · ", breakable(one.sink_id)), waits(one)]],
     ["Open", "number", (one) => count(one.open)],
     ["Prepared, in doubt", "number", (one) => count(one.prepared)],
     ["Oldest in doubt", "number", (one) => h("td", { class: `number ${one.oldest_prepared_s > 60 ? "warn" : ""}` }, one.prepared ? duration(one.oldest_prepared_s * 1000) : "–")],
@@ -121,9 +121,14 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
     ["Last commit", "number", (one) => duration(one.last_commit_ms || null)],
     ["Visible after, half", "number", (one) => duration(one.latency && one.latency.p50_s * 1000)],
     ["99 of 100", "number", (one) => duration(one.latency && one.latency.p99_s * 1000)],
-    ["Waits for", "wide", (one) => (one.commit_refusal ? h("td", { class: "wide warn" }, `refuses ${one.commit_refusal}`) : one.blockers.length ? one.blockers.join("; ") : "–")],
   ], sinks) : empty("Sinks are here from the first recovery on.")));
 });
+
+// In the first column, which is in sight at every width.
+const waits = (sink) => {
+  const text = sink.commit_refusal ? `refuses ${sink.commit_refusal}` : sink.blockers.length ? `waits for ${sink.blockers.join("; ")}` : "";
+  return text && h("div", { class: "warn-text" }, text);
+};
 
 const SIGNS = { agrees: ["✓", "good", "agree"], committing: ["…", "warn", "commit under way"], ahead: ["✗", "bad", "the target is ahead"], behind: ["✗", "bad", "the target is behind"], silent: ["?", "", "the target does not tell"], unreachable: ["✗", "bad", "not reached"] };
 
@@ -133,7 +138,7 @@ function witness(sink) {
   const [sign, kind, word] = SIGNS[sink.agreement];
   const listed = sink.listed_transactions ? `lists ${count(sink.listed_transactions)} transactions, ${count(sink.listed_rows)} rows, not known to be committed then` : "no transaction was open";
   return h("div", { class: "witness" },
-    h("h3", null, sink.uid, h("span", { class: `pill ${kind}` }, word)),
+    h("h3", null, breakable(sink.uid), h("span", { class: `pill ${kind}` }, word)),
     h("div", { class: "side" }, h("span", null, "the decision log says"), h("b", null, mark(sink.decided)), h("span", null, sink.decided ? `attempt ${sink.decided.attempt} · ${listed}` : listed)),
     h("div", { class: `sign ${kind}`, "aria-hidden": "true" }, sign),
     h("div", { class: "side" }, h("span", null, "the target's ledger says"), h("b", null, sink.agreement === "silent" || sink.agreement === "unreachable" ? "–" : mark(sink.proven)),
@@ -197,7 +202,7 @@ const rejectedPanel = () => panel("Rejected records", "left out, or sent to the 
   ].filter((one) => one.rejected > 0);
   const letters = operators.filter((one) => one.takes_dead_letters);
   show(made.body, [rows, letters], () => [
-    rows.length ? table("Rejected records", [["Operator", "wide", (one) => one.name], ["Records", "number", (one) => count(one.rejected)]], rows) : empty("None: every record was decoded and fits its target."),
+    rows.length ? table("Rejected records", [["Operator", "wide", (one) => breakable(one.name)], ["Records", "number", (one) => count(one.rejected)]], rows) : empty("None: every record was decoded and fits its target."),
     letters.map((one) => h("p", { class: "quiet" }, `Dead letters of ${one.inputs.join(", ")} go to ${one.uid}.`)),
   ]);
 });
@@ -209,7 +214,7 @@ const slotPanel = () => panel("Slots", "the processes of this attempt", "two-thi
     if (!slots.length) return empty("No slot takes part now: the next attempt asks for them.");
     const shown = slots.slice(0, 64);
     return [table("Slots", [
-      ["Slot", "number", (one) => one.slot], ["Host", "wide", (one) => one.host], ["Process", "number", (one) => one.pid],
+      ["Slot", "number", (one) => one.slot], ["Host", "wide", (one) => breakable(one.host)], ["Process", "number", (one) => one.pid],
       ["Memory", "number", (one) => bytes(one.rss_bytes || null)],
       ["Heard", "number", (one) => h("td", { class: `number ${one.heard > 5 ? "bad" : ""}` }, one.heard_at_s ? `${one.heard} s ago` : "–")],
     ], shown), shown.length < slots.length && h("p", { class: "quiet" }, `64 of ${count(slots.length)} slots.`)];
