@@ -18,13 +18,14 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from onceflow.core.protocol.ids import SubtaskRef, TransactionId
-from onceflow.core.settings.pipeline_settings import Logging
+from onceflow.core.settings.pipeline_settings import Logging, LogLevel
 
 ROOT = "onceflow"
 FIELDS = (
@@ -74,12 +75,40 @@ def configure_logs(settings: Logging) -> None:
             if isinstance(handler, _OwnHandler):
                 logger.removeHandler(handler)
         handler = _OwnHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if settings.format == "json" else _make_text())
+        handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
         logger.addHandler(handler)
         # The handlers of the program above would write each line once more.
         logger.propagate = False
     for name, level in settings.parse_levels().items():
         logging.getLogger(name).setLevel(level)
+
+
+def configure_slot_logs(settings: Logging) -> None:
+    """Set up the loggers of a slot as `configure_logs`, and write text where no handler does.
+
+    The program's own handlers are in the driver's process. Without any handler Python would print
+    the bare message, without time, level and logger.
+    """
+    configure_logs(settings)
+    logger = logging.getLogger(ROOT)
+    if not logger.hasHandlers():
+        handler = _OwnHandler(sys.stderr)
+        handler.setFormatter(TextFormatter())
+        logger.addHandler(handler)
+
+
+def to_slot_settings(settings: Logging) -> Logging:
+    """Return `settings` for slots, with the level that the program has set in this process."""
+    logger = logging.getLogger(ROOT)
+    if settings.level is not None or not logger.hasHandlers():
+        return settings
+    level = logger.getEffectiveLevel()
+    names: tuple[tuple[int, LogLevel], ...] = (
+        (logging.DEBUG, "debug"),
+        (logging.INFO, "info"),
+        (logging.WARNING, "warning"),
+    )
+    return replace(settings, level=next((name for top, name in names if level <= top), "error"))
 
 
 if TYPE_CHECKING:
@@ -93,8 +122,17 @@ class _OwnHandler(_StreamHandler):
     """Tells our handler from those of the program."""
 
 
-def _make_text() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+class TextFormatter(logging.Formatter):
+    """Writes a record as text: time, level, logger, of a slot also job, attempt and slot."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(process_fields)s%(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and below it the traceback if there is one."""
+        known = ", ".join(f"{name} {value}" for name, value in _process.items())
+        record.process_fields = f"{known}: " if known else ""
+        return super().format(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
@@ -289,6 +289,7 @@ class OpenTelemetry:
         return seconds_of(self.metrics_interval, setting="otel.metrics_interval")
 
 
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -298,7 +299,7 @@ class Logging:
 
     format: Literal["json", "text"] | None = None
     """How lines are written to stderr; None: by the handlers of the program, or Python's own."""
-    level: Literal["debug", "info", "warning", "error"] | None = None
+    level: LogLevel | None = None
     """From which level on; None: as the program has set it, or warning."""
     levels: str | None = None
     """Levels of single loggers: `onceflow.events=info,onceflow.runtime.lag=error`."""

@@ -84,7 +84,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SlotsEnded,
     TakeDiscovered,
 )
-from onceflow.core.protocol.loops.slots import AttemptSettings, SlotRoster, slot_error
+from onceflow.core.protocol.loops.slots import AttemptSettings, DriverPauses, SlotRoster, slot_error
 from onceflow.core.protocol.messages import (
     Acked,
     CommittedThrough,
@@ -183,6 +183,7 @@ class AttemptLoop:
         self._offers = offers
         self._phase: _Phase = _Gathering()
         self._slots = SlotRoster(settings)
+        self._pauses = DriverPauses(settings)
         self._running: set[int] = set()
         self._coordinator: CheckpointCoordinator | None = None
         self._deferred: deque[_ForCoordinator | SavepointRequest] = deque()
@@ -236,6 +237,7 @@ class AttemptLoop:
 
     def on(self, fact: AttemptFact, now_s: float) -> tuple[AttemptDecision, ...]:
         """Take in one fact."""
+        self._notice_pause(now_s)
         phase = self._phase
         match phase:
             case _Gathering() | _Starting() | _Coordinating():
@@ -253,6 +255,7 @@ class AttemptLoop:
 
     def tick(self, now_s: float) -> tuple[AttemptDecision, ...]:
         """Do what is due."""
+        self._notice_pause(now_s)
         phase = self._phase
         match phase:
             case _Gathering():
@@ -276,6 +279,10 @@ class AttemptLoop:
             case _:
                 assert_never(phase)
         return self._take_decisions()
+
+    def _notice_pause(self, now_s: float) -> None:
+        if self._pauses.turn(now_s):
+            self._slots.excuse(now_s)
 
     # --- while the attempt works ------------------------------------------------------------------
 
@@ -669,7 +676,7 @@ class AttemptLoop:
         self._phase = _Over()
 
     def _end(self, error: BaseException) -> None:
-        self._decide(EndAttempt(error))
+        self._decide(EndAttempt(self._pauses.explain(error)))
         self._phase = _Over()
 
     def _decide(self, decision: AttemptDecision) -> None:

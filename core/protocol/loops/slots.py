@@ -36,6 +36,9 @@ class _Member:
     hello: Hello
     heard_at_s: float
 
+    def describe(self) -> str:
+        return f"process {self.hello.pid} on {self.hello.host}"
+
 
 class SlotRoster:
     """The slots that take part, in the order in which they came."""
@@ -43,6 +46,7 @@ class SlotRoster:
     def __init__(self, settings: AttemptSettings) -> None:
         self._settings = settings
         self._members: dict[int, _Member] = {}
+        self._excused_until_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._members)
@@ -77,6 +81,12 @@ class SlotRoster:
         if slot in self._members:
             self._members[slot].heard_at_s = now_s
 
+    def excuse(self, now_s: float) -> None:
+        """Count no silence before `now_s`: this process has heard nobody until then."""
+        self._excused_until_s = now_s
+        for member in self._members.values():
+            member.heard_at_s = max(member.heard_at_s, now_s)
+
     def release(self, slot: int) -> None:
         """Forget a slot that has left."""
         del self._members[slot]
@@ -88,17 +98,55 @@ class SlotRoster:
             silent_s = now_s - member.heard_at_s
             if silent_s > timeout_s:
                 return SlotLost(
-                    f"slot {slot} (process {member.hello.pid}) has been silent for"
+                    f"slot {slot} ({member.describe()}) has been silent for"
                     f" {silent_s:.0f} s; heartbeat_timeout_s={timeout_s}"
                 )
             # A process may send heartbeats from one thread while the one that reads hangs.
-            unsent_s = waiting_s.get(slot, 0.0)
+            unsent_s = min(waiting_s.get(slot, 0.0), now_s - self._excused_until_s)
             if unsent_s > timeout_s:
                 return SlotLost(
-                    f"slot {slot} (process {member.hello.pid}) has taken no message for"
+                    f"slot {slot} ({member.describe()}) has taken no message for"
                     f" {unsent_s:.0f} s; heartbeat_timeout_s={timeout_s}"
                 )
         return None
+
+
+class DriverPauses:
+    """Notices that the driver itself has stood still, by the time between two of its turns.
+
+    A process that is stopped, swapped out or suspended hears no slot meanwhile. When it goes on,
+    the silence is its own.
+    """
+
+    def __init__(self, settings: AttemptSettings) -> None:
+        self._settings = settings
+        # The driver turns twice in an interval, and a slot may have been silent for one before.
+        self._gap_max_s = settings.heartbeat_timeout_s - 2 * settings.heartbeat_interval_s
+        self._turned_at_s: float | None = None
+        self._pause_s = 0.0
+        self._ended_at_s = float("-inf")
+
+    def turn(self, now_s: float) -> bool:
+        """Record a turn; return whether the driver has stood still before it."""
+        gap_s = 0.0 if self._turned_at_s is None else now_s - self._turned_at_s
+        self._turned_at_s = now_s
+        if gap_s <= self._gap_max_s:
+            return False
+        self._pause_s, self._ended_at_s = gap_s, now_s
+        return True
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return `error`; the loss of a slot soon after a pause names the pause as the cause."""
+        now_s = self._turned_at_s or 0.0
+        since_s = now_s - self._ended_at_s
+        if not isinstance(error, SlotLost) or since_s > self._settings.heartbeat_timeout_s:
+            return error
+        return SlotLost(
+            f"{error}. The cause may be this driver: its own process stood still for"
+            f" {self._pause_s:.0f} s until {since_s:.0f} s ago (stopped, suspended or starved), and"
+            f" slots leave a driver that is silent for"
+            f" heartbeat_timeout_s={self._settings.heartbeat_timeout_s}"
+        )
 
 
 def slot_error(failed: Failed) -> OnceflowError:

@@ -19,7 +19,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 from onceflow.core.errors import Fenced, OnceflowError, StorageError
-from onceflow.core.json_logs import bind_thread_fields
+from onceflow.core.json_logs import bind_thread_fields, to_slot_settings
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
@@ -448,7 +448,7 @@ class JobDriver:
             storage_token_path=probe.path,
             log_id=storage.log_id,
             loopback=self._cluster.is_local,
-            logging=plan.logging,
+            logging=to_slot_settings(plan.logging),
         )
         recovery = self._sink_recovery(log)
         context = AttemptContext(

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onceflow.core.errors import SlotLost
-from onceflow.core.json_logs import bind_process_fields, configure_logs
+from onceflow.core.json_logs import bind_process_fields, configure_slot_logs
 from onceflow.core.local_files.scratch import ScratchDirectory
 from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
@@ -49,7 +49,7 @@ class Slot:
     """The running slot: the process that Spark, or another cluster, has given to an attempt."""
 
     def __init__(self, plan: AttemptPlan, slot: int) -> None:
-        configure_logs(plan.logging)
+        configure_slot_logs(plan.logging)
         bind_process_fields(job=plan.job, attempt=plan.attempt, slot=slot)
         storage = plan.storage.open(plan.job)
         base = plan.settings.scratch_dir or tempfile.gettempdir()

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from onceflow.core.json_logs import (
     bind_thread_fields,
     carry_fields,
     configure_logs,
+    configure_slot_logs,
     forget_thread_fields,
+    to_slot_settings,
 )
 from onceflow.core.protocol.ids import SubtaskRef, TransactionId
 from onceflow.core.settings.configuration import Configuration
@@ -155,3 +158,45 @@ def test_every_logger_is_documented() -> None:
     section = (ROOT / "docs" / "monitoring.md").read_text("utf-8").partition("| logger |")[2]
     documented = set(re.findall(r"`(onceflow[\w.]*)`", section.partition("\n\n")[0]))
     assert documented == named
+
+
+_SLOT = """
+import logging
+from onceflow.core.json_logs import bind_process_fields, configure_slot_logs
+from onceflow.core.settings.pipeline_settings import Logging
+configure_slot_logs(Logging(level="info"))
+configure_slot_logs(Logging(level="info"))
+bind_process_fields(job="ledger", attempt=3, slot=1)
+logging.getLogger("onceflow.runtime.slot").info("it begins")
+"""
+
+
+def test_a_slot_without_handlers_writes_time_level_logger_and_who_it_is_once() -> None:
+    written = subprocess.run(
+        [sys.executable, "-c", _SLOT], capture_output=True, text=True, check=True, timeout=60
+    ).stderr
+    line = "INFO onceflow.runtime.slot: job ledger, attempt 3, slot 1: it begins"
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} {line}\n", written)
+
+
+def test_a_slot_writes_from_the_level_on_that_the_program_has_set() -> None:
+    logger = logging.getLogger("onceflow")
+    before = logger.level
+    try:
+        for level, name in ((logging.INFO, "info"), (5, "debug"), (logging.CRITICAL, "error")):
+            logger.setLevel(level)
+            assert to_slot_settings(Logging()) == Logging(level=name)  # type: ignore[arg-type]
+        assert to_slot_settings(Logging(level="debug")) == Logging(level="debug")
+    finally:
+        logger.setLevel(before)
+
+
+def test_a_slot_keeps_the_handlers_of_its_process() -> None:
+    logger = logging.getLogger("onceflow")
+    handlers, root = [*logger.handlers], logging.NullHandler()
+    logging.getLogger().addHandler(root)
+    try:
+        configure_slot_logs(Logging())
+        assert logger.handlers == handlers
+    finally:
+        logging.getLogger().removeHandler(root)

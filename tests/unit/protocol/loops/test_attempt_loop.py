@@ -154,12 +154,45 @@ def test_a_silent_slot_and_one_that_takes_nothing_are_lost() -> None:
     driving.tick(15.0)
     driving.say(Heartbeat(0), 0)
     driving.tick(15.5)
-    assert "slot 1 (process 100) has been silent for 30 s" in driving.error
+    assert "slot 1 (process 100 on here) has been silent for 30 s" in driving.error
     driving = Driving()
     driving.run()
     driving.waiting_s = {1: 31.0}
     driving.tick(1.0)
-    assert "slot 1 (process 100) has taken no message for 31 s" in driving.error
+    assert "slot 1 (process 100 on here) has taken no message for 31 s" in driving.error
+
+
+def test_a_driver_that_stood_still_itself_gives_its_slots_a_fresh_deadline() -> None:
+    driving = Driving()
+    driving.run()
+    driving.waiting_s = {0: 120.0, 1: 120.0}
+    driving.tick(120.0)
+    assert not driving.error
+    driving.waiting_s = {0: 140.0, 1: 140.0}
+    driving.tick(20.0)
+    driving.say(Heartbeat(0), 0)
+    assert not driving.error
+    driving.waiting_s = {}
+    driving.tick(10.5)
+    assert "slot 1 (process 100 on here) has been silent for 30 s" in driving.error
+
+
+def test_a_slot_that_left_a_driver_that_stood_still_is_not_blamed_for_it() -> None:
+    driving = Driving()
+    driving.run()
+    driving.tick(45.0)
+    driving.on(SlotGone(1, ATTEMPT, "its process 100 ended"))
+    assert driving.error.startswith("slot 1 is lost: its process 100 ended")
+    assert "this driver: its own process stood still for 45 s until 0 s ago" in driving.error
+    later = Driving()
+    later.run()
+    later.tick(45.0)
+    for _ in range(4):
+        later.tick(10.0)
+        later.say(Heartbeat(0), 0)
+        later.say(Heartbeat(1), 1)
+    later.on(SlotGone(1, ATTEMPT, "its process 100 ended"))
+    assert "stood still" not in later.error
 
 
 def test_heartbeats_are_sent_once_an_interval_while_nothing_else_happens() -> None:
