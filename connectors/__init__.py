@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SourceUnavailable,
         StateIncompatible,
         StorageError,
+        TargetRefused,
     )
     from onceflow.core.protocol.committables import (
         Aborted,
@@ -112,6 +113,7 @@ else:
             "onceflow.core.errors": (
                 "BadRecord BadRow ConfigError Fenced OffsetOutOfRange PreCommitFailed"
                 " SinkError SourceError SourceUnavailable StateIncompatible StorageError"
+                " TargetRefused"
             ),
             "onceflow.core.commit.by_hand": (
                 "ContradictsLog InDoubtTransaction InDoubtTransactions ResourceManager"
@@ -206,6 +208,7 @@ __all__ = [
     "StateIncompatible",
     "StorageError",
     "TargetRecord",
+    "TargetRefused",
     "TransactionId",
     "TransactionNamer",
     "Unknown",

@@ -22,6 +22,7 @@
     ├── SinkError                       external, job
     │   ├── BadRow                      user, never: names column and value
     │   ├── PreCommitFailed             external, job: nothing of this checkpoint is durable
+    │   │   └── TargetRefused           user, job: every attempt is refused alike
     │   ├── CommitFailed                external, job: still prepared
     │   ├── CommitOutcomeUnknown        external, job: the target must be asked again
     │   ├── PreparedTransactionLost     external, never: rows lost behind our back
@@ -192,6 +193,16 @@ class PreCommitFailed(SinkError):
     """Raised when rows could not be made durable; nothing of this checkpoint is."""
 
 
+class TargetRefused(PreCommitFailed):
+    """Raised when a target refuses rows or a statement for what they are, and no single row is bad.
+
+    Every attempt is refused alike until a person changes the target or the program. So a restart
+    strategy with `same_mistakes` ends the job after a few attempts.
+    """
+
+    domain = "user"
+
+
 class CommitFailed(SinkError):
     """Raised when a decided transaction could not be committed in time; it is still prepared."""
 
@@ -311,5 +322,6 @@ __all__ = [
     "StateIncompatible",
     "StorageBehind",
     "StorageError",
+    "TargetRefused",
     "UserFunctionError",
 ]

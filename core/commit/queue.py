@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -32,6 +32,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 from onceflow.core.protocol.invariant import require, unreachable
 from onceflow.core.protocol.recovery import commit_order
+from onceflow.core.protocol.refusals import RefusalCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class RetryAt:
     at_s: float
     reason: str
     tries: int
+    is_stuck: bool = False
+    """Whether the target has refused it again and again until a person changes something."""
 
 
 FailureKind: TypeAlias = Literal["lost", "unknown", "failed", "committed"]
@@ -82,6 +85,8 @@ class Tries:
     count: int
     first_at_s: float
     next_at_s: float
+    refusals: RefusalCount = field(default_factory=RefusalCount)
+    """Those in a row that only a person can end."""
 
 
 class Commit(Protocol):
@@ -175,8 +180,10 @@ class StepQueue(ABC, Generic[S]):
                 outcome,
             )
         tries.next_at_s = at_s
+        waits_for_person = isinstance(outcome, RetryLater) and outcome.until_mended
+        tries.refusals = tries.refusals.add(outcome.reason) if waits_for_person else RefusalCount()
         self._tries = tries
-        return RetryAt(at_s, outcome.reason, tries.count)
+        return RetryAt(at_s, outcome.reason, tries.count, tries.refusals.is_stuck)
 
 
 class OrderedCommits(StepQueue[C]):

@@ -153,6 +153,8 @@ class SinkMetrics:
     """From hearing the decision to the target's word that the rows are visible."""
     commit_refusal: str = ""
     """Why the oldest decided transaction is not committed yet, for people; empty: not refused."""
+    commit_stuck: bool = False
+    """Whether the target refuses that transaction again and again until a person helps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,10 @@ class ExponentialDelay:
     """Wait longer after each failure; begin anew after `reset_after_s` of running without one.
 
     `attempts` bounds the restarts since the last such reset; None: no bound. `same_mistakes` is how
-    often the same record may fail in the same way before the job is given up, whatever else fails
-    in between; None: for ever. `jitter` is the share of the delay that is drawn at random, both
-    ways, so that many jobs do not return all at once.
+    often the same record may fail in the same way, or the same sink refuse rows in the same way
+    without getting on, before the job is given up, whatever else fails in between; None: for ever.
+    `jitter` is the share of the delay that is drawn at random, both ways, so that many jobs do not
+    return all at once.
     """
 
     initial_delay_s: float = 1.0
@@ -113,10 +114,7 @@ class ExponentialDelay:
         _require(self.reset_after_s > 0, "reset_after_s", self.reset_after_s, "over 0")
         if self.attempts is not None:
             _require(self.attempts >= 0, "attempts", self.attempts, "0 or more, or None")
-        if self.same_mistakes is not None:
-            _require(
-                self.same_mistakes >= 1, "same_mistakes", self.same_mistakes, "1 or more, or None"
-            )
+        _require_same_mistakes(self.same_mistakes)
 
     def tracker(self, rng: random.Random) -> RestartTracker:
         """Return a tracker that starts at `initial_delay_s`."""
@@ -125,21 +123,61 @@ class ExponentialDelay:
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """Restart `delay_s` after each failure, unless over `failures` came within `interval_s`."""
+    """Restart `delay_s` after each failure, unless over `failures` came within `interval_s`.
+
+    `same_mistakes` is that of `ExponentialDelay`: attempts that take long would never be too many
+    within the interval, though each of them fails in the same way. An attempt that runs for
+    `interval_s` clears the count.
+    """
 
     failures: int = 3
     interval_s: float = 300.0
     delay_s: float = 1.0
+    same_mistakes: int | None = 3
 
     def __post_init__(self) -> None:
         _require(self.failures >= 0, "failures", self.failures, "0 or more")
         _require(self.interval_s > 0, "interval_s", self.interval_s, "over 0")
         _require(self.delay_s >= 0, "delay_s", self.delay_s, "0 or more")
+        _require_same_mistakes(self.same_mistakes)
 
     def tracker(self, rng: random.Random) -> RestartTracker:
         """Return a tracker with an empty window."""
         del rng
         return _FailureRateTracker(self)
+
+
+class _Mistakes:
+    """The mistakes that were made since an attempt has run for long enough."""
+
+    def __init__(self, same_max: int | None, reset_after_s: float) -> None:
+        self._same_max = same_max
+        self._reset_after_s = reset_after_s
+        self._running_since_s: float | None = None
+        self._seen: deque[str] = deque(maxlen=_MISTAKES_KEPT)
+
+    def on_running(self, now_s: float) -> None:
+        self._running_since_s = now_s
+
+    def on_failure(self, now_s: float) -> bool:
+        """Return whether the attempt that failed had run for long enough; then forget all."""
+        # An attempt that fails before it runs must not count the time that an earlier one has run.
+        since_s, self._running_since_s = self._running_since_s, None
+        has_run = since_s is not None and now_s - since_s >= self._reset_after_s
+        if has_run:
+            self._seen.clear()
+        return has_run
+
+    def judge(self, mistake: str) -> GiveUp | None:
+        """Count `mistake`; return why the job is given up, if it is."""
+        if not mistake or self._same_max is None:
+            return None
+        self._seen.append(mistake)
+        if self._seen.count(mistake) < self._same_max:
+            return None
+        return GiveUp(
+            f"it has failed in the same way {self._same_max} times, same_mistakes={self._same_max}"
+        )
 
 
 class _FixedDelayTracker:
@@ -164,28 +202,19 @@ class _ExponentialDelayTracker:
         self._rng = rng
         self._delay_s = settings.initial_delay_s
         self._failures = 0
-        self._running_since_s: float | None = None
-        self._mistakes: deque[str] = deque(maxlen=_MISTAKES_KEPT)
+        self._mistakes = _Mistakes(settings.same_mistakes, settings.reset_after_s)
 
     def on_running(self, now_s: float) -> None:
-        self._running_since_s = now_s
+        self._mistakes.on_running(now_s)
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
         settings = self._settings
-        # An attempt that fails before it runs must not count the time that an earlier one has run.
-        since_s, self._running_since_s = self._running_since_s, None
-        if since_s is not None and now_s - since_s >= settings.reset_after_s:
+        if self._mistakes.on_failure(now_s):
             self._delay_s = settings.initial_delay_s
             self._failures = 0
-            self._mistakes.clear()
         self._failures += 1
-        if mistake and settings.same_mistakes is not None:
-            self._mistakes.append(mistake)
-            if self._mistakes.count(mistake) >= settings.same_mistakes:
-                return GiveUp(
-                    f"it has failed in the same way {settings.same_mistakes} times,"
-                    f" same_mistakes={settings.same_mistakes}"
-                )
+        if (given_up := self._mistakes.judge(mistake)) is not None:
+            return given_up
         if settings.attempts is not None and self._failures > settings.attempts:
             return GiveUp(
                 f"failure {self._failures} without {settings.reset_after_s} s of running in "
@@ -203,13 +232,17 @@ class _FailureRateTracker:
         # One more than is allowed is all that must be remembered: the oldest of so many says
         # whether they fit into the interval.
         self._failed_at_s: deque[float] = deque(maxlen=settings.failures + 1)
+        self._mistakes = _Mistakes(settings.same_mistakes, settings.interval_s)
 
     def on_running(self, now_s: float) -> None:
-        """Nothing is reset: failures leave the window by age alone."""
+        # Failures leave the window by age alone.
+        self._mistakes.on_running(now_s)
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
-        del mistake
         settings = self._settings
+        self._mistakes.on_failure(now_s)
+        if (given_up := self._mistakes.judge(mistake)) is not None:
+            return given_up
         self._failed_at_s.append(now_s)
         over = len(self._failed_at_s) > settings.failures
         if over and now_s - self._failed_at_s[0] <= settings.interval_s:
@@ -218,6 +251,11 @@ class _FailureRateTracker:
                 f"{settings.failures} allowed"
             )
         return RestartAfter(settings.delay_s)
+
+
+def _require_same_mistakes(same_mistakes: int | None) -> None:
+    if same_mistakes is not None:
+        _require(same_mistakes >= 1, "same_mistakes", same_mistakes, "1 or more, or None")
 
 
 def _require(holds: bool, name: str, value: float, expected: str) -> None:

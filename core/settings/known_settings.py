@@ -236,6 +236,7 @@ _NONE_BESIDES_A_DEFAULT = frozenset(
         "checkpointing.interval",
         "metrics.unhealthy_after_intervals",
         "restart.exponential_delay.same_mistakes",
+        "restart.failure_rate.same_mistakes",
     }
 )
 
@@ -519,6 +520,7 @@ OPTIONS: tuple[Option, ...] = (
     _option(
         "restart.failure_rate.delay", _D, FailureRate, f"{_RS}failure-rate.delay", target="delay_s"
     ),
+    _option("restart.failure_rate.same_mistakes", _C, FailureRate),
     _option("runtime.start_timeout", _D, RuntimeSettings, target="start_timeout_s"),
     _option(
         "runtime.heartbeat_interval",

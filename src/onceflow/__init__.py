@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         SubtaskCommitted,
     )
     from onceflow.core.runtime.events.listeners import JobListener
+    from onceflow.core.runtime.events.sink_status import SinkStatus
     from onceflow.core.runtime.events.status import (
         AttemptStats,
         CheckpointFailure,
@@ -105,7 +106,6 @@ if TYPE_CHECKING:
         JobStatus,
         PendingCheckpoint,
         SavepointStats,
-        SinkStatus,
         SlotStatus,
         SubtaskCheckpointStats,
     )
@@ -188,9 +188,10 @@ else:
                 " SubtaskCommitted LagMeasured CheckpointCommitted"
             ),
             "onceflow.core.runtime.events.listeners": "JobListener",
+            "onceflow.core.runtime.events.sink_status": "SinkStatus",
             "onceflow.core.runtime.events.status": (
                 "AttemptStats CheckpointFailure CheckpointStats JobStatus PendingCheckpoint"
-                " SavepointStats SinkStatus SlotStatus SubtaskCheckpointStats"
+                " SavepointStats SlotStatus SubtaskCheckpointStats"
             ),
             "onceflow.core.state": (
                 "AggregateFunction AggregatingState AggregatingStateDescriptor"

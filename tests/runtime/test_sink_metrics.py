@@ -20,7 +20,7 @@ from tests.support.picky_sink import REFUSED_AMOUNT, PickySink
 from onceflow import Checkpointing, FixedDelay, Job, JobState, JobStatus, Pipeline
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.runtime.events.status import SinkStatus
+from onceflow.core.runtime.events.sink_status import SinkStatus
 from onceflow.core.spi import Committer, CommitterContext, GlobalCommitter
 
 RECORDS = 6_000

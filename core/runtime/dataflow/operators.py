@@ -48,6 +48,7 @@ from onceflow.core.runtime.dataflow.batch_iterators import (
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_metrics import FunctionMetrics
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
+from onceflow.core.runtime.dataflow.sink_refusals import SinkRefusals
 from onceflow.core.runtime.dataflow.user_functions import (
     BatchRecords,
     as_schema,
@@ -487,6 +488,7 @@ class SinkMetricGroup:
         self._rejected = 0
         self._commit_ms = 0.0
         self._refusal = ""
+        self._is_stuck = False
 
     def note_written(self) -> None:
         """Remember that rows are in the writer, and no pre-commit has taken them yet."""
@@ -522,13 +524,13 @@ class SinkMetricGroup:
             self._commit_ms = round((now - decided_at) * 1000, 3)
             self._committed += 1
             self._rows += committable.rows
-            self._refusal = ""
+            self._refusal, self._is_stuck = "", False
 
-    def note_retry(self, refusal: str) -> None:
+    def note_retry(self, refusal: str, *, is_stuck: bool) -> None:
         """Count a commit that did not succeed and is tried again; `refusal` says why, to people."""
         with self._lock:
             self._retried += 1
-            self._refusal = refusal
+            self._refusal, self._is_stuck = refusal, is_stuck
 
     def read(self) -> SinkMetrics:
         """Return the counts as of now."""
@@ -547,6 +549,7 @@ class SinkMetricGroup:
                 oldest_prepared_s=(0.0 if oldest is None else round(time.monotonic() - oldest, 3)),
                 last_commit_ms=self._commit_ms,
                 commit_refusal=self._refusal,
+                commit_stuck=self._is_stuck,
             )
 
 
@@ -587,6 +590,7 @@ class SinkOperator(RunningOperator):
         super().__init__(uid)
         self._context = context
         self._metrics = commits.metrics
+        self._refusals = SinkRefusals(uid, context.attempt)
         self.takes_dead_letters = work.takes_dead_letters
         self._writer = writer
         self._commits = commits
@@ -595,7 +599,8 @@ class SinkOperator(RunningOperator):
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
         self._metrics.note_written()
-        self._writer.write(batch.rows)
+        with self._refusals.named("rows were not written"):
+            self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
 
@@ -603,15 +608,21 @@ class SinkOperator(RunningOperator):
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
         self._commits.await_commits()
         # After this the rows survive a crash, and stay invisible until the decision.
-        committables = self._writer.pre_commit(checkpoint)
+        with self._refusals.named(f"checkpoint {checkpoint} was not pre-committed"):
+            committables = self._writer.pre_commit(checkpoint)
         self._require_own_names(committables)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
         self._take_rejected()
         reach("prepared")
+        self._refusals.record_pre_commit(checkpoint, committables)
         snapshot = OperatorSnapshot(
             self.uid, committables=self._commits.record_pre_commit(checkpoint, committables)
         )
         return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def on_completed(self, checkpoint: CheckpointId) -> None:
+        """Record that the rows up to `checkpoint` are decided."""
+        self._refusals.record_decision(checkpoint)
 
     def _require_own_names(self, committables: Sequence[Committable]) -> None:
         """Raise ConfigError unless each of `committables` is named for this very subtask.

@@ -55,7 +55,7 @@ class GlobalCommits:
                     made,
                     committed=partial(self._report_commit, uid, sink_id, made),
                     failed=partial(self._report_failure, uid, sink_id),
-                    refused=lambda uid, why: self._context.publish(CommitRefused(uid, why)),
+                    refused=self._context.publish,
                 )
             )
 
@@ -109,7 +109,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
-        refused: Callable[[str, str], None],
+        refused: Callable[[CommitRefused], None],
     ) -> None:
         super().__init__(f"checkpoints of {uid}", queue, committed=committed, failed=failed)
         self.uid = uid
@@ -136,7 +136,9 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         if isinstance(step, RetryAt) or self._is_refused:
             self._is_refused = isinstance(step, RetryAt)
             self._refused(
-                self.uid, describe_refusal(commit, step) if isinstance(step, RetryAt) else ""
+                CommitRefused(self.uid, describe_refusal(commit, step), step.is_stuck)
+                if isinstance(step, RetryAt)
+                else CommitRefused(self.uid, "")
             )
 
     def _release(self) -> None:

@@ -406,7 +406,8 @@ class SinkRecovery:
         for step, ended in settle(planned, partial(self._carry_out, committer)):
             if isinstance(ended, RetryAt) or is_refused:
                 is_refused = isinstance(ended, RetryAt)
-                self._publish(CommitRefused(uid, _describe_refusal(step, ended)))
+                is_stuck = isinstance(ended, RetryAt) and ended.is_stuck
+                self._publish(CommitRefused(uid, _describe_refusal(step, ended), is_stuck))
             match ended:
                 case StepFailed():
                     raise self._error_of(step, ended)

@@ -193,6 +193,8 @@ class CommitRefused(_Timed):
     uid: str
     refusal: str
     """For people: what is not committed, why, and what to do. Empty: it is committed."""
+    is_stuck: bool = False
+    """Whether it is refused again and again until a person helps."""
 
 
 @dataclass(frozen=True, slots=True)

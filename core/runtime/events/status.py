@@ -50,6 +50,7 @@ from onceflow.core.runtime.events.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
+from onceflow.core.runtime.events.sink_status import SinkStatus, count_sinks, describe_refusals
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
@@ -74,38 +75,6 @@ class SlotStatus:
     heard_at_s: float = 0.0
     subtasks: tuple[SubtaskMetrics, ...] = ()
     sinks: tuple[SinkMetrics, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SinkStatus:
-    """Transactions of one sink, over all its subtasks, in this attempt and its recovery.
-
-    As last told by the slots, so up to a heartbeat old.
-    """
-
-    uid: str
-    sink_id: str
-    open: int = 0
-    """Subtasks that have written rows since their last barrier."""
-    prepared: int = 0
-    """In doubt now: pre-committed, and not known to be committed."""
-    committed: int = 0
-    aborted: int = 0
-    """What older attempts had left, rolled back by recovery."""
-    retried: int = 0
-    """Tries of commits that did not succeed and were repeated."""
-    rows_committed: int = 0
-    rows_rejected: int = 0
-    """Bad rows that the writers left out."""
-    oldest_prepared_s: float = 0.0
-    """Age of what has been in doubt for longest; 0 when nothing is."""
-    last_commit_ms: float = 0.0
-    """The slowest subtask's last commit, from hearing the decision to the target's answer."""
-    commit_refusal: str = ""
-    """Why a decided transaction or checkpoint is not committed yet, and what to do, for people.
-
-    Empty: the target has refused none.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +245,10 @@ class JobStatus:
     blockers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By sink whose ack is overdue, whom its writers wait for in the target; for people."""
     refusals: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By sink, what the driver could not commit yet, and why, for people."""
+    """By sink, what the driver could not commit yet, and why, for people. Of a sink that is stuck:
+    also what a slot could not commit before the attempt ended."""
+    stuck: frozenset[str] = frozenset()
+    """The sinks of `refusals` that refuse again and again until a person helps."""
     tally: _Tally = field(default=_Tally(), repr=False)
 
     def __str__(self) -> str:
@@ -298,13 +270,7 @@ class JobStatus:
 
     def describe_refusals(self) -> str:
         """Return a clause for each sink that refuses to commit, to be appended to a sentence."""
-        # In a recovery, sinks are not counted yet.
-        refusals = {sink.uid: sink.commit_refusal for sink in self.sinks} | dict(self.refusals)
-        return "".join(
-            f"; sink {uid} refuses {refusal}"
-            for uid, refusal in sorted(refusals.items())
-            if refusal
-        )
+        return describe_refusals(self.sinks)
 
     @property
     def checkpoints_pending(self) -> tuple[int, ...]:
@@ -344,36 +310,10 @@ class JobStatus:
     def sinks(self) -> tuple[SinkStatus, ...]:
         """What recovery and the slots did, by uid.
 
-        A sink is here from the attempt's recovery on.
+        A sink is here from the attempt's recovery on, or from the first commit that is refused.
         """
-        total = {
-            one.uid: SinkStatus(
-                one.uid,
-                one.sink_id,
-                committed=one.committed,
-                rows_committed=one.rows_committed,
-                aborted=one.aborted,
-            )
-            for one in self.tally.recovered
-        }
-        for one in (sink for slot in self.slots for sink in slot.sinks):
-            known = total.get(one.uid, SinkStatus(one.uid, one.sink_id))
-            total[one.uid] = replace(
-                known,
-                open=known.open + one.open,
-                prepared=known.prepared + one.prepared,
-                committed=known.committed + one.committed,
-                retried=known.retried + one.retried,
-                rows_committed=known.rows_committed + one.rows_committed,
-                rows_rejected=known.rows_rejected + one.rows_rejected,
-                oldest_prepared_s=max(known.oldest_prepared_s, one.oldest_prepared_s),
-                last_commit_ms=max(known.last_commit_ms, one.last_commit_ms),
-                commit_refusal=known.commit_refusal or one.commit_refusal,
-            )
-        for uid, refusal in self.refusals.items():
-            if uid in total:
-                total[uid] = replace(total[uid], commit_refusal=refusal)
-        return tuple(total[uid] for uid in sorted(total))
+        reports = (sink for slot in self.slots for sink in slot.sinks)
+        return count_sinks(self.tally.recovered, reports, self.refusals, self.stuck)
 
 
 def apply(status: JobStatus, event: JobEvent) -> JobStatus:
@@ -420,7 +360,9 @@ def _apply_to_job(
                 pending=(),
                 offsets={},
                 blockers={},
-                refusals={},
+                # A commit that is stuck stays so until it succeeds.
+                refusals={one.uid: one.commit_refusal for one in status.sinks if one.commit_stuck},
+                stuck=frozenset(one.uid for one in status.sinks if one.commit_stuck),
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
                 tally=_Tally(tally.zero_s, tally.slots_ended_s),
             )
@@ -450,7 +392,9 @@ def _apply_to_start(
                 committed=sum(sink.committed for sink in sinks),
                 aborted=sum(sink.aborted for sink in sinks),
             )
-            status = replace(status, tally=replace(status.tally, recovered=sinks))
+            # All that was decided is committed.
+            tally = replace(status.tally, recovered=sinks)
+            status = replace(status, tally=tally, refusals={}, stuck=frozenset())
         case SlotsDeployed():
             stats = replace(stats, deployed_s=since_s)
         case AttemptRunning(committers):
@@ -487,10 +431,11 @@ def _apply_to_rest(
     event: StateDropped | LeftoversAborted | LagMeasured | SinkBlocked | CommitRefused,
 ) -> JobStatus:
     match event:
-        case CommitRefused(uid, refusal):
+        case CommitRefused(uid, refusal, is_stuck):
             known_refusals = {one: why for one, why in status.refusals.items() if one != uid}
             refusals = {**known_refusals, uid: refusal} if refusal else known_refusals
-            return replace(status, refusals=refusals)
+            stuck = status.stuck | {uid} if is_stuck else status.stuck - {uid}
+            return replace(status, refusals=refusals, stuck=stuck)
         case SinkBlocked(uid, blockers):
             other_sinks = {one: known for one, known in status.blockers.items() if one != uid}
             now = {**other_sinks, uid: blockers} if blockers else other_sinks

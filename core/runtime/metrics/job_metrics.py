@@ -377,6 +377,8 @@ class JobMetrics:
         yield Family(metric_catalog.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
         blockers = tuple(((uid,), len(names)) for uid, names in sorted(status.blockers.items()))
         yield Family(metric_catalog.SINK_BLOCKERS, blockers)
+        stuck = tuple(((sink.uid,), int(sink.commit_stuck)) for sink in status.sinks)
+        yield Family(metric_catalog.SINK_COMMIT_STUCK, stuck)
 
     def _collect_lag(
         self, offsets: Mapping[str, tuple[SplitOffsets, ...]]

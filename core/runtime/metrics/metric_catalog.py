@@ -170,6 +170,13 @@ SINK_OLDEST_PREPARED = _gauge(
     "Age in seconds of the transaction that has been prepared or in doubt longest. 0 if none is.",
     "sink",
 )
+SINK_COMMIT_STUCK = _gauge(
+    "sink_commit_stuck",
+    "sinks",
+    "1 while the target refuses a decided commit of the sink again and again and only a person can"
+    " change that; 0 otherwise.",
+    "sink",
+)
 SINK_ROWS = _counter(
     "sink_rows_total", "rows", "How many rows slots and recovery have committed.", "sink"
 )

@@ -278,7 +278,7 @@ class CommitWorker(CommitThread[Committable]):
             self._is_patient = True
             self.metrics.note_committed(commit)
         else:
-            self.metrics.note_retry(describe_refusal(commit, step))
+            self.metrics.note_retry(describe_refusal(commit, step), is_stuck=step.is_stuck)
 
     def _may_prepare(self) -> bool:
         return self._closing or not self._queue.is_behind

@@ -126,7 +126,7 @@ const sinkPanel = () => panel("Sinks", "transactions of this attempt; open: subt
 
 // In the first column, which is in sight at every width.
 const waits = (sink) => {
-  const text = sink.commit_refusal ? `refuses ${sink.commit_refusal}` : sink.blockers.length ? `waits for ${sink.blockers.join("; ")}` : "";
+  const text = sink.commit_refusal ? `${sink.commit_stuck ? "is stuck and " : ""}refuses ${sink.commit_refusal}` : sink.blockers.length ? `waits for ${sink.blockers.join("; ")}` : "";
   return text && h("div", { class: "warn-text" }, text);
 };
 

@@ -1,0 +1,107 @@
+"""Tells rows that a target will never take from a target that is away.
+
+A target that is away answers later, so the job waits for it. Rows that a target refuses are refused
+again by every attempt: the attempts would follow each other for ever. So a refusal has a
+fingerprint, which is equal when the same sink refuses in the same way again. The restart strategy
+counts equal fingerprints and ends the job (`same_mistakes` in `protocol.restart`).
+
+A commit that is already decided is never given up. If its target refuses it again and again for the
+same reason, the commit is called stuck, which the status shows, and the job goes on trying.
+
+Invariants:
+    a fingerprint of an attempt in which the sink has got on equals that of no other attempt
+    a failure that the network or a disk may have caused has no fingerprint
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+STUCK_TRIES: Final = 3
+"""After so many tries with the same answer a commit is called stuck."""
+
+_VARIES = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
+"""Numbers of attempts and transactions, addresses, times, and the random parts of file names."""
+
+_ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
+"""Errors of the operating system that are about a name that it was given, and not about a disk."""
+
+_DATA_AT_FAULT = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+)
+"""What code raises for a value that it cannot handle. Arrow's errors are subclasses of these."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether `error` may be the network's or a disk's, so that it may heal by itself."""
+    return any(
+        isinstance(cause, OSError) and cause.errno not in _ABOUT_A_NAME
+        for cause in _walk_causes(error)
+    )
+
+
+def is_data_at_fault(error: BaseException) -> bool:
+    """Return whether `error` goes back to a value that code, or a file system, cannot take."""
+    if may_pass(error):
+        return False
+    # Only causes that somebody has named: what was being handled meanwhile need not be the cause.
+    named: BaseException | None = error
+    while named is not None:
+        if isinstance(named, (*_DATA_AT_FAULT, OSError)):
+            return True
+        named = named.__cause__ if named.__cause__ is not named else None
+    return False
+
+
+def make_fingerprint(uid: str, error_class: str, text: str, *, only_in: int | None = None) -> str:
+    """Return what is equal when sink `uid` refuses in the same way again.
+
+    `only_in` is the number of an attempt in which rows of the sink were decided before the failure:
+    then what failed now is not what failed before, and the count begins anew.
+    """
+    parts = (uid, error_class, describe_kind(text), "" if only_in is None else str(only_in))
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def describe_kind(text: str) -> str:
+    """Return `text` without what differs between two attempts that fail in the same way."""
+    return _VARIES.sub("#", text)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalCount:
+    """How often in a row one commit was refused for the same reason."""
+
+    reason: str = ""
+    tries: int = 0
+
+    def add(self, reason: str) -> RefusalCount:
+        """Return the count after another refusal for `reason`."""
+        kind = describe_kind(reason)
+        return RefusalCount(kind, self.tries + 1 if kind == self.reason else 1)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the same answer has come so often that only a person can change it."""
+        return self.tries >= STUCK_TRIES
+
+
+def _walk_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and the errors behind it, each once: chains of causes may be circles."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -1,0 +1,75 @@
+"""Names a failure of a sink's writer, and tells rows that are refused from a target that is away.
+
+Used by the thread of the chain. `protocol.refusals` decides what a refusal is and which are equal.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.refusals import is_data_at_fault, make_fingerprint
+
+_TRACE_LENGTH_MAX = 4000
+_ADVICE = (
+    "No row is lost: all rows since the last checkpoint are read again. If this comes again, change"
+    " the rows before the sink, or the target, and start the job again"
+)
+
+
+class SinkRefusals:
+    """The failures of one writer in one attempt."""
+
+    def __init__(self, uid: str, attempt: int) -> None:
+        """Begin with no rows that are decided."""
+        self._uid = uid
+        self._attempt = attempt
+        self._pre_committed: list[CheckpointId] = []
+        self._has_got_on = False
+
+    def record_pre_commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> None:
+        """Record what the writer has pre-committed."""
+        if committables and not self._has_got_on:
+            self._pre_committed.append(checkpoint)
+
+    def record_decision(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` is decided. If rows are part of it, the sink has got on."""
+        self._has_got_on |= any(one <= checkpoint for one in self._pre_committed)
+
+    @contextmanager
+    def named(self, doing: str) -> Generator[None, None, None]:
+        """Raise refusals with their fingerprint, and other failures unchanged.
+
+        Raises:
+            TargetRefused: A value could not be handled; has the traceback.
+        """
+        try:
+            yield
+        except OnceflowError as error:
+            if error.retry == "job" and self._is_refusal(error):
+                error.fingerprint = self._make_fingerprint(error)
+            raise
+        except Exception as error:
+            if not is_data_at_fault(error):
+                raise
+            kind = type(error).__name__
+            trace = "".join(traceback.format_exception(error))[-_TRACE_LENGTH_MAX:].rstrip()
+            raise TargetRefused(
+                f"sink {self._uid!r}: {doing}: {kind}: {error}. {_ADVICE}\n{trace}",
+                fingerprint=self._make_fingerprint(error),
+            ) from error
+
+    def _is_refusal(self, error: OnceflowError) -> bool:
+        if isinstance(error, TargetRefused):
+            return True
+        return isinstance(error, SinkError) and is_data_at_fault(error)
+
+    def _make_fingerprint(self, error: Exception) -> str:
+        only_in = self._attempt if self._has_got_on else None
+        return make_fingerprint(self._uid, type(error).__name__, str(error), only_in=only_in)

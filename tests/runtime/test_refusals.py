@@ -1,0 +1,156 @@
+"""What a target refuses for ever ends the job by name, or is shown as stuck when it is decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.counting_source import CountingSource
+from tests.support.directory_sink import DirectorySink
+from tests.support.ledger import SETTINGS
+
+from onceflow import (
+    Checkpointing,
+    FailureRate,
+    JobState,
+    LocalProcesses,
+    Pipeline,
+)
+from onceflow.core.errors import TargetRefused
+from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
+from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
+
+RECORDS = 500
+
+
+@dataclass(frozen=True)
+class RefusingSink(DirectorySink):
+    """Refuses rows at `pre_commit` from the checkpoint on in which the file `poison` is there."""
+
+    poison: str = ""
+    error: type[Exception] = ValueError
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        writer = super().writer(context)
+        pre_commit = writer.pre_commit
+
+        def refuse(checkpoint: CheckpointId) -> Sequence[Committable]:
+            if Path(self.poison).exists():
+                raise self.error(f"{context.attempt}: a value of checkpoint {checkpoint} is bad")
+            return pre_commit(checkpoint)
+
+        writer.pre_commit = refuse  # type: ignore[method-assign]
+        return writer
+
+
+@dataclass(frozen=True)
+class StuckSink(DirectorySink):
+    """Its target refuses every commit until the file `mended` is there."""
+
+    mended: str = ""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        committer = super().committer(context)
+        commit = committer.commit
+
+        def refuse(committable: Committable) -> CommitOutcome:
+            if not Path(self.mended).exists():
+                return RetryLater("row 7 is in the way: remove it", until_mended=True)
+            return commit(committable)
+
+        committer.commit = refuse  # type: ignore[method-assign]
+        return committer
+
+
+def pipeline_in(directory: Path, restart: RestartStrategy | None = None) -> Pipeline:
+    strategy = ExponentialDelay(initial_delay_s=0.01, max_delay_s=0.01)
+    return Pipeline(
+        LocalProcesses(),
+        name="refused",
+        parallelism=1,
+        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=0.1),
+        restart=restart or strategy,
+        settings=SETTINGS,
+    )
+
+
+@pytest.mark.parametrize(
+    "restart",
+    [None, FailureRate(failures=1000, interval_s=3600.0, delay_s=0.01)],
+    ids=["exponential", "rate"],
+)
+def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
+    tmp_path: Path, restart: RestartStrategy | None
+) -> None:
+    poison = tmp_path / "poison"
+    poison.touch()
+    sink = RefusingSink(str(tmp_path / "out"), str(poison))
+    pipeline = pipeline_in(tmp_path, restart)
+    pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
+    with pytest.raises(TargetRefused) as refused:
+        pipeline.run(60)
+    text = str(refused.value)
+    for words in (
+        "sink 'ledger': checkpoint 1 was not pre-committed: ValueError: 3: a value of checkpoint 1",
+        "change the rows before the sink, or the target, and start the job again",
+        "no further restart: it has failed in the same way 3 times, same_mistakes=3",
+    ):
+        assert words in text
+    assert sink.rows() == []
+    assert sink.prepared() == []
+
+    # The advice, followed: the next start writes each row once.
+    poison.unlink()
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
+
+
+def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    poison.touch()
+    sink = RefusingSink(str(tmp_path / "out"), str(poison), ConnectionResetError)
+    pipeline = pipeline_in(tmp_path)
+    pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
+    job = pipeline.start()
+    deadline = time.monotonic() + 60
+    while len(job.status().attempts) <= 5:
+        assert time.monotonic() < deadline, job.status()
+        assert not job.status().state.ended, job.status()
+        time.sleep(0.02)
+    poison.unlink()
+    assert job.wait(60).state is JobState.FINISHED
+    assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
+
+
+def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropped(
+    tmp_path: Path,
+) -> None:
+    mended = tmp_path / "mended"
+    sink = StuckSink(str(tmp_path / "out"), str(mended))
+    pipeline = pipeline_in(tmp_path)
+    pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
+    job = pipeline.start()
+    deadline = time.monotonic() + 60
+    while not any(one.commit_stuck for one in job.status().sinks):
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.02)
+    assert "; sink ledger is stuck and refuses transaction refused.ledger/" in str(job.status())
+    assert "remove it" in str(job.status())
+    assert sink.rows() == []
+    job.cancel()
+
+    # A new start takes up what is decided, and says the same until somebody has mended it.
+    job = pipeline.start()
+    while not any(one.commit_stuck for one in job.status().sinks):
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.02)
+    mended.touch()
+    status = job.wait(60)
+    assert status.state is JobState.FINISHED
+    assert not any(one.commit_stuck or one.commit_refusal for one in status.sinks)
+    assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))

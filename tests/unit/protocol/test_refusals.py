@@ -1,0 +1,126 @@
+"""What counts as the same refusal of a sink, and what may heal by itself."""
+
+from __future__ import annotations
+
+import errno
+
+import pyarrow as pa
+import pytest
+
+from onceflow.core.commit.queue import CommitQueue, Done, RetryAt
+from onceflow.core.commit.retries import CommitRetryPolicy
+from onceflow.core.protocol.committables import (
+    CommitOutcome,
+    Committable,
+    Committed,
+    RetryLater,
+    Unknown,
+)
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.refusals import (
+    STUCK_TRIES,
+    is_data_at_fault,
+    make_fingerprint,
+    may_pass,
+)
+
+ONE = CheckpointId(1)
+
+
+def caused_by(cause: BaseException) -> Exception:
+    try:
+        raise RuntimeError("rows were not written") from cause
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ValueError("no such month"),
+        pa.ArrowInvalid("list child is null"),
+        OverflowError("date"),
+        KeyError("amount"),
+        OSError(errno.ENAMETOOLONG, "File name too long"),
+    ],
+)
+def test_a_value_that_code_cannot_handle_is_the_datas_fault(cause: Exception) -> None:
+    for error in (cause, caused_by(cause)):
+        assert is_data_at_fault(error)
+        assert not may_pass(error)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ConnectionResetError("reset by peer"),
+        TimeoutError("no answer"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EACCES, "Permission denied"),
+        RuntimeError("the driver of a database says no"),
+    ],
+)
+def test_what_the_network_or_a_disk_may_have_caused_is_not(cause: Exception) -> None:
+    assert not is_data_at_fault(cause)
+    assert not is_data_at_fault(caused_by(cause))
+
+
+def test_a_value_error_of_a_broken_connection_may_pass() -> None:
+    error = caused_by(ConnectionResetError("reset by peer"))
+    wrapped = ValueError("no JSON")
+    wrapped.__cause__ = error
+    assert may_pass(wrapped)
+    assert not is_data_at_fault(wrapped)
+
+
+def test_the_same_refusal_is_known_again_in_the_next_attempt() -> None:
+    text = "sink job.out subtask 0: job.out/{}/7/0 is not durable: column 'at' cannot be {}"
+    first = make_fingerprint("out", "PreCommitFailed", text.format(1, "written"))
+    assert first == make_fingerprint("out", "PreCommitFailed", text.format(2, "written"))
+    others = (
+        make_fingerprint("out", "PreCommitFailed", text.format(1, "read")),
+        make_fingerprint("out", "SinkError", text.format(1, "written")),
+        make_fingerprint("dead", "PreCommitFailed", text.format(1, "written")),
+    )
+    assert first not in others
+
+
+def test_a_sink_that_has_got_on_begins_anew() -> None:
+    stuck, got_on = (make_fingerprint("out", "SinkError", "no", only_in=n) for n in (None, 4))
+    assert stuck != got_on != make_fingerprint("out", "SinkError", "no", only_in=5)
+
+
+def refuse(outcomes: list[CommitOutcome]) -> list[bool]:
+    """Return, for each outcome of a commit that is tried again, whether it is called stuck."""
+    queue = CommitQueue(CommitRetryPolicy(deadline_s=1e6))
+    commit = Committable(TransactionId("job.out", 1, ONE, 0))
+    queue.pre_committed(ONE, [commit])
+    queue.note_decision(ONE)
+    ends = [queue.outcome(commit, outcome, float(n)) for n, outcome in enumerate(outcomes)]
+    return [isinstance(end, RetryAt) and end.is_stuck for end in ends]
+
+
+def test_a_commit_is_stuck_after_the_same_refusal_several_times_until_it_succeeds() -> None:
+    refused = RetryLater("try {}: a row is in the way", until_mended=True)
+    tries = [RetryLater(refused.reason.format(n), until_mended=True) for n in range(STUCK_TRIES)]
+    assert refuse([*tries, *tries]) == [False] * (STUCK_TRIES - 1) + [True] * (STUCK_TRIES + 1)
+    assert refuse([*tries, Committed()])[-1] is False
+
+
+def test_a_target_that_is_away_or_answers_otherwise_is_not_stuck() -> None:
+    other = RetryLater("another row is in the way", until_mended=True)
+    mended = RetryLater("a row is in the way", until_mended=True)
+    assert not any(refuse([RetryLater("no answer")] * 20))
+    assert not any(refuse([Unknown("no answer")] * 20))
+    assert not any(refuse([mended, other] * 10))
+    assert not any(refuse([mended, mended, RetryLater("no answer")] * 5))
+
+
+def test_a_commit_that_was_stuck_is_done_as_any_other() -> None:
+    queue = CommitQueue(CommitRetryPolicy(deadline_s=1e6))
+    commit = Committable(TransactionId("job.out", 1, ONE, 0))
+    queue.pre_committed(ONE, [commit])
+    queue.note_decision(ONE)
+    for n in range(STUCK_TRIES):
+        queue.outcome(commit, RetryLater("no", until_mended=True), float(n))
+    assert queue.outcome(commit, Committed(), 9.0) == Done(already=False)
