@@ -10,15 +10,13 @@ same reason, the commit is called stuck, which the status shows, and the job goe
 
 Invariants:
     a fingerprint of an attempt in which the sink has got on equals that of no other attempt
-    a failure that the network or a disk may have caused has no fingerprint
+    a failure that the network or a disk may have caused has no fingerprint: `spi.refusals` tells
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,41 +25,6 @@ STUCK_TRIES: Final = 3
 
 _VARIES = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
 """Numbers of attempts and transactions, addresses, times, and the random parts of file names."""
-
-_ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
-"""Errors of the operating system that are about a name that it was given, and not about a disk."""
-
-_DATA_AT_FAULT = (
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    NotImplementedError,
-    AssertionError,
-)
-"""What code raises for a value that it cannot handle. Arrow's errors are subclasses of these."""
-
-
-def may_pass(error: BaseException) -> bool:
-    """Return whether `error` may be the network's or a disk's, so that it may heal by itself."""
-    return any(
-        isinstance(cause, OSError) and cause.errno not in _ABOUT_A_NAME
-        for cause in _walk_causes(error)
-    )
-
-
-def is_data_at_fault(error: BaseException) -> bool:
-    """Return whether `error` goes back to a value that code, or a file system, cannot take."""
-    if may_pass(error):
-        return False
-    # Only causes that somebody has named: what was being handled meanwhile need not be the cause.
-    named: BaseException | None = error
-    while named is not None:
-        if isinstance(named, (*_DATA_AT_FAULT, OSError)):
-            return True
-        named = named.__cause__ if named.__cause__ is not named else None
-    return False
 
 
 def make_fingerprint(uid: str, error_class: str, text: str, *, only_in: int | None = None) -> str:
@@ -95,13 +58,3 @@ class RefusalCount:
     def is_stuck(self) -> bool:
         """Whether the same answer has come so often that only a person can change it."""
         return self.tries >= STUCK_TRIES
-
-
-def _walk_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and the errors behind it, each once: chains of causes may be circles."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -74,6 +74,14 @@ class SinkTarget(ABC):
         """Return rows of which the target can never take one, such as a key that is there twice."""
         raise NotTestable("needs bad_batch()")
 
+    def obstruct(self, ids: Sequence[int]) -> None:
+        """Have the target refuse the rows of `ids` from now on, by a constraint or a trigger."""
+        raise NotTestable("needs obstruct() and remove_obstacle()")
+
+    def remove_obstacle(self) -> None:
+        """Have the target take the rows again that `obstruct` named."""
+        raise NotTestable("needs obstruct() and remove_obstacle()")
+
     def secrets(self) -> Sequence[str]:
         """Return the passwords and keys that the sink was given; each must be hard to guess."""
         raise NotTestable("needs secrets()")

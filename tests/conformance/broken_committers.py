@@ -24,6 +24,7 @@ from onceflow.core.protocol.committables import (
     CommitOutcome,
     Committable,
     Committed,
+    RetryLater,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord
@@ -372,3 +373,18 @@ class TellsAnyJob(BrokenSink):
             query = "SELECT log_id FROM owners WHERE sink_id = ?"
             owner = connection.execute(query, (context.sink_id,)).fetchone()
         return super().target_record(replace(context, log_id=owner[0]) if owner else context)
+
+
+# --- tried again without a word -----------------------------------------------------------------
+
+
+class _HopesForTheBest(ReferenceCommitter):
+    def refused(self, why: str) -> CommitOutcome:
+        return RetryLater(why)
+
+
+class TakesARefusedCommitForATargetThatIsBusy(BrokenSink):
+    """Says that it tries later, of rows that its target never takes."""
+
+    breaks = "refused-commit-waits-for-a-person"
+    committer_class = _HopesForTheBest

@@ -16,7 +16,7 @@ from tests.conformance.reference_sink import (
     transaction,
 )
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import BadRow, PreCommitFailed, SinkError
 from onceflow.core.protocol.committables import (
     Committable,
 )
@@ -281,3 +281,21 @@ class PreparesTheNameFirst(BrokenSink):
     breaks = "killed-in-pre-commit"
     rounds = 40
     writer_class = _PreparesTheNameFirst
+
+
+# --- tried again without an end -----------------------------------------------------------------
+
+
+class _BlamesTheTarget(ReferenceWriter):
+    def require_good(self) -> None:
+        try:
+            super().require_good()
+        except BadRow:
+            raise PreCommitFailed("the target has answered with an error") from None
+
+
+class TakesBadRowsForATargetThatIsAway(BrokenSink):
+    """Raises the same for every error of its client's."""
+
+    breaks = "bad-rows-end-by-name"
+    writer_class = _BlamesTheTarget

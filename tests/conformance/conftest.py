@@ -100,6 +100,8 @@ GATHERING = {
 OF_BEGUN_COMMITS = (*beginning.CLAUSES, running.job_killed_at_begun)
 BEGINNING = {"TestBeginningSink", "TestKafka"}
 """Sinks whose commits may be begun before their decision."""
+OBSTRUCTED = {"TestReferenceSink", "TestSQLiteInserts", "TestSQLiteUpserts"}
+"""Sinks whose targets can be made to refuse what is decided."""
 OF_NETWORKS = tuple(clause for clause in breaking.CLAUSES if clause not in OF_DEATHS)
 
 
@@ -122,6 +124,8 @@ def says_nothing(test: str, clause: Clause) -> bool:
         return test not in GLOBAL
     if clause in OF_BEGUN_COMMITS and test not in BEGINNING:
         return True
+    if clause is deciding.refused_commit_waits_for_a_person:
+        return test not in OBSTRUCTED
     if clause is deciding.commit_in_any_order:
         return test in GLOBAL
     return not LACKING.get(test, set()).isdisjoint(clause.needs)

@@ -29,6 +29,7 @@ from onceflow.core.protocol.committables import (
     Committable,
     Committed,
     Lost,
+    RetryLater,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
@@ -63,6 +64,20 @@ def transaction(path: str) -> Generator[sqlite3.Connection, None, None]:
         connection.execute("COMMIT")
     finally:
         connection.close()
+
+
+def obstruct(connection: sqlite3.Connection, table: str, ids: Sequence[int]) -> None:
+    """Have `table` refuse new rows of `ids`."""
+    listed = ", ".join(map(str, ids))
+    connection.execute(
+        f"CREATE TRIGGER obstacle BEFORE INSERT ON {table} WHEN NEW.id IN ({listed})"
+        " BEGIN SELECT RAISE(ABORT, 'the row is in the way'); END"
+    )
+
+
+def remove_obstacle(connection: sqlite3.Connection) -> None:
+    """Take the rows of `obstruct` again."""
+    connection.execute("DROP TRIGGER obstacle")
 
 
 class ReferenceWriter(SinkWriter):
@@ -129,15 +144,21 @@ class ReferenceCommitter(Committer):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         name = self.stored_name(committable.transaction)
-        with transaction(self.sink.path) as connection:
-            if self.is_committed(connection, name):
-                return AlreadyCommitted()
-            rows = self.prepared_rows(connection, name)
-            if rows is None:
-                return self.unknown(name)
-            self.apply(connection, rows)
-            self.record(connection, committable.transaction)
+        try:
+            with transaction(self.sink.path) as connection:
+                if self.is_committed(connection, name):
+                    return AlreadyCommitted()
+                rows = self.prepared_rows(connection, name)
+                if rows is None:
+                    return self.unknown(name)
+                self.apply(connection, rows)
+                self.record(connection, committable.transaction)
+        except sqlite3.IntegrityError as error:
+            return self.refused(str(error))
         return Committed()
+
+    def refused(self, why: str) -> CommitOutcome:
+        return RetryLater(why, until_mended=True)
 
     def apply(self, connection: sqlite3.Connection, rows: str) -> None:
         connection.executemany(
@@ -268,6 +289,14 @@ class ReferenceTarget(SinkTarget):
 
     def bad_batch(self, ids: Sequence[int]) -> pa.RecordBatch:
         return self.batch([*ids, ids[0]])
+
+    def obstruct(self, ids: Sequence[int]) -> None:
+        with transaction(self._path) as connection:
+            obstruct(connection, "target", ids)
+
+    def remove_obstacle(self) -> None:
+        with transaction(self._path) as connection:
+            remove_obstacle(connection)
 
     def secrets(self) -> Sequence[str]:
         return [PASSWORD]

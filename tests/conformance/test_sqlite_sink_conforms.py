@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.conformance.reference_sink import obstruct, remove_obstacle
 
 from onceflow.core.spi import Sink
 from onceflow.integration.conformance import SinkConformance, SinkTarget
@@ -48,6 +49,14 @@ class SQLiteTarget(SinkTarget):
         good = self.batch(ids)
         keys = pa.array([None, *ids[1:]], pa.int64())
         return pa.RecordBatch.from_arrays([keys, *good.columns[1:]], schema=good.schema)
+
+    def obstruct(self, ids: Sequence[int]) -> None:
+        with closing(sqlite3.connect(self._path)) as db, db:
+            obstruct(db, "kept_rows", ids)
+
+    def remove_obstacle(self) -> None:
+        with closing(sqlite3.connect(self._path)) as db, db:
+            remove_obstacle(db)
 
     def close(self) -> None:
         self._directory.cleanup()

@@ -599,7 +599,7 @@ class SinkOperator(RunningOperator):
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
         self._metrics.note_written()
-        with self._refusals.named("rows were not written"):
+        with self._refusals.name_refusal("rows were not written"):
             self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
@@ -608,7 +608,7 @@ class SinkOperator(RunningOperator):
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
         self._commits.await_commits()
         # After this the rows survive a crash, and stay invisible until the decision.
-        with self._refusals.named(f"checkpoint {checkpoint} was not pre-committed"):
+        with self._refusals.name_refusal(f"checkpoint {checkpoint} was not pre-committed"):
             committables = self._writer.pre_commit(checkpoint)
         self._require_own_names(committables)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.

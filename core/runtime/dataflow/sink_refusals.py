@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.refusals import is_data_at_fault, make_fingerprint
+from onceflow.core.protocol.refusals import make_fingerprint
+from onceflow.core.spi.refusals import is_data_at_fault
 
 _TRACE_LENGTH_MAX = 4000
 _ADVICE = (
@@ -43,7 +44,7 @@ class SinkRefusals:
         self._has_got_on |= any(one <= checkpoint for one in self._pre_committed)
 
     @contextmanager
-    def named(self, doing: str) -> Generator[None, None, None]:
+    def name_refusal(self, doing: str) -> Generator[None, None, None]:
         """Raise refusals with their fingerprint, and other failures unchanged.
 
         Raises:

@@ -9,6 +9,7 @@ from onceflow.core.protocol.committables import (
     Committable,
     Committed,
     Lost,
+    RetryLater,
 )
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.staging import is_staged
@@ -152,6 +153,30 @@ def _name(prepared: Prepared) -> str:
     return str(prepared.committable.transaction)
 
 
+@clause(
+    scenarios=[43],
+    needs=["obstruct", "remove_obstacle"],
+    rests_on=[commit_again, abort_leaves_nothing],
+)
+def refused_commit_waits_for_a_person(harness: Harness) -> None:
+    """A commit that the target refuses says that a person must help, and succeeds after that."""
+    prepared = harness.prepare(1)
+    harness.target.obstruct(prepared.ids)
+    committer = harness.job.committer()
+    for _ in range(3):
+        outcome = committer.commit(prepared.committable)
+        expect(
+            isinstance(outcome, RetryLater) and outcome.until_mended,
+            f"commit of rows that the target refuses answered {outcome}, and should be"
+            " RetryLater(…, until_mended=True): otherwise nobody is told that it is stuck",
+        )
+    harness.expect_in_doubt(prepared, when="after a commit that the target refused")
+    harness.target.remove_obstacle()
+    outcome = harness.commit(prepared, committer)
+    expect(outcome == Committed(), f"commit after the obstacle was removed answered {outcome}")
+    harness.expect_seen(prepared.ids, when="after the obstacle was removed")
+
+
 CLAUSES = (
     commit_again,
     commit_elsewhere,
@@ -162,4 +187,5 @@ CLAUSES = (
     unknown_is_lost,
     lost_is_reported,
     commit_after_abort,
+    refused_commit_waits_for_a_person,
 )

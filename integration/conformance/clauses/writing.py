@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import SinkError, TargetRefused
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi.refusals import is_data_at_fault
 from onceflow.integration.conformance import children
 from onceflow.integration.conformance.clause import clause
 from onceflow.integration.conformance.harness import Harness, Prepared
-from onceflow.integration.conformance.target import Violation, expect
+from onceflow.integration.conformance.target import Violation, describe_error, expect
 
 
 @clause(scenarios=[13, 14])
@@ -174,6 +175,25 @@ def bad_batch_is_refused(harness: Harness) -> None:
     harness.expect_seen(good.ids, when="after a refused batch")
 
 
+@clause(scenarios=[22], needs=["bad_batch"], rests_on=[bad_batch_is_refused])
+def bad_rows_end_by_name(harness: Harness) -> None:
+    """A row that is refused is a bad row or a named end, and never tried again without an end."""
+    writer = harness.job.writer()
+    try:
+        writer.write(harness.target.bad_batch(harness.ids()))
+        writer.pre_commit(CheckpointId(1))
+    except SinkError as error:
+        writer.close()
+        is_end = error.retry == "never" or isinstance(error, TargetRefused)
+        expect(
+            is_end or is_data_at_fault(error),
+            f"bad rows were refused by {describe_error(error)}: a job takes that for a target that"
+            " is away and restarts without an end; raise BadRow, or TargetRefused where the target"
+            " does not name the row",
+        )
+    harness.expect_in_doubt(when="after a refused batch")
+
+
 CLAUSES = (
     hidden_after_write,
     hidden_after_pre_commit,
@@ -185,4 +205,5 @@ CLAUSES = (
     death_rolls_back_what_is_open,
     pre_committed_survives_death,
     bad_batch_is_refused,
+    bad_rows_end_by_name,
 )

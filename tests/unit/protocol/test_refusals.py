@@ -17,12 +17,8 @@ from onceflow.core.protocol.committables import (
     Unknown,
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.refusals import (
-    STUCK_TRIES,
-    is_data_at_fault,
-    make_fingerprint,
-    may_pass,
-)
+from onceflow.core.protocol.refusals import STUCK_TRIES, make_fingerprint
+from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 
 ONE = CheckpointId(1)
 

@@ -1,0 +1,54 @@
+"""Tells failures that a value has caused from those that the network or a disk may have caused."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+_ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
+"""Errors of the operating system that are about a name that it was given, and not about a disk."""
+
+_CAUSES_MAX = 20
+"""Errors in a chain that are looked at: chains of causes may be circles."""
+
+_DATA_AT_FAULT = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+)
+"""What code raises for a value that it cannot handle. Arrow's errors are subclasses of these."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether `error` may be the network's or a disk's, so that it may heal by itself."""
+    return any(
+        isinstance(cause, OSError) and cause.errno not in _ABOUT_A_NAME
+        for cause in _walk_causes(error)
+    )
+
+
+def is_data_at_fault(error: BaseException) -> bool:
+    """Return whether `error` goes back to a value that code, or a file system, cannot take."""
+    if may_pass(error):
+        return False
+    # Only causes that somebody has named: what was being handled meanwhile need not be the cause.
+    named: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if named is None or isinstance(named, (*_DATA_AT_FAULT, OSError)):
+            break
+        named = named.__cause__
+    return isinstance(named, (*_DATA_AT_FAULT, OSError))
+
+
+def _walk_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and the errors behind it, each once: chains of causes may be circles."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
