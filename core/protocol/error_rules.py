@@ -90,6 +90,8 @@ RULES: Final[Mapping[str, ErrorRule]] = {
     "PreCommitFailed": _ALWAYS_RESTART,
     "PreparedTransactionLost": _ALWAYS_FINAL,
     "PublicationBegun": _ALWAYS_RESTART,
+    # Counted as a mistake: a few attempts follow.
+    "TargetRefused": _ALWAYS_RESTART,
     "StateError": _ALWAYS_RESTART,
     "BadStateValue": _ALWAYS_RESTART,
     "StateCorrupt": _ALWAYS_FINAL,
