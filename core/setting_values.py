@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from onceflow.core.errors import ConfigError
 
 _Choice = TypeVar("_Choice", bound=Enum)
+_Class = TypeVar("_Class", bound=type)
 
 _SECONDS_PER_UNIT = {
     "ms": 0.001,
@@ -56,6 +59,29 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ConfigError(f"{setting}={duration!r} must be zero or more, and finite")
     return seconds
+
+
+def accept_durations(settings: _Class) -> _Class:
+    """Let the dataclass `settings` take text ("5 s") in each field whose name ends in `_s`.
+
+    The object holds seconds. Such a field is annotated as a float, which is what a reader gets.
+    """
+    initialize: Callable[..., None] = settings.__init__
+    names = [field.name for field in fields(cast("Any", settings)) if field.init]
+
+    @wraps(initialize)
+    def initialize_in_seconds(self: object, *values: object, **by_name: object) -> None:
+        given = dict(zip(names, values, strict=False)) | by_name
+        for name, value in given.items():
+            if name.endswith("_s") and isinstance(value, str):
+                given[name] = seconds_of(value, setting=name)
+        # More values than fields, or one field twice: the class's own error says so.
+        if len(given) < len(values) + len(by_name):
+            initialize(self, *values, **by_name)
+        initialize(self, **given)
+
+    setattr(settings, "__init__", initialize_in_seconds)  # noqa: B010 - checkers mind assignment
+    return settings
 
 
 def choice_of(

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from onceflow.core.setting_values import accept_durations
+
 _MISTAKES_KEPT = 100
 """Several slots may each have a record that fails: their failures alternate."""
 
@@ -65,6 +67,7 @@ class NoRestart:
         return _FixedDelayTracker(FixedDelay(attempts=0, delay_s=0.0))
 
 
+@accept_durations
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
     """Restart up to `attempts` times, `delay_s` after each failure."""
@@ -82,6 +85,7 @@ class FixedDelay:
         return _FixedDelayTracker(self)
 
 
+@accept_durations
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
     """Wait longer after each failure; begin anew after `reset_after_s` of running without one.
@@ -121,6 +125,7 @@ class ExponentialDelay:
         return _ExponentialDelayTracker(self, rng)
 
 
+@accept_durations
 @dataclass(frozen=True, slots=True)
 class FailureRate:
     """Restart `delay_s` after each failure, unless over `failures` came within `interval_s`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
-from onceflow.core.setting_values import choice_of, seconds_of
+from onceflow.core.setting_values import accept_durations, choice_of, seconds_of
 
 if TYPE_CHECKING:
     from onceflow.core.storage import CheckpointStorage
@@ -329,6 +329,7 @@ class Logging:
         return levels
 
 
+@accept_durations
 @_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:

@@ -13,7 +13,7 @@ from onceflow.connectors.kafka.settings import TopicDescription, list_names, rea
 from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
-from onceflow.core.setting_values import choice_of
+from onceflow.core.setting_values import accept_durations, choice_of
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import (
     Committer,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # a slot does not pay for it
 
 
 @document_options
+@accept_durations
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KafkaSink(WriteOptions, TopicDescription, Sink):
     """Writes every row to a topic; a read_committed consumer sees each once, through any crash.

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi.options import document_options, option
 from onceflow.sinks.mysql.dialect import MYSQL
 from onceflow.sinks.mysql.endpoint import MySQLEndpoint, endpoint_of
@@ -15,6 +16,7 @@ from onceflow.sinks.sql.sink import SqlSink
 
 
 @document_options
+@accept_durations
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MySQLSink(SqlSink):
     """Writes every row to its table in MySQL or MariaDB; each takes effect exactly once.

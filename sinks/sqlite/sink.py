@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.log.target_records import TargetRecord
+from onceflow.core.setting_values import accept_durations
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.connector import Questions, ServerAccess, SinkConnector
 from onceflow.core.spi.options import document_options, option
@@ -30,6 +31,7 @@ _NOT_HERE = "A SQLite file has none"
 
 
 @document_options
+@accept_durations
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SQLiteSink(SqlSink):
     """Writes every row to its table in a SQLite file; each takes effect exactly once.

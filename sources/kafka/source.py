@@ -10,7 +10,7 @@ import pyarrow as pa
 from onceflow.connectors.kafka.settings import list_names
 from onceflow.core.arrow.schema_text import SchemaLike, schema_of
 from onceflow.core.errors import ConfigError
-from onceflow.core.setting_values import choice_of, seconds_of
+from onceflow.core.setting_values import accept_durations, choice_of, seconds_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.core.spi.options import copy_values, document_options
 from onceflow.sources.kafka.catalog import Catalog, find_positions
@@ -30,6 +30,7 @@ from onceflow.sources.kafka.value_formats import require_columns, schema_of_rows
 
 
 @document_options
+@accept_durations
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class KafkaSource(SourceOptions, Source):
     """Reads the records of Kafka topics, each exactly once per checkpointed position.
