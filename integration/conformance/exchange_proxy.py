@@ -96,7 +96,7 @@ class ExchangeProxy(LoopbackProxy):
         for hold in self._holds:
             hold.released.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
     def _spawn(self, run: object, *arguments: object) -> None:
         assert callable(run)

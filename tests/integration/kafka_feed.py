@@ -89,17 +89,17 @@ def delete_before(servers: str, topic: str, offset: int, *, partition: int = 0) 
     """Return when the records of the partition before `offset` are gone, as by retention."""
     admin = _admin(servers)
     for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-        future.result(20)
+        future.result(60)
 
 
 def add_partitions(servers: str, topic: str, total: int) -> None:
     admin = _admin(servers)
-    admin.create_partitions([NewPartitions(topic, total)])[topic].result(20)
+    admin.create_partitions([NewPartitions(topic, total)])[topic].result(60)
 
 
 def delete_topic(servers: str, topic: str) -> None:
     admin = _admin(servers)
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
 
 
 def recreate_topic(server: KafkaServer, topic: str, partitions: int) -> None:

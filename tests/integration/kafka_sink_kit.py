@@ -199,4 +199,4 @@ class _Groups(Protocol):
 def delete_group(servers: str, group: str) -> None:
     """Return when the broker has forgotten what `group` committed, as it does after a while."""
     admin = cast("_Groups", AdminClient({"bootstrap.servers": servers}))
-    admin.delete_consumer_groups([group])[group].result(20)
+    admin.delete_consumer_groups([group])[group].result(60)

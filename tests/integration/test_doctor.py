@@ -301,7 +301,7 @@ def test_what_the_brokers_rules_forbid_is_told_with_the_command_that_allows_it()
             )
         ]  # fmt: skip
         for future in admin.create_acls(rules).values():
-            future.result(timeout=20)
+            future.result(timeout=60)
         deadline = time.monotonic() + 90
         while True:  # rules reach the broker a moment after they are accepted
             status, findings = examine(

@@ -328,4 +328,4 @@ def test_a_page_in_the_stead_of_a_catalogs_answer_is_no_wrong_setting(tmp_path: 
                 sink.validate(IcebergJob(tmp_path).context(), pa.schema([("id", pa.int64())]))
         finally:
             gateway.shutdown()
-            thread.join(10)
+            thread.join(60)

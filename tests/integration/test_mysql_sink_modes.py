@@ -144,7 +144,7 @@ class _Proxy:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def _accept(self) -> None:
         while True:

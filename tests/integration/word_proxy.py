@@ -37,7 +37,7 @@ class WordProxy:
         for one in self._sockets:
             self._end(one)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def _accept(self) -> None:
         while True:

@@ -134,4 +134,4 @@ def test_mistakes_with_batches_are_told_by_name(
     source = CountingSource(100)
     pipeline, _ = balances(cluster, tmp_path, source, function, restart=False)
     with pytest.raises(UserFunctionError, match=says):
-        pipeline.run(30)
+        pipeline.run(60)

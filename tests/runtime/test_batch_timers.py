@@ -182,4 +182,4 @@ def test_mistakes_with_timers_of_batches_are_told_by_name(
 ) -> None:
     pipeline, _ = build_job(cluster, tmp_path, CountingSource(100), function, restart=False)
     with pytest.raises(UserFunctionError, match=says):
-        pipeline.run(30)
+        pipeline.run(60)

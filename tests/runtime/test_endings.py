@@ -133,7 +133,7 @@ def test_a_recovery_that_hangs_ends_the_job_and_says_what_it_waits_for(
         settings=impatient,
     )
     with pytest.raises(CommitFailed, match="waited . s for what sink ledger holds in doubt"):
-        pipeline.run(20)
+        pipeline.run(60)
 
 
 def test_a_first_start_whose_storage_is_refused_ends_at_once_and_says_what_to_do(

@@ -278,14 +278,14 @@ def test_a_storage_that_does_not_answer_keeps_no_command_longer_than_its_timeout
 
     def hang(place: client.DriverLocation) -> None:
         del place
-        released.wait(60)
+        released.wait(300)
 
     monkeypatch.setattr(client.DriverLocation, "open", hang)
     try:
         for one in ("checkpoint", "savepoint", "stop", "cancel"):
             began = time.monotonic()
             exit_status, _, error = run(tmp_path, one, "--timeout", "0.2")
-            assert (exit_status, time.monotonic() - began < 30) == (1, True)
+            assert (exit_status, time.monotonic() - began < 60) == (1, True)
             assert "which says where the driver is, has not answered within 0.2 s" in error
     finally:
         released.set()
@@ -307,7 +307,7 @@ def test_a_job_whose_files_cannot_be_read_keeps_neither_list_nor_status_from_ans
     try:
         began = time.monotonic()
         listed = {one["job"]: one for one in asked(tmp_path, "list", "--timeout", "3")["jobs"]}
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         assert listed["ledger"]["state"] == "stopped"
         assert "storage has not answered within 3 s" in listed["hanging"]["state"]
         for one in ("status", "state get"):

@@ -83,7 +83,7 @@ def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
     job.wait_for(checkpoints=job.status().checkpoints_completed + 4)
     prepared = sink.prepared()
     (tmp_path / "end").touch()
-    assert job.wait(30).state is JobState.FINISHED
+    assert job.wait(60).state is JobState.FINISHED
     assert [name for name in prepared if "~99~" in name] == []
     assert_exactly_once(sink, source)
 

@@ -150,7 +150,7 @@ def test_mistakes_with_timers_are_told_by_name(
     source = CountingSource(100, ends_with=str(tmp_path / "ends"))
     pipeline, _ = timed(cluster, tmp_path, source, function, restart=False)
     with pytest.raises(UserFunctionError, match=says):
-        pipeline.run(30)
+        pipeline.run(60)
 
 
 class PastTimers(TimerForEach):

@@ -70,7 +70,7 @@ def run_ui(storage: str) -> Generator[Ui, None, None]:
         url, token = (line.partition(":")[2].strip() for line in lines)
         yield Ui(url, token, process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

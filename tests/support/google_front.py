@@ -57,7 +57,7 @@ class GoogleFront:
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def asked(
         self, method: str, target: str, headers: dict[str, str], body: bytes

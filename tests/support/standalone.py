@@ -74,4 +74,4 @@ def standalone_cluster(directory: Path) -> Generator[str, None, None]:
     finally:
         for process in processes:
             process.terminate()
-            process.wait(20)
+            process.wait(60)

@@ -410,7 +410,7 @@ def test_pre_commit_waits_for_the_rows_of_the_last_checkpoint_and_goes_on_after_
         assert not second.done()
         assert database.prepared() == [str(first.transaction)]
         assert two_phase.committer().commit(first) == Committed()
-        (committable,) = second.result(20)
+        (committable,) = second.result(60)
     assert _table(database) == [(1, "first")]
     assert committable is not None
     assert two_phase.committer().commit(committable) == Committed()

@@ -201,7 +201,7 @@ def test_committer_waits_for_another_that_is_applying_and_goes_on_when_that_one_
         database.await_lock_wait()
         assert not outcome.done()
         other.execute("ROLLBACK")
-        assert outcome.result(20) == Committed()
+        assert outcome.result(60) == Committed()
     assert database.ids_in() == [1]
 
 

@@ -125,7 +125,7 @@ class CatalogGateway:
         """Listen no more. Safe to call twice."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def _adds_rows(body: bytes) -> bool:

@@ -88,7 +88,7 @@ def _listener(answer: bytes = b"{}") -> Generator[tuple[int, list[str]], None, N
         thread.start()
         yield server.server_port, received
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("name", ["list", *COMMANDS])

@@ -94,7 +94,7 @@ def test_a_frozen_slot_holds_nobody_up_and_is_lost_by_name_when_it_takes_nothing
         began = time.monotonic()
         for _ in range(32):
             pool.send_all(NotifyAbort(CheckpointId(1), MEGABYTE))
-        assert time.monotonic() - began < 15.0
+        assert time.monotonic() - began < 60.0
         lost: SlotLost | None = None
         while lost is None and (now := time.monotonic()) < began + 60:
             roster.hear(0, now)  # as if it still spoke
@@ -138,9 +138,9 @@ def test_a_frozen_driver_holds_no_thread_of_a_slot_up() -> None:
         began = time.monotonic()
         for _ in range(32):
             stream.send(Declined(CheckpointId(1), SubtaskRef("balance", 0), MEGABYTE))
-        assert time.monotonic() - began < 15.0
+        assert time.monotonic() - began < 60.0
         stream.close(0.5)
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < 60.0
         assert isinstance(heard.get(timeout=60), DriverLost)
 
 

