@@ -214,8 +214,9 @@ class Driver:
             headers[DEADLINE_HEADER] = str(deadline_ms)
         try:
             connection.request(method, f"/v1/{path}", data, headers)
-            response = connection.getresponse()
-            content = _read_content(response)
+            # An answer without a length owns the socket, which the connection then does not close.
+            with connection.getresponse() as response:
+                content = _read_content(response)
         except (OSError, http.client.HTTPException) as error:
             raise self._explain_silence(error, deadline_ms if data is not None else None) from error
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from tests.support.directory_sink import DirectorySink
 from tests.support.ledger import assert_exactly_once, ledger
 from typer.testing import CliRunner
 
-from onceflow import LocalProcesses, NoRestart
+from onceflow import JobState, LocalProcesses, NoRestart
 from onceflow.cli.jobs import client, command
 from onceflow.cli.main import app
 from onceflow.core.errors import SinkError
@@ -97,13 +98,12 @@ def sink_of(directory: Path) -> DirectorySink:
     return DirectorySink(str(directory / "out"))
 
 
-def finish(directory: Path, *more: str) -> None:
-    """Start the job again, let it read to the end, and count."""
-    (directory / "read all").touch()
-    with a_job(directory, *more) as process:
-        assert process.wait(60) == 0
-    assert json.loads((directory / "status.json").read_text())["state"] == "finished"
-    assert_exactly_once(sink_of(directory), SOURCE)
+def finish(directory: Path, from_savepoint: str | None = None) -> None:
+    """Start the job again, in this process, let it read to the end, and count."""
+    pipeline, sink = ledger(LocalProcesses(directory / "logs"), directory, SOURCE)
+    status = pipeline.start(from_savepoint=from_savepoint).wait(60)
+    assert status.state is JobState.FINISHED
+    assert_exactly_once(sink, SOURCE)
 
 
 @pytest.mark.only_proof
@@ -131,7 +131,7 @@ def test_a_user_looks_at_a_job_saves_it_stops_it_and_goes_on(tmp_path: Path) -> 
     status, _, error = run(tmp_path, "status")
     assert status == 3
     assert "the job ended with it" in error
-    finish(tmp_path, "--from-savepoint", stopped)
+    finish(tmp_path, stopped)
 
 
 @pytest.mark.servers
@@ -342,6 +342,7 @@ def test_whoever_else_answers_at_the_address_is_told_from_the_driver(tmp_path: P
         with a_foreign_server() as url:
             (job / "driver.json").write_text(json.dumps(address | {"url": url}))
             exit_status, _, error = run(tmp_path, "stop")
+        gc.collect()  # a connection that is left open would be reported here
         assert exit_status == 3
         assert "a program that is not a driver of onceflow answers now" in error
         (job / "driver.json").write_text("{")
