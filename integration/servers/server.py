@@ -36,7 +36,8 @@ class ServerError(OnceflowError):
 
 def free_port() -> int:
     """Return a loopback port that nobody listens on, outside the ephemeral ranges."""
-    for port in random.sample(_PORTS, 200):
+    # The system's randomness: plugins of pytest seed the other one alike in parallel processes.
+    for port in random.SystemRandom().sample(_PORTS, 200):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

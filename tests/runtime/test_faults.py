@@ -79,9 +79,9 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
-    source = CountingSource(20_000, pause_s=0.01)
+    source = CountingSource(6_000)
     plain = ForgetfulSink(str(tmp_path / "out"))
-    first = ledger(cluster, tmp_path, replace(source, pause_s=0.1), sink=plain)[0].start()
+    first = ledger(cluster, tmp_path, source.held_in_the_middle(), sink=plain)[0].start()
     first.wait_for(checkpoints=2)
     first.cancel()
     held = tmp_path / "held"

@@ -37,11 +37,6 @@ BACKENDS = [
 ]
 
 
-def slowly(source: CountingSource) -> CountingSource:
-    """Return the same records at a pace at which a job is ended long before they are."""
-    return replace(source, pause_s=0.1)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bounded_input_is_written_whole_and_the_job_finishes(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
@@ -69,7 +64,7 @@ def test_without_periodic_checkpoints_the_final_one_commits_everything(
 def test_slots_killed_again_and_again_neither_lose_nor_double_a_row(
     cluster: AnyCluster, tmp_path: Path, backend: StateBackend
 ) -> None:
-    source = CountingSource(40_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
+    source = CountingSource(12_000, pause_s=0.002, ends_with=str(tmp_path / "killed"))
     pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
     job = pipeline.start()
     for kill in range(3):
@@ -130,11 +125,11 @@ def test_a_stopped_job_goes_on_at_another_parallelism_with_every_record_once(
     cluster: AnyCluster, tmp_path: Path, before: int, after: int
 ) -> None:
     source = CountingSource(12_000, splits_count=3)
-    pipeline, sink = ledger(cluster, tmp_path, slowly(source), parallelism=before)
+    pipeline, sink = ledger(cluster, tmp_path, source.held_in_the_middle(), parallelism=before)
     job = pipeline.start()
-    job.wait_for(checkpoints=2)
+    job.wait_for(checkpoints=2, records=source.records // 2)
     assert job.stop(60).state is JobState.STOPPED
-    assert 0 < len(sink.rows()) < source.records
+    assert len(sink.rows()) == source.records // 2
     assert sink.prepared() == []
     pipeline, sink = ledger(cluster, tmp_path, source, parallelism=after)
     assert pipeline.run(60).state is JobState.FINISHED
@@ -146,11 +141,11 @@ def test_a_cancelled_job_leaves_nothing_visible_that_is_not_decided_and_can_go_o
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
     source = CountingSource(12_000)
-    pipeline, sink = ledger(cluster, tmp_path, slowly(source))
+    pipeline, sink = ledger(cluster, tmp_path, source.held_in_the_middle())
     job = pipeline.start()
     job.wait_for(checkpoints=2)
     assert job.cancel(60).state is JobState.CANCELLED
-    assert len(sink.rows()) < source.records
+    assert len(sink.rows()) <= source.records // 2
     pipeline, sink = ledger(cluster, tmp_path, source)
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
@@ -209,7 +204,7 @@ def test_another_number_of_key_groups_is_refused_by_name(
 
 def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: Path) -> None:
     source = CountingSource(12_000)
-    pipeline, sink = ledger(cluster, tmp_path, slowly(source), restart=NoRestart())
+    pipeline, sink = ledger(cluster, tmp_path, source.held_in_the_middle(), restart=NoRestart())
     job = pipeline.start()
     job.wait_for(checkpoints=2)
     os.kill(job.status().slots[0].pid, signal.SIGKILL)
@@ -225,9 +220,10 @@ def test_a_failure_without_restart_ends_the_job(cluster: AnyCluster, tmp_path: P
 def test_a_driver_killed_with_sigkill_is_followed_by_another_process_that_goes_on(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
-    source = CountingSource(12_000)
+    source = CountingSource(40_000)
     out = tmp_path / "out" / "committed"
-    with ledger_process(cluster, tmp_path, slowly(source)) as first:
+    # At this pace the process needs 40 s to read all, and is killed long before.
+    with ledger_process(cluster, tmp_path, replace(source, pause_s=0.1)) as first:
         deadline = time.monotonic() + 120
         while not out.exists() or len(list(out.iterdir())) < 6:
             assert first.poll() is None

@@ -45,7 +45,7 @@ def test_a_broken_variant_is_caught(variant: Variant) -> None:
 
 def test_a_seed_gives_the_same_run_again_in_every_process() -> None:
     """Processes hash text, by which sets are ordered, each in its own way."""
-    seeds = (2612, *range(SEED, SEED + 5))  # the first has several requests left at a restart
+    seeds = (2612, *range(SEED, SEED + 2))  # the first has several requests left at a restart
     here = [run_schedule(seed, Variant()) for seed in seeds]
     assert here == [run_schedule(seed, Variant()) for seed in seeds]
     program = (

@@ -29,7 +29,7 @@ _LOOK_S = 0.05
 
 def source_in(directory: Path) -> CountingSource:
     """What the job reads."""
-    return CountingSource(20_000, pause_s=0.01, ends_with=str(directory / "end"))
+    return CountingSource(6_000, pause_s=0.01, ends_with=str(directory / "end"))
 
 
 def session() -> SparkSession:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,9 @@ import pyarrow as pa
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 
 SCHEMA = pa.schema([("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64())])
+
+_NEVER = "/nowhere/never"
+"""The path of a file that nothing creates."""
 
 
 def amount_of(record_id: int) -> int:
@@ -37,6 +40,13 @@ class CountingSource(Source):
     pause_s: float = 0.0
     endless: bool = False
     ends_with: str = ""
+
+    def held_in_the_middle(self) -> CountingSource:
+        """Return the first half of the records, after which the input neither ends nor goes on.
+
+        A job that reads it is still running when a test ends it, however long that takes.
+        """
+        return replace(self, records=self.records // 2, ends_with=_NEVER)
 
     @property
     def schema(self) -> pa.Schema:
