@@ -11,6 +11,7 @@ from rich.text import Text
 
 from onceflow.cli.jobs.client import Answer
 from onceflow.cli.terminal import print_listing
+from onceflow.core.runtime.events.moments import describe_moment
 
 ROWS_SHOWN_MAX = 12
 """Of one section: those that matter most come first."""
@@ -96,10 +97,12 @@ def describe_job(now: Answer) -> str:
 
 
 def last_error(now: Answer) -> str:
-    """Return the first line of what went wrong last; empty: nothing did."""
+    """Return the first line of what went wrong last, and when; empty: nothing did."""
     run = now.get("last_run")
     text = now.get("last_error") or (run.error if run else "")
-    return str(text).partition("\n")[0]
+    first_line = str(text).partition("\n")[0]
+    when = describe_moment(now.get("last_error_at_s", 0.0), now["now_ms"] / 1000)
+    return f"last error{when}: {first_line}" if first_line and when else first_line
 
 
 def _latency(sink: Answer, share: str) -> str:

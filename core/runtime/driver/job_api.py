@@ -300,7 +300,7 @@ class JobApi:
         status = self._job.status()
         names = (field.name for field in fields(status) if field.name != "tally")
         return {name: getattr(status, name) for name in names} | {
-            "summary": str(status),
+            "summary": status.describe(time.time()),
             "records_in": status.records_in,
             "rejected": status.rejected,
             "sinks": status.sinks,

@@ -114,7 +114,7 @@ class ChainLoad:
     chain: str
     subtasks: int
     records_in: int
-    """Of this attempt, as `records_out` and `rejected`."""
+    """Of this attempt, as `records_out`. `rejected` of a whole job is over all its attempts."""
     records_out: int
     rejected: int
     input_batches: int
@@ -244,7 +244,11 @@ class JobHistory:
 
     def chains(self, status: JobStatus) -> tuple[ChainLoad, ...]:
         """Return what each chain does now."""
-        return sum_up_chains(status.subtasks, self.loads())
+        rejected = status.rejected_by_chain
+        return tuple(
+            replace(chain, rejected=rejected.get(chain.chain, 0))
+            for chain in sum_up_chains(status.subtasks, self.loads())
+        )
 
     def loads(self) -> dict[SubtaskRef, SubtaskLoad]:
         """Return what each subtask does now, of those that have reported twice."""

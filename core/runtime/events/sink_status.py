@@ -11,9 +11,10 @@ from onceflow.core.runtime.events.job_events import RecoveredSink
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Transactions of one sink, over all its subtasks, in this attempt and its recovery.
+    """Transactions of one sink, over all its subtasks.
 
-    As last told by the slots, so up to a heartbeat old.
+    Counts are over all attempts of this driver, recoveries included. All else is of the running
+    attempt. As last told by the slots, so up to a heartbeat old.
     """
 
     uid: str
@@ -43,27 +44,40 @@ class SinkStatus:
     """Whether the target refuses that commit again and again until a person helps."""
 
 
+def keep_counts(sink: SinkStatus) -> SinkStatus:
+    """Return what the next attempt goes on counting from: nothing that is of one attempt alone."""
+    return SinkStatus(
+        sink.uid,
+        sink.sink_id,
+        committed=sink.committed,
+        aborted=sink.aborted,
+        retried=sink.retried,
+        rows_committed=sink.rows_committed,
+        rows_rejected=sink.rows_rejected,
+    )
+
+
 def count_sinks(
+    earlier: Iterable[SinkStatus],
     recovered: Iterable[RecoveredSink],
     reports: Iterable[SinkMetrics],
     refusals: Mapping[str, str],
     stuck: Set[str],
 ) -> tuple[SinkStatus, ...]:
-    """Return every sink, by uid: what recovery did, and what each subtask reports.
+    """Return every sink, by uid: earlier attempts, the last recovery, and each subtask's report.
 
     `refusals` are of commits by the driver, which are not counted here. Those of `stuck` are
     refused again and again.
     """
-    total = {
-        one.uid: SinkStatus(
-            one.uid,
-            one.sink_id,
-            committed=one.committed,
-            rows_committed=one.rows_committed,
-            aborted=one.aborted,
+    total = {sink.uid: sink for sink in earlier}
+    for done in recovered:
+        known = total.get(done.uid, SinkStatus(done.uid, done.sink_id))
+        total[done.uid] = replace(
+            known,
+            committed=known.committed + done.committed,
+            rows_committed=known.rows_committed + done.rows_committed,
+            aborted=known.aborted + done.aborted,
         )
-        for one in recovered
-    }
     for one in reports:
         known = total.get(one.uid, SinkStatus(one.uid, one.sink_id))
         total[one.uid] = replace(

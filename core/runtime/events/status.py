@@ -9,6 +9,7 @@ Invariants of a status that began as `JobStatus(job)`:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -50,7 +51,13 @@ from onceflow.core.runtime.events.job_events import (
     StateDropped,
     SubtaskCommitted,
 )
-from onceflow.core.runtime.events.sink_status import SinkStatus, count_sinks, describe_refusals
+from onceflow.core.runtime.events.moments import describe_moment
+from onceflow.core.runtime.events.sink_status import (
+    SinkStatus,
+    count_sinks,
+    describe_refusals,
+    keep_counts,
+)
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
@@ -209,6 +216,10 @@ class _Tally:
     """How many there are; 0 before the first checkpoint has completed."""
     committers: int = 0
     """How many sinks there are whose whole checkpoints the driver commits."""
+    earlier_sinks: tuple[SinkStatus, ...] = ()
+    """What the attempts before have counted."""
+    earlier_rejected: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By chain, what the attempts before have rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +245,8 @@ class JobStatus:
     """Where the savepoint was that this process began the job from."""
     attempts: tuple[AttemptStats, ...] = ()
     last_error: str = ""
+    last_error_at_s: float = 0.0
+    """When `last_error` came, in seconds since the epoch; 0 without an error."""
     dropped_state: tuple[str, ...] = ()
     """What restored checkpoints held and `allow_non_restored_state` has dropped, for people."""
     sources: frozenset[str] = frozenset()
@@ -253,6 +266,10 @@ class JobStatus:
 
     def __str__(self) -> str:
         """Return one line for people; `repr` has every field."""
+        return self.describe()
+
+    def describe(self, now_s: float | None = None) -> str:
+        """Return one line for people, at `now_s` with the age of the last error."""
         committed = sum(sink.rows_committed for sink in self.sinks)
         in_doubt = sum(sink.prepared for sink in self.sinks)
         last = self.last_checkpoint
@@ -261,7 +278,8 @@ class JobStatus:
             f"; sink {uid} waits for {'; '.join(blockers)}"
             for uid, blockers in sorted(self.blockers.items())
         )
-        error = f"; last error: {self.last_error}" if self.last_error else ""
+        when = describe_moment(self.last_error_at_s, now_s)
+        error = f"; last error{when}: {self.last_error}" if self.last_error else ""
         return (
             f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
             f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
@@ -303,17 +321,31 @@ class JobStatus:
 
     @property
     def rejected(self) -> int:
-        """Bad records left out in this attempt: dropped, or sent to the dead letters."""
-        return sum(metrics.rejected for metrics in self.subtasks)
+        """Bad records left out in all attempts: dropped, or sent to the dead letters.
+
+        A record that is read again after a restart counts again.
+        """
+        return sum(self.rejected_by_chain.values())
+
+    @property
+    def rejected_by_chain(self) -> Mapping[str, int]:
+        """The summands of `rejected`, by chain."""
+        totals = Counter(self.tally.earlier_rejected)
+        for metrics in self.subtasks:
+            totals[metrics.subtask.chain] += metrics.rejected
+        return totals
 
     @property
     def sinks(self) -> tuple[SinkStatus, ...]:
-        """What recovery and the slots did, by uid.
+        """What recoveries and slots did in all attempts, by uid.
 
-        A sink is here from the attempt's recovery on, or from the first commit that is refused.
+        A sink is here from the first attempt's recovery on, or from the first commit that is
+        refused.
         """
         reports = (sink for slot in self.slots for sink in slot.sinks)
-        return count_sinks(self.tally.recovered, reports, self.refusals, self.stuck)
+        return count_sinks(
+            self.tally.earlier_sinks, self.tally.recovered, reports, self.refusals, self.stuck
+        )
 
 
 def apply(status: JobStatus, event: JobEvent) -> JobStatus:
@@ -364,15 +396,25 @@ def _apply_to_job(
                 refusals={one.uid: one.commit_refusal for one in status.sinks if one.commit_stuck},
                 stuck=frozenset(one.uid for one in status.sinks if one.commit_stuck),
                 attempts=(*status.attempts, stats)[-HISTORY_LENGTH:],
-                tally=_Tally(tally.zero_s, tally.slots_ended_s),
+                tally=_Tally(
+                    tally.zero_s,
+                    tally.slots_ended_s,
+                    earlier_sinks=tuple(map(keep_counts, status.sinks)),
+                    earlier_rejected=status.rejected_by_chain,
+                ),
             )
         case AttemptEnded():
             return replace(status, tally=replace(tally, zero_s=now_s))
         case JobRestarting(_, error):
             ended = replace(tally, slots_ended_s=now_s - tally.zero_s)
-            return replace(status, state=JobState.RESTARTING, last_error=error, tally=ended)
+            restarting = replace(status, state=JobState.RESTARTING, tally=ended)
+            return _record_error(restarting, error, event.at)
         case JobEnded(state, error):
-            return replace(status, state=state, last_error=error or status.last_error)
+            return _record_error(replace(status, state=state), error, event.at)
+
+
+def _record_error(status: JobStatus, error: str, at: Moment) -> JobStatus:
+    return replace(status, last_error=error, last_error_at_s=at.wall_s) if error else status
 
 
 def _apply_to_start(
@@ -574,6 +616,7 @@ def _fail_checkpoint(status: JobStatus, event: CheckpointFailed) -> JobStatus:
         checkpoints_failed=status.checkpoints_failed + 1,
         failures=(*status.failures, failure)[-FAILURES_LENGTH:],
         last_error=f"checkpoint {number}: {event.reason}",
+        last_error_at_s=event.at.wall_s,
     )
 
 

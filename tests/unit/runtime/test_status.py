@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -201,6 +202,50 @@ def test_sinks_add_up_recovery_and_every_slot() -> None:
     assert [slot.heard_at_s for slot in status.slots] == [1_000_009, 1_000_009]
     ended = after(SlotLeft(0), JobEnded(JobState.FINISHED), status=status)
     assert (ended.state, ended.records_in, ended.sinks) == (JobState.FINISHED, 10, status.sinks)
+
+
+def test_counts_of_sinks_and_rejected_records_go_on_over_attempts() -> None:
+    report = SlotReported(
+        0,
+        (SubtaskMetrics(FIRST, records_in=900, rejected=180),),
+        (SinkMetrics("out", "job.out", 0, 1, 2, 7, 3, 180, 5, commit_refusal="why"),),
+        at=at(6),
+    )
+    status = after(*BEGUN, SlotJoined(0, 1, 1, "here", at=at(5)), report)
+    before = status.sinks
+    restarted = after(
+        AttemptEnded(ONE, "SlotLost: gone", at=at(7)),
+        JobRestarting(0.5, "SlotLost: gone", at=at(8)),
+        AttemptBegan(TWO, chk(4), at=at(9)),
+        status=status,
+    )
+    assert (restarted.rejected, restarted.records_in) == (180, 0)
+    (sink,) = restarted.sinks
+    assert (sink.rows_committed, sink.rows_rejected, sink.retried) == (
+        before[0].rows_committed,
+        5,
+        3,
+    )
+    assert (sink.open, sink.prepared, sink.commit_refusal) == (0, 0, "")
+    again = after(
+        SlotJoined(0, 2, 1, "here", at=at(10)), replace(report, at=at(11)), status=restarted
+    )
+    assert again.rejected == 360
+    assert again.sinks[0].rows_committed == before[0].rows_committed + 180
+
+
+def test_the_last_error_has_a_time_which_stays_when_the_job_runs_again() -> None:
+    status = after(
+        *BEGUN,
+        AttemptEnded(ONE, "SlotLost: gone", at=at(10)),
+        JobRestarting(0.5, "SlotLost: gone", at=at(12)),
+        AttemptBegan(TWO, chk(0), at=at(13)),
+        AttemptRunning(at=at(14)),
+    )
+    assert status.last_error_at_s == at(12).wall_s
+    assert "; last error at 1970-01-12 13:46:52 UTC: SlotLost: gone" in str(status)
+    seen = status.describe(at(12 + 3 * 60 + 4).wall_s)
+    assert "; last error at 1970-01-12 13:46:52 UTC, 3 min 4 s ago: SlotLost: gone" in seen
 
 
 def test_state_that_was_dropped_is_listed_once() -> None:

@@ -173,7 +173,7 @@ function tilesOf(now, timeline) {
   return [
     ["Records read", ...perSecond(sample?.records_per_s), `${count(now.records_in)} in this attempt`],
     ["Lag", count(lag), "", lag == null ? "no source can tell" : "records behind the last checkpoint"],
-    ["Rows committed", ...perSecond(sample?.rows_per_s), `${count(sum("rows_committed"))} in this attempt`],
+    ["Rows committed", ...perSecond(sample?.rows_per_s), `${count(sum("rows_committed"))} since the driver began`],
     ["In doubt", count(sum("prepared")), "transactions", oldest ? `the oldest for ${duration(oldest * 1000)}` : "prepared, not yet committed", oldest > 60 ? "warn" : ""],
     ["Last checkpoint", last ? duration(last.duration_ms) : "–", "", last ? `number ${last.checkpoint}, ${age < 1500 ? "just now" : `${duration(Math.round(age / 1000) * 1000)} ago`}` : "none yet", age > 600_000 ? "warn" : ""],
     ["Restarts", count(Math.max(0, now.attempt_count - 1)), "", `${count(now.checkpoints_failed)} checkpoints failed${rejected ? `, ${count(rejected)} records rejected` : ""}`, now.state === "restarting" ? "warn" : ""],

@@ -193,7 +193,7 @@ function incident(one) {
     more.length > 0 && h("details", { id: `trace-${one.at_ms}-${one.kind}-${one.slot ?? ""}` }, h("summary", null, "Traceback"), h("pre", { tabindex: 0 }, one.error)));
 }
 
-const rejectedPanel = () => panel("Rejected records", "left out, or sent to the dead letters; in this attempt", "third", (made, data) => {
+const rejectedPanel = () => panel("Rejected records", "left out, or sent to the dead letters; in all attempts of this driver", "third", (made, data) => {
   if (!whileRunning(made, data)) return;
   const operators = data.graph?.operators ?? [];
   const rows = [
