@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import TargetRefused
 from onceflow.core.protocol.committables import CommitOutcome, Committed, Lost
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.lake.changes import ChangesLabel, merge_changes, parse_label
@@ -45,7 +45,7 @@ class LakeChangeCommitter(LakeCommitter):
             return Lost(version.describe_replaced(other.table_id))
         keys = {one.key for one in labels}
         if len(keys) > 1:
-            raise SinkError(
+            raise TargetRefused(
                 f"changes wait that were staged by several keys, {sorted(keys)}: start the job with"
                 " the former primary_key and without commit_interval and commit_checkpoints, stop"
                 " it, and change the setting then"

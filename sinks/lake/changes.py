@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import TargetRefused
 from onceflow.core.msgspec_decoders import json_decoder
 
 DELETES = "onceflow_deletes"
@@ -40,12 +40,12 @@ def parse_label(part: str) -> ChangesLabel:
     """Return what `to_part` wrote.
 
     Raises:
-        SinkError: It wrote something else: the rows were staged in another write mode.
+        TargetRefused: It wrote something else: the rows were staged in another write mode.
     """
     try:
         return json_decoder(ChangesLabel).decode(part)
     except msgspec.DecodeError:
-        raise SinkError(
+        raise TargetRefused(
             "rows wait for their commit that were written with write_mode='append'; start the job"
             " once with that setting, stop it, and change the setting then"
         ) from None

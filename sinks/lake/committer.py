@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError, StorageError
+from onceflow.core.errors import ConfigError, SinkError, StorageError, TargetRefused
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -32,6 +32,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext, GlobalCommitter
+from onceflow.core.spi.refusals import is_data_at_fault
 from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.lake.sink_record import SinkRecord
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
@@ -69,7 +70,9 @@ class LakeCommitter(GlobalCommitter):
         except CommitUnknown as error:
             return self._look_for(checkpoint, committables, error)
         except _NOT_NOW as error:
-            return RetryLater(str(error))
+            # A value or a column that the table cannot take stays so, whoever asks.
+            is_refusal = isinstance(error, TargetRefused) or is_data_at_fault(error)
+            return RetryLater(str(error), until_mended=is_refusal)
         return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
 
     @override
@@ -215,7 +218,7 @@ class LakeCommitter(GlobalCommitter):
         batches: list[pa.RecordBatch] = []
         for part, batch in parts:
             if part:
-                raise SinkError(
+                raise TargetRefused(
                     f"{transaction} waits for its commit and was written with write_mode='upsert';"
                     " start the job once with that setting, stop it, and change the setting then"
                 )

@@ -39,6 +39,7 @@ from onceflow.sinks.sql.session import (
     RowRefused,
     Session,
     SqlError,
+    StatementInvalid,
     StatementRefused,
     TableMissing,
 )
@@ -60,6 +61,15 @@ SQL_MODE = (
 # A source may be idle for long while a transaction is open; what a vanished machine left behind is
 # ended by the next attempt.
 _IDLE_S_MAX = 86_400
+# Limits of the server's own would end a transaction that waits for the next row or barrier.
+_MARIADB_TIMEOUTS: Mapping[str, str] = MappingProxyType(
+    {
+        "max_statement_time": "0",
+        "idle_transaction_timeout": "0",
+        "idle_write_transaction_timeout": "0",
+        "idle_readonly_transaction_timeout": "0",
+    }
+)
 _ROW_NUMBERS_MAX = 1_000_000
 """Above the rows of any statement, which are 10,000."""
 # A server that hangs is left alone after it; the end of the connection rolls back too.
@@ -72,15 +82,23 @@ _ROW_REFUSED = frozenset(
     {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
     | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
     | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
+    # A statement with a row of this length is over max_allowed_packet.
+    | {1153}
     # Text that is not JSON, in MySQL and in MariaDB.
     | set(range(3140, 3158))
     | set(range(4035, 4045))
+)
+# A column is gone, may not be assigned or is of another kind; the table has no primary key where
+# the server asks for one; a trigger does what a trigger must not.
+_INVALID = frozenset(
+    {1054, 1064, 1093, 1109, 1136, 1173, 1235, 1305, 1336, 1356, 1422, 1442, 1906, 3098, 3105, 3750}
 )
 # The client's: could not connect, gone, lost. The server's: it stops, it ends the session.
 _LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})
 _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
     {
         **dict.fromkeys(_ROW_REFUSED, RowRefused),
+        **dict.fromkeys(_INVALID, StatementInvalid),
         **dict.fromkeys(_LOST, ConnectionLost),
         # Of a database, a login, a table, a column, the server, a routine.
         **dict.fromkeys((1044, 1045, 1142, 1143, 1227, 1370), AccessDenied),
@@ -396,9 +414,12 @@ class MySQLSession(Session):
             "wait_timeout": str(_IDLE_S_MAX),
             # Statements that are given columns number their rows by a recursive query.
             **(
-                {"max_statement_time": "0"}
+                _MARIADB_TIMEOUTS
                 if self.is_mariadb
-                else {"cte_max_recursion_depth": str(_ROW_NUMBERS_MAX)}
+                else {
+                    "cte_max_recursion_depth": str(_ROW_NUMBERS_MAX),
+                    "max_execution_time": "0",
+                }
             ),
         }
         given = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())

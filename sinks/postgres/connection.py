@@ -38,6 +38,7 @@ from onceflow.sinks.sql.session import (
     RowRefused,
     Session,
     SqlError,
+    StatementInvalid,
     StatementRefused,
     TableMissing,
 )
@@ -45,14 +46,18 @@ from onceflow.sinks.sql.session import (
 _T = TypeVar("_T")
 
 # Class 08 is the connection's own; by 57P the server ends the session, as it stops or crashed.
-# Class 22: a value does not fit its type. Class 23: a constraint forbids the row. P0001: a trigger
-# does. 54000: a value is too long for an index.
+# Class 21: two rows of one statement are one row of the table. Class 22: a value does not fit its
+# type. Class 23: a constraint forbids the row. Class 44: a view does. P0001: a trigger does. 54000:
+# a value is too long for an index or for a page. The classes of the last line are about what a
+# statement, or a trigger, does.
 _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("08", ConnectionLost),
     ("57P", ConnectionLost),
     ("23505", DuplicateKey),
+    ("21", RowRefused),
     ("22", RowRefused),
     ("23", RowRefused),
+    ("44", RowRefused),
     ("P0001", RowRefused),
     ("54000", RowRefused),
     ("25006", ReadOnly),
@@ -61,7 +66,14 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("42P01", TableMissing),
     ("42704", NameUnknown),
     ("42710", NameTaken),
+    *((start, StatementInvalid) for start in ("0A", "2F", "38", "39", "3F", "42", "P0")),
 )
+_CLASSES = re.compile(
+    r"0[0-389ABFLPZ]|10|2[0-8BDF]|3[489BDF]|4[024]|5[34578]|72|F0|HV|P0|XX", re.ASCII
+)
+"""The classes of SQLSTATEs that servers use. Another one is a trigger's own, by RAISE … ERRCODE.
+
+Source: PostgreSQL 18, Appendix A, "PostgreSQL Error Codes"."""
 # Limits of the role's own would end a COPY that lasts as long as a checkpoint interval; the wait
 # for each reply has its deadline in the client. Keepalives: should this machine vanish without a
 # word, the server rolls back within a minute, and a new attempt finds no lock of ours in its way.
@@ -75,6 +87,8 @@ _BEGIN = """
     SET LOCAL tcp_keepalives_idle = 20;
     SET LOCAL tcp_keepalives_interval = 10;
     SET LOCAL tcp_keepalives_count = 3;
+    SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings
+    WHERE name = 'transaction_timeout' AND setting <> '0';
     SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
     WHERE pg_catalog.current_setting('synchronous_commit') = 'off';
 """
@@ -306,13 +320,19 @@ def _translate_errors(connection: _BoundedConnection) -> Generator[None, None, N
         yield
     except psycopg.Error as error:
         state = error.sqlstate or ""
-        kind = next((kind for start, kind in _KINDS if state.startswith(start)), StatementRefused)
+        kind = _kind_of(state)
         if connection.closed:
             kind = ConnectionLost
         elif kind is ConnectionLost:
             with suppress(psycopg.Error):
                 connection.close()
         raise kind(_describe(error), state) from error
+
+
+def _kind_of(state: str) -> type[SqlError]:
+    if state and not _CLASSES.match(state):
+        return RowRefused
+    return next((kind for start, kind in _KINDS if state.startswith(start)), StatementRefused)
 
 
 def _describe(error: psycopg.Error) -> str:

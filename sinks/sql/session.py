@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from typing_extensions import Self
 
-from onceflow.core.errors import BadRow, SinkError
+from onceflow.core.errors import BadRow, SinkError, TargetRefused
 
 
 class SqlError(Exception):
@@ -79,14 +79,30 @@ class NameTaken(SqlError):
     """There is something of the name already: a prepared transaction, or an index."""
 
 
+class StatementInvalid(SqlError):
+    """A statement is refused for what it says: every new attempt fails until a person helps.
+
+    A column is gone, or may not be assigned; a trigger does what a transaction must not do.
+    """
+
+
 class StatementRefused(SqlError):
     """Anything else."""
 
 
 def refusal(error: SqlError, doing: str) -> SinkError:
-    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`."""
-    kind = BadRow if isinstance(error, RowRefused) else SinkError
-    return kind(f"{doing}: {error}")
+    """Return `error` as a `BadRow` when the data is at fault, else as a `SinkError`.
+
+    A statement that will be refused again is a `TargetRefused`.
+    """
+    if isinstance(error, RowRefused):
+        return BadRow(f"{doing}: {error}")
+    if isinstance(error, (StatementInvalid, TableMissing)):
+        return TargetRefused(
+            f"{doing}: {error}. Every attempt would be refused alike. No row is lost: change the"
+            " table, or the rows before the sink, and start the job again"
+        )
+    return SinkError(f"{doing}: {error}")
 
 
 _SAVEPOINT = "onceflow_rows"

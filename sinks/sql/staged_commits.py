@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from onceflow.core.errors import SinkError, StorageError
+from onceflow.core.errors import BadRow, ConfigError, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AbortOutcome,
@@ -36,7 +36,15 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext
 from onceflow.core.spi.staging import StagingArea
 from onceflow.sinks.sql.row_validator import convert_staged
-from onceflow.sinks.sql.session import ConnectionLost, RowRefused, Session, SqlError
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    ConnectionLost,
+    RowRefused,
+    Session,
+    SqlError,
+    StatementInvalid,
+    TableMissing,
+)
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.table_resolver import TableResolver
 from onceflow.sinks.sql.tables import Target
@@ -145,7 +153,7 @@ class StagedCommits:
             session.commit()
         except ConnectionLost:
             raise
-        except SqlError as error:
+        except (SqlError, BadRow, ConfigError) as error:
             self._targets.clear()
             return _to_retry(transaction, error)
         return Committed()
@@ -206,13 +214,25 @@ class StagedCommits:
         )
 
 
-def _to_retry(transaction: TransactionId, error: SqlError) -> RetryLater:
+_WAIT_FOR_A_PERSON = (
+    AccessDenied,
+    BadRow,
+    ConfigError,
+    RowRefused,
+    StatementInvalid,
+    TableMissing,
+)
+"""Refusals of decided rows that stay the same until a person changes the table or a right."""
+
+
+def _to_retry(transaction: TransactionId, error: SqlError | BadRow | ConfigError) -> RetryLater:
     text = f"{transaction}: its rows are decided and cannot be applied now: {error}"
-    if not isinstance(error, RowRefused):
+    if not isinstance(error, _WAIT_FOR_A_PERSON):
         return RetryLater(text)
     return RetryLater(
         f"{text}. They stay in checkpoint storage, and nothing after them is committed, until "
-        "the table takes them: remove or change the row or the constraint that is in their way",
+        "the table takes them: remove or change the row, the constraint or the alteration that is"
+        " in their way",
         until_mended=True,
     )
 

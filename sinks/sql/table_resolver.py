@@ -13,7 +13,7 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, Session
+from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
@@ -41,9 +41,9 @@ def match_columns(
         faults += _list_unfilled(table, schema)
     # Later than the columns: without them, what is said of the key would follow from that.
     if rules.uses_key and not faults:
-        faults += _key_faults(dialect, table, rules) + _missing_privileges(
-            dialect, table, fits, rules
-        )
+        faults += _key_faults(dialect, table, rules)
+        faults += _update_faults(dialect, table, fits, rules)
+        faults += _missing_privileges(dialect, table, fits, rules)
     if faults:
         raise ConfigError(f"rows cannot be written to table {table.name}: {'; '.join(faults)}")
     return tuple(fits)
@@ -123,6 +123,15 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
         )
     keys = [table.column(name) for name in rules.primary_key]
     return faults + [one.key_fault for one in keys if one is not None and one.key_fault]
+
+
+def _update_faults(
+    dialect: Dialect, table: Table, fits: Sequence[ColumnFit], rules: ChangeRules
+) -> list[str]:
+    """Say which columns outside the key can be given a value in a new row alone."""
+    others = [fit.column for fit in fits if fit.name not in rules.primary_key]
+    assigned = dialect.columns_to_assign(table, others, rules)
+    return [column.update_fault for column in assigned if column.update_fault]
 
 
 def _missing_privileges(
@@ -314,8 +323,19 @@ def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: Ch
 
 @contextmanager
 def _say_who_may(cannot: str, statement: str, advice: str) -> Generator[None, None, None]:
-    """Turn `AccessDenied` into SettingsRefused: what failed, and who may run `statement`."""
+    """Turn a refusal into a ConfigError that says what failed and who may run `statement`.
+
+    Raises:
+        SettingsRefused: The user may not.
+        ConfigError: The server takes no such statement from anybody.
+    """
     try:
         yield
     except AccessDenied as error:
         raise SettingsRefused(f"{cannot}: {error}. {advice}: {statement}") from error
+    except StatementInvalid as error:
+        raise ConfigError(
+            f"{cannot}: {error}. Give what the server asks for in the sink's options, such as"
+            f" primary_key=… where each table must have a key; or create the table yourself and"
+            f" leave out create=True. The statement was: {statement}"
+        ) from error

@@ -39,6 +39,8 @@ from onceflow.sinks.sql.session import (
     RowRefused,
     Session,
     SqlError,
+    StatementInvalid,
+    TableMissing,
     refusal,
 )
 from onceflow.sinks.sql.settings import STAGED, SqlSettings
@@ -128,7 +130,7 @@ class SqlWriter(SinkWriter):
         text = f"{self._where}: {doing}"
         try:
             yield
-        except RowRefused as error:
+        except (RowRefused, StatementInvalid, TableMissing) as error:
             self.close()
             raise refusal(error, text) from error
         except SqlError as error:

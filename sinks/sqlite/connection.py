@@ -26,6 +26,7 @@ from onceflow.sinks.sql.session import (
     RowRefused,
     Session,
     SqlError,
+    StatementInvalid,
     StatementRefused,
     TableMissing,
 )
@@ -48,6 +49,9 @@ _KINDS: Sequence[tuple[str, type[SqlError]]] = (
     ("SQLITE_READONLY", AccessDenied),
     ("SQLITE_PERM", AccessDenied),
     ("SQLITE_AUTH", AccessDenied),
+    # No such column, a generated column is assigned, a trigger that cannot run. Other errors have
+    # symbolic names of their own.
+    ("SQLITE_ERROR", StatementInvalid),
     # Whether a commit that met it is on the disk, only the file can tell.
     ("SQLITE_IOERR", ConnectionLost),
 )
