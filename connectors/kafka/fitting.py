@@ -90,7 +90,10 @@ def _can_fit_nested(have: pa.DataType, want: pa.DataType) -> bool:
 
 def fit_column(column: pa.Array, want: pa.Field, faults: Faults) -> pa.Array:
     """Return `column` as `want`, whose types fit; what does not is null and told to `faults`."""
-    result = fit_values(column, want.type, faults)
+    inside: Faults = {}
+    result = fit_values(column, want.type, inside)
+    for row, why in inside.items():
+        faults.setdefault(row, f"column {want.name!r}: {why}")
     if not want.nullable and result.null_count:
         null: Any = result.is_null().to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(null).tolist():

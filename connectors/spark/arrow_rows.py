@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas import types as spark_types
 from pyspark.sql.types import StructType
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError
 
 
@@ -66,7 +67,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if column.type == field.type:
         return column
     try:
-        return column.cast(field.type)
+        return cast_rows(column, field.type)
     except pa.ArrowException as error:
         raise ConfigError(
             f"column {field.name!r} is {column.type} and is to be read as {field.type}: {error}"

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypeIs, override
 
+from onceflow.core.arrow.kinds import cast_batch
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import (
     ConfigError,
@@ -326,7 +327,7 @@ class DataFrameReader(SourceReader):
                     rows = batch.slice(max(0, position.row - skipped))
                     skipped += batch.num_rows
                     if rows.num_rows:
-                        yield rows.select(self._schema.names).cast(self._schema)
+                        yield cast_batch(rows.select(self._schema.names), self._schema)
         except (OSError, pa.ArrowException) as error:
             what = (
                 f"file {path} of a DataFrame, row group {position.group}, cannot be read: {error}"

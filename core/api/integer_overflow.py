@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.kinds import cast_rows
+
 _CHECKED: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
     "+": pc.add_checked,
     "-": pc.subtract_checked,
@@ -81,14 +83,14 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
     kind = result.type
     compute = _CHECKED[arithmetic.operator]
     try:
-        compute(left.cast(kind), right.cast(kind))
+        compute(cast_rows(left, kind), cast_rows(right, kind))
     except pa.ArrowInvalid:
         # Arrow names no row, so it is looked for; this is the end of the job, and may take its
         # time.
         for row in range(len(result)):
             one, other = left.slice(row, 1), right.slice(row, 1)
             try:
-                compute(one.cast(kind), other.cast(kind))
+                compute(cast_rows(one, kind), cast_rows(other, kind))
             except pa.ArrowInvalid:
                 raise OverflowError(
                     f"{arithmetic.text} leaves {kind}: {one[0]} {arithmetic.operator} {other[0]}."

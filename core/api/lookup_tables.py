@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pyarrow as pa
 
 from onceflow.core.api.dataframe_source import is_dataframe, schema_of_dataframe
+from onceflow.core.arrow.kinds import cast_table
 from onceflow.core.errors import ConfigError, DataFrameFailed
 from onceflow.core.state.keys.key_columns import check_key_type
 
@@ -79,7 +80,7 @@ class LookupTable:
                 f" {_LOOKUP_ROWS_MAX} rows are sent to every slot: select fewer columns or rows,"
                 " or raise join(…, bytes_max=…) when slots have the memory"
             )
-        self.rows = table.select(self.schema.names).cast(self.schema).combine_chunks()
+        self.rows = cast_table(table.select(self.schema.names), self.schema).combine_chunks()
 
 
 def _collect(dataframe: DataFrame) -> pa.Table:

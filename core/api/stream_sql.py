@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.core.api.integer_overflow import check_integers, computes_integers
+from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras
 
@@ -67,7 +68,8 @@ class StreamSql:
         """Yield what the query makes of `rows`, in their order.
 
         Raises:
-            OverflowError: An integer leaves its type; names the expression and both values.
+            OverflowError: An integer leaves its type, or a decimal has more digits than its type;
+                names the expression and both values, or the column and the value.
         """
         context = self._context
         # Planned anew for each batch: a plan holds the rows of the table that it was made for.
@@ -76,7 +78,9 @@ class StreamSql:
         frame = self._plan(context)
         if self._computes_integers:
             check_integers(context, frame.logical_plan())
-        yield from frame.collect()
+        for made in frame.collect():
+            _require_digits(made)
+            yield made
 
     @cached_property
     def _computes_integers(self) -> bool:
@@ -135,6 +139,22 @@ class StreamSql:
         except Exception as error:
             raise ConfigError(f"sql({self.query!r}): {error}") from error
         return [name for name in names if name not in _PHYSICAL]
+
+
+def _require_digits(rows: pa.RecordBatch) -> None:
+    """Raise OverflowError unless each decimal has the digits of its type.
+
+    DataFusion computes decimals in 128 bits, which hold some numbers of 39 digits.
+    """
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if holds(field.type, pa.types.is_decimal):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise OverflowError(
+                    f"column {field.name!r} of the query's result leaves {field.type}: {error}."
+                    " Cast its operands to fewer digits first"
+                ) from error
 
 
 def _rows_of(schema: pa.Schema) -> pa.RecordBatch:

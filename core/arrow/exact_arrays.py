@@ -22,7 +22,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.exact_decimals import (
+    cast_decimals,
+    check_decimals,
+    check_python_decimal,
+    decimals_from_python,
+    is_cast_here,
+)
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.core.arrow.kinds import cast_rows, holds
 
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, pa.ArrowException)
 """What pyarrow raises for a value that is of no use for a type."""
@@ -62,6 +70,19 @@ def exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         raise _first_refusal(values, kind, error) from error
 
 
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return `values` as pyarrow takes them, but decimals exactly; for values that are checked.
+
+    Raises:
+        ArrowInvalid, InexactValue: `kind` does not hold one of them, and what pyarrow raises.
+    """
+    if pa.types.is_decimal(kind):
+        return decimals_from_python(values, kind)
+    if pa.types.is_nested(kind) and holds(kind, pa.types.is_decimal):
+        return exact_array(values, kind)
+    return pa.array(values, kind)
+
+
 def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return `column` cast to `kind`.
 
@@ -93,9 +114,13 @@ def exact_array_of_pandas(series: Any, kind: pa.DataType) -> pa.Array:
         values = [None if gone else one for one, gone in zip(series, missing, strict=True)]
         return exact_array(values, kind)
     try:
+        given = pa.Array.from_pandas(series)
+        if is_cast_here(given.type, kind):
+            return cast_decimals(given, kind)
         made = pa.Array.from_pandas(series, type=kind)
         _check_range(made)
-        _check_lost(pa.Array.from_pandas(series), made)
+        _check_lost(given, made)
+        check_decimals(given, made)
     except REFUSALS as error:
         raise InexactValue(str(error)) from error
     return made
@@ -108,6 +133,8 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_int64(kind) and countOf(map(type, values), int) == len(values):
         # As fast as pyarrow's own conversion together with the check of the types.
         return pa.array(np.fromiter(values, np.int64, len(values)))
+    if pa.types.is_decimal(kind):
+        return decimals_from_python(values, kind)
     check = _check_of(kind)
     if check is not None:
         check(values)
@@ -143,6 +170,8 @@ def _flat_check(kind: pa.DataType) -> Check | None:
         check = _unless_all(int, lambda value: _check_integer(value, kind))
     elif types.is_float16(kind):
         check = _unless_all(float, lambda value: _check_float16(value, kind))
+    elif types.is_decimal(kind):
+        check = _each(lambda value: check_python_decimal(value, kind))
     elif types.is_date(kind):
         check = _unless_all(date, lambda value: _check_date(value, kind))
     elif types.is_timestamp(kind):
@@ -438,12 +467,10 @@ def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
         # Of a slice pyarrow casts the values of all rows, and refuses those of others.
         column = column.take(pa.array(np.arange(len(column))))
     _check_zones(column.type, kind)
-    made = column.cast(kind)
+    made = cast_rows(column, kind)
     _check_range(made)
-    if pa.types.is_dictionary(kind):
-        made = made.cast(kind.value_type)
-    _check_lost(column, made)
-    return column.cast(kind)
+    _check_lost(column, _decode(made))
+    return made
 
 
 def _decode(column: pa.Array) -> pa.Array:
@@ -482,8 +509,13 @@ def _check_lost(column: pa.Array, made: pa.Array) -> None:
         _check_lost(pc.list_flatten(column), pc.list_flatten(made))
     elif types.is_floating(kind):
         _check_number(column, made)
-    elif types.is_date(kind) or types.is_decimal(kind) or types.is_boolean(kind):
+    elif types.is_date(kind) or types.is_boolean(kind) or _is_decimal_of_floats(given, kind):
         _check_same(column, made)
+
+
+def _is_decimal_of_floats(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether floats became decimals; all other decimals are cast exactly."""
+    return bool(pa.types.is_decimal(kind) and pa.types.is_floating(given))
 
 
 def _check_lost_of_structs(column: pa.Array, made: pa.Array) -> None:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.exact_decimals import cast_decimals, check_decimals, is_cast_here
+
 _T = TypeVar("_T")
 
 IsKind: TypeAlias = Callable[[pa.DataType], bool]
@@ -86,14 +88,53 @@ def to_plain_column(column: pa.Array) -> pa.Array:
 
 
 def cast_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`.
+    """Return `column` as `kind`: the one way from a type to another one that is no constant.
 
     pyarrow itself casts the values of all rows where `column` is a slice of nested ones, so that a
-    row would be refused for what another one holds.
+    row would be refused for what another one holds. It makes other numbers of decimals whose scale
+    changes; see `exact_decimals`.
 
     Raises:
         ArrowInvalid: `kind` does not hold a value.
     """
+    have = column.type
+    if have == kind:
+        return column
+    if is_cast_here(have, kind):
+        return cast_decimals(column, kind)
+    made = _cast_own_rows(column, kind)
+    if holds(have, arrow.is_decimal) or holds(kind, arrow.is_decimal):
+        check_decimals(column, made)
+    return made
+
+
+def cast_batch(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return `rows` with the types of `schema`, which names the same columns in the same order.
+
+    Raises:
+        ValueError: A value does not fit, a column that is NOT NULL holds a null, or the names
+            differ.
+    """
+    types = [field.type for field in schema]
+    columns = [cast_rows(*one) for one in zip(rows.columns, types, strict=True)]
+    # The types are right by now: Arrow's own cast checks the names and looks for nulls.
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names).cast(schema)
+
+
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return `table` with the types of `schema`. Raises as `cast_batch`."""
+    batches = [cast_batch(batch, schema) for batch in table.to_batches()]
+    if not batches:
+        return table.cast(schema)
+    return pa.Table.from_batches(batches, schema)
+
+
+def cast_chunks(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return `column` as `kind`. Raises as `cast_rows`."""
+    return pa.chunked_array([cast_rows(one, kind) for one in column.chunks], kind)
+
+
+def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind, safe=True)
     except pa.ArrowInvalid:

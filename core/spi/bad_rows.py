@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, RejectedRows
@@ -143,13 +144,13 @@ def _encode_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return extended
     if arrow.is_run_end_encoded(kind):
         encoded: pa.Array = pc.run_end_encode(
-            column.cast(kind.value_type), cast("Any", kind).run_end_type
+            cast_rows(column, kind.value_type), cast("Any", kind).run_end_type
         )
         return encoded
     if arrow.is_dictionary(kind):
         # Arrow encodes with 32-bit indices only; the cast below narrows them to the schema's.
-        column = column.cast(kind.value_type).dictionary_encode()
-    return column.cast(kind)
+        column = cast_rows(column, kind.value_type).dictionary_encode()
+    return cast_rows(column, kind)
 
 
 def bad_row_policy(on_bad_row: OnBadRow | str, dead_letters: bool) -> OnBadRow:

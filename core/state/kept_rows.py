@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.arrow.exact_arrays import array_of
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.protocol.invariant import require
 from onceflow.core.state.aggregates.running import Grouping
@@ -82,8 +84,8 @@ def plan_column(field: pa.Field) -> KeptColumn:
             field.name,
             kind,
             inner.of_table,
-            lambda array: inner.to_table(array.cast(kind.value_type)),
-            lambda array: inner.from_table(array).dictionary_encode().cast(kind),
+            lambda array: inner.to_table(cast_rows(array, kind.value_type)),
+            lambda array: cast_rows(inner.from_table(array).dictionary_encode(), kind),
         )
     if types.is_duration(kind) or types.is_time(kind) or types.is_date64(kind):
         return _plan_number_column(field.name, kind)
@@ -94,8 +96,8 @@ def plan_column(field: pa.Field) -> KeptColumn:
             field.name,
             kind,
             column,
-            lambda array: array if array.type == stored else array.cast(stored),
-            lambda array: array if array.type == kind else array.cast(kind),
+            lambda array: cast_rows(array, stored),
+            lambda array: cast_rows(array, kind),
         )
     serializer = serializer_of(value_type(kind))
     column = AccumulatorColumn(f"{name}: {_escape(str(kind))}", "last", pa.binary())
@@ -108,7 +110,7 @@ def plan_column(field: pa.Field) -> KeptColumn:
     def from_table(array: pa.Array) -> pa.Array:
         decode = serializer.decode
         values = [None if one is None else decode(one) for one in array.to_pylist()]
-        return pa.array(values, kind)
+        return array_of(values, kind)
 
     return KeptColumn(field.name, kind, column, to_table, from_table)
 
@@ -131,7 +133,7 @@ def _plan_number_column(name: str, kind: pa.DataType) -> KeptColumn:
         kind,
         column,
         lambda array: array.view(number).cast(pa.int64()),
-        lambda array: array.cast(number).view(kind),
+        lambda array: cast_rows(array, number).view(kind),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from onceflow.core.arrow.exact_arrays import exact_array
 from onceflow.core.commit.committers import open_global_committer
 from onceflow.core.protocol.committables import (
     AbortOutcome,
@@ -96,7 +97,7 @@ class Harness:
         # its values now. So a changed row keeps its key.
         first, *others = self.target.batch([self._values.get(one, one) for one in ids]).columns
         return pa.RecordBatch.from_arrays(
-            [pa.array(ids, first.type), *others], schema=self.target.schema
+            [exact_array(ids, first.type), *others], schema=self.target.schema
         )
 
     def change(self, ids: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types as arrow
 
-from onceflow.core.arrow.kinds import is_text, to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 
 NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
@@ -142,7 +142,7 @@ def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Return the index of each row's value, and the values as texts."""
     kind = to_plain_type(column.type)
     if column.type != kind:
-        column = column.cast(kind)
+        column = cast_rows(column, kind)
     encoded = column.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.cast(pa.date32()) if arrow.is_date64(kind) else encoded.dictionary
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

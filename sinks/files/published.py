@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.ids import CheckpointId
@@ -124,7 +125,7 @@ class PublishedTable:
                     columns.append(batch.column(column.name))
                 else:
                     text = pa.scalar(values.get(column.name), pa.string())
-                    columns.append(pa.repeat(text, batch.num_rows).cast(column.type))
+                    columns.append(cast_rows(pa.repeat(text, batch.num_rows), column.type))
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
 
     def _open(self) -> StreamedFiles:

@@ -34,6 +34,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 
+from onceflow.core.arrow.kinds import cast_chunks, cast_table
 from onceflow.core.errors import SinkError
 from onceflow.sinks.iceberg.columns import to_file_schema
 from onceflow.sinks.iceberg.data_files import PartitionedFiles
@@ -132,11 +133,10 @@ def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
             for name in changes.key
         ]
     )
-    keys = changes.rows.select(changes.key).cast(schema)
+    keys = cast_table(changes.rows.select(changes.key), schema)
     numbered = rows.select(changes.key).append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
-    others = numbered.cast(schema.append(pa.field(_NUMBER, pa.int64()))).join(
-        keys, keys=list(changes.key), join_type="left anti"
-    )
+    keyed = cast_table(numbered, schema.append(pa.field(_NUMBER, pa.int64())))
+    others = keyed.join(keys, keys=list(changes.key), join_type="left anti")
     return pa.array(np.sort(others[_NUMBER].to_numpy()))
 
 
@@ -149,7 +149,7 @@ def _write(table: Table, files: PartitionedFiles, rows: pa.Table) -> None:
     """Write `rows`, whose columns have the table's names; columns that they lack are null."""
     target = to_file_schema(table.schema())
     columns = [
-        rows[name].cast(field.type)
+        cast_chunks(rows[name], field.type)
         if name in rows.column_names
         else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
         for name, field in zip((f.name for f in table.schema().fields), target, strict=True)

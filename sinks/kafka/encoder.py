@@ -13,7 +13,7 @@ from typing_extensions import assert_never
 from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
 from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects
 from onceflow.connectors.kafka.keys import KEY_COLUMN
-from onceflow.core.arrow.kinds import is_list, is_text, to_plain_rows, to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
@@ -185,7 +185,7 @@ class RecordEncoder:
         if settings.topic_column is not None:
             # A dictionary: few topics, and many rows that name them.
             names = rows.column(settings.topic_column).cast(pa.string())
-            columns[TOPIC] = names.dictionary_encode().cast(TOPIC_TYPE)
+            columns[TOPIC] = cast_rows(names.dictionary_encode(), TOPIC_TYPE)
         if settings.partition_column is not None:
             columns[PARTITION] = rows.column(settings.partition_column).cast(pa.int32())
         if self._headers is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from onceflow.core.arrow.kinds import to_plain_column
+from onceflow.core.arrow.kinds import cast_rows, to_plain_column
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import PreCommitFailed, StorageError
 from onceflow.core.protocol.committables import Committable
@@ -101,4 +101,4 @@ def _set_null(column: pa.Array, deletes: pa.BooleanArray) -> pa.Array:
     plain = to_plain_column(column)
     emptied: pa.Array = pc.if_else(deletes, pa.scalar(None, plain.type), plain)
     # Rejected rows leave the writer in the schema of the sink, dictionaries included.
-    return emptied if plain.type == column.type else emptied.cast(column.type)
+    return cast_rows(emptied, column.type)

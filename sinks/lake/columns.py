@@ -133,7 +133,7 @@ def to_plain_schema(rows: pa.Schema) -> pa.Schema:
 def _to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     plain = to_plain_type(column.type)
     if column.type != plain:
-        column = column.cast(plain)
+        column = cast_rows(column, plain)
     # A cast to the same type takes as long as its call.
     return column if plain == kind else cast_rows(column, kind)
 

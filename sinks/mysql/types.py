@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.core.arrow.kinds import is_bytes, is_text
+from onceflow.core.arrow.kinds import cast_rows, is_bytes, is_text
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
 from onceflow.sinks.sql.tables import ColumnFit, Target
 from onceflow.sinks.sql.values import decimal_digits, float_type
@@ -237,7 +237,8 @@ class MySQLFit(ColumnFit):
         if span["min"] < first or span["max"] > last:
             low = pc.less(numbers, pa.scalar(first, numbers.type))
             # A bound over the type's own is never passed.
-            high = pc.greater(numbers.cast(pa.decimal128(20)), pa.scalar(last, pa.decimal128(20)))
+            wide = pa.decimal128(20)
+            high = pc.greater(cast_rows(numbers, wide), pa.scalar(last, wide))
             self.refuse(values, pc.or_(low, high), "out of its range")
 
 

@@ -43,6 +43,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from onceflow.core.arrow.kinds import cast_batch
 from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
@@ -241,7 +242,7 @@ class _FileRun(_Run):
 
 def _as_before(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     try:
-        return rows.select(schema.names).cast(schema)
+        return cast_batch(rows.select(schema.names), schema)
     except (KeyError, ValueError) as error:
         raise SinkError(
             f"a batch has the columns {rows.schema.names[:-1]}, which cannot be taken for those "

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from onceflow.core.arrow.kinds import to_plain_column
+from onceflow.core.arrow.kinds import cast_rows, to_plain_column
 from onceflow.core.errors import SinkError
 from onceflow.core.spi.connector import Finding
 from onceflow.sinks.sql.values import bad_row_at, fit_column
@@ -168,7 +168,7 @@ class ColumnFit(ABC):
     def cast(self, given: pa.Array) -> pa.Array:
         """Return `given`, which is decoded, as the wire's type; `check` comes after it."""
         if arrow.is_integer(given.type) and arrow.is_decimal(self.wire):
-            given = given.cast(_ANY_INTEGER)
+            given = cast_rows(given, _ANY_INTEGER)
         return fit_column(given, self.wire, name=self.name, target=self.shown)
 
     def refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:

@@ -6,7 +6,8 @@ of a batch as one text if each is surely one line; else it reads value by value.
 
 Arrow takes more than that: text behind a closing quote, a quote that is never closed, hexadecimal
 digits of an integer (which wrap around), and a number beyond a float's range, as infinity. Each is
-a bad record here.
+a bad record here. Arrow makes another number of a decimal that its column does not hold, so
+decimals are read as text, which `cast_decimals` converts.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _is_readable(kind: pa.DataType) -> bool:
     """Return whether Arrow makes values of `kind` of a CSV field."""
     if arrow.is_nested(kind):
         return False
-    options = csv.ConvertOptions(column_types={"field": kind}, null_values=[""])
+    options = csv.ConvertOptions(column_types={"field": _read_type(kind)}, null_values=[""])
     try:
         csv.read_csv(
             pa.BufferReader(b"\n"),
@@ -139,7 +140,7 @@ class CsvDecoder(PlainDecoder):
             raise _OtherLines(table.num_rows)
         late = self._find_changed_numbers(text, table)
         columns = [
-            fit_column(_one_chunk(table.column(at)), column, late)
+            fit_column(_trim(_one_chunk(table.column(at)), column.type), column, late)
             for at, column in enumerate(self._columns)
         ]
         return Decoded(columns, indices, {}).drop_rows(late)
@@ -182,7 +183,9 @@ class CsvDecoder(PlainDecoder):
             read_options=self._read_options,
             parse_options=self._parse_options,
             convert_options=csv.ConvertOptions(
-                column_types=pa.schema([column.with_nullable(True) for column in columns]),
+                column_types=pa.schema(
+                    [pa.field(column.name, _read_type(column.type)) for column in columns]
+                ),
                 include_columns=columns.names,
                 null_values=[""],
                 strings_can_be_null=True,
@@ -190,6 +193,19 @@ class CsvDecoder(PlainDecoder):
             ),
         )
         return table
+
+
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which Arrow reads a column: text for decimals, the column's type else."""
+    return pa.string() if arrow.is_decimal(to_plain_type(kind)) else kind
+
+
+def _trim(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return `column` without the blanks around decimals, as Arrow reads other numbers."""
+    if not arrow.is_decimal(to_plain_type(kind)):
+        return column
+    trimmed: pa.Array = pc.ascii_trim(column, " \t")
+    return trimmed
 
 
 class _OtherLines(Exception):

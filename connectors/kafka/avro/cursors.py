@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from onceflow.core.arrow.exact_decimals import decimals_from_python
+
 Rows: TypeAlias = NDArray[np.int64]
 """Indices of records."""
 
@@ -263,7 +265,7 @@ class Cursors:
                     kept.append(0)
                 else:
                     kept.append(one[0].as_py())
-            return pa.array(kept, decimals.type)
+            return decimals_from_python(kept, decimals.type)
         return decimals
 
 

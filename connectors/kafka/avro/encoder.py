@@ -26,7 +26,7 @@ from onceflow.connectors.kafka.avro.schema import (
 from onceflow.connectors.kafka.fitting import misfit
 from onceflow.connectors.kafka.schema_rules import check_fields
 from onceflow.core.arrow.exact_arrays import cast_exactly
-from onceflow.core.arrow.kinds import is_list, is_text, to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras
 
@@ -263,7 +263,7 @@ def _numbers(kind: pa.DataType) -> pa.DataType:
 
 def _as_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type != kind:
-        column = column.cast(kind, safe=True)
+        column = cast_rows(column, kind)
     if arrow.is_timestamp(kind) or arrow.is_time64(kind):
         return column.view(pa.int64())
     if arrow.is_date32(kind) or arrow.is_time32(kind):

@@ -22,9 +22,9 @@ import pyarrow as pa
 from pyarrow import types
 from typing_extensions import NotRequired
 
-from onceflow.core.arrow.exact_arrays import exact_array
+from onceflow.core.arrow.exact_arrays import array_of, exact_array
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
-from onceflow.core.arrow.kinds import holds
+from onceflow.core.arrow.kinds import cast_rows, holds
 from onceflow.core.errors import ConfigError
 
 _FLOAT32_MAX = 3.4028235677973362e38
@@ -183,7 +183,7 @@ def converter_of(kind: pa.DataType) -> Convert:
         return lambda values: exact_array(values, kind)
 
     def convert(values: Sequence[Any]) -> pa.Array:
-        return pa.array(values, type=kind)
+        return array_of(values, kind)
 
     return _within_python(convert) if types.is_nested(kind) or types.is_date(kind) else convert
 
@@ -237,7 +237,7 @@ def _timestamp_converter(kind: pa.DataType) -> Convert:
         if kinds == {dt.datetime}:
             # Through microseconds: the cast refuses what a coarser unit would cut off.
             exact = pa.array(values, type=pa.timestamp("us", kind.tz))
-            return exact.cast(kind, safe=True)
+            return cast_rows(exact, kind)
         if dt.datetime in kinds:
             values = [_in_unit(value, kind.unit) for value in values]
         return numbers(values).view(kind)

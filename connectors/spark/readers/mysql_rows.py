@@ -24,6 +24,7 @@ from typing_extensions import override
 from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
 from onceflow.connectors.spark.readers.sql_filters import Comparable
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.mysql.catalog import (
     TEXTS,
@@ -268,13 +269,15 @@ def _type_to_parse(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("us")
     if pa.types.is_float32(kind):
         return pa.float64()
-    return pa.string() if pa.types.is_binary(kind) else kind
+    # Arrow's reader makes other numbers of decimals that do not fit.
+    is_text = pa.types.is_binary(kind) or pa.types.is_decimal(kind)
+    return pa.string() if is_text else kind
 
 
 def _array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind):
         return _decode_hex(array)
-    return array if array.type == kind else array.cast(kind)
+    return cast_rows(array, kind)
 
 
 def _decode_hex(digits: pa.Array) -> pa.Array:

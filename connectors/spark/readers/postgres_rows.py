@@ -27,6 +27,7 @@ from typing_extensions import override
 from onceflow.connectors.spark.readers.sql import Bounds, ReadColumn, RowSource, TaskPlan
 from onceflow.connectors.spark.readers.sql_filters import Comparable
 from onceflow.connectors.spark.readers.stride_bounds import stride_conditions
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.postgres.catalog import identifier, literal, quote
 from onceflow.sinks.postgres.connection import PostgresEndpoint, PostgresSession
@@ -250,7 +251,7 @@ def _array(array: pa.Array, column: ReadColumn) -> pa.Array:
     if array.type == column.type:
         return array
     try:
-        return array.cast(column.type)
+        return cast_rows(array, column.type)
     except pa.ArrowException as error:
         raise ConfigError(
             f"column {column.name!r}: a value does not fit {column.type}, as which it is read:"

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array_of_pandas
 from onceflow.core.arrow.instants import values_inside
-from onceflow.core.arrow.kinds import is_list
+from onceflow.core.arrow.kinds import cast_rows, is_list
 from onceflow.core.imports.extras import naming_extras
 from onceflow.core.runtime.dataflow.user_functions import as_schema, call_user, mistake
 
@@ -120,7 +120,7 @@ class PandasFunction(BatchIteratorFunction):
         """Return floats as pandas' Float64 or Float32, in which a null and NaN are two values."""
         # There is no such type of 16 bits; one of 32 holds the same numbers.
         is_double = pa.types.is_float64(column.type)
-        wide = column.cast(pa.float64() if is_double else pa.float32())
+        wide = cast_rows(column, pa.float64() if is_double else pa.float32())
         values = wide.fill_null(0.0).to_numpy(zero_copy_only=False).copy()
         mask = column.is_null().to_numpy(zero_copy_only=False)
         return self._pandas.arrays.FloatingArray(values, mask)

@@ -17,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from onceflow.core.api.graph import ProcessKeyed
+from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.arrow.instants import rows_beyond_python
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.compiled import StateColumn, load_kernel
 from onceflow.core.compiled.program import (
     BOOLEAN,
@@ -274,7 +276,7 @@ class ColumnState(ValueState[Any]):
         self._python_type: type[Any] = type(cast("Any", descriptor.default))
         declared = descriptor.type
         self._type = declared if isinstance(declared, pa.DataType) else _type_of(declared)
-        default = pa.array([descriptor.default], self._type)
+        default = array_of([descriptor.default], self._type)
         is_time = pa.types.is_timestamp(self._type)
         self.default: Any = (default.view(pa.int64()) if is_time else default)[0].as_py()
         """The default as the kernel has it."""
@@ -310,7 +312,7 @@ class ColumnState(ValueState[Any]):
 
     def end_python(self) -> None:
         """Make a column of what the keys have now."""
-        self._column = pa.array(self._values, self._type)
+        self._column = array_of(self._values, self._type)
         self._values = []
 
     def get(self) -> Any:
@@ -362,7 +364,7 @@ def _to_kernel(column: pa.Array, kind: Kind) -> Array:
         if rows_beyond_python(column):
             raise ArithmeticError("a time is none that Python has")
         column = column.view(pa.int64())
-    column = column.cast(_ARROW_TYPES.get(kind, pa.int64()))
+    column = cast_rows(column, _ARROW_TYPES.get(kind, pa.int64()))
     values = column.to_numpy(zero_copy_only=False)
     # Contiguous and aligned: compiled code reads by address, and a slice of an Arrow column may be
     # neither.
@@ -380,4 +382,4 @@ def _from_kernel(values: Array, arrow_type: pa.DataType) -> pa.Array:
         return column
     if pa.types.is_timestamp(arrow_type):
         return column.view(arrow_type)
-    return column.cast(arrow_type)
+    return cast_rows(column, arrow_type)

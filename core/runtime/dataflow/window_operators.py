@@ -24,6 +24,7 @@ from onceflow.core.api.windows import (
     TumblingProcessingTimeWindows,
     pane_windows,
 )
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.protocol.watermarks import MAX_WATERMARK
 from onceflow.core.runtime.dataflow.channels import Batch
@@ -112,7 +113,7 @@ class WindowOperator(KeyedOperator):
     def _emit_windows(self, arrays: Sequence[pa.Array]) -> None:
         """Emit records of these columns: keys, where windows begin and end, results."""
         made = pa.record_batch(
-            [one.cast(field.type) for one, field in zip(arrays, self._schema, strict=True)],
+            [cast_rows(one, field.type) for one, field in zip(arrays, self._schema, strict=True)],
             schema=self._schema,
         )
         for first in range(0, made.num_rows, ROWS_A_BATCH):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.errors import BadStateValue, CheckpointCorrupt, ConfigError
 from onceflow.core.state.keys.key_codec import add_length, encode_key
 from onceflow.core.state.keys.key_columns import read_key_columns
@@ -161,7 +162,7 @@ def _find_key(meta: StateMeta, key: Any, groups: int) -> tuple[bytes, int] | Non
         parts = key if issubclass(type(key), tuple) else (key,)
         if len(parts) != len(kinds):
             return None
-        arrays = [pa.array([part], kind) for part, kind in zip(parts, kinds, strict=True)]
+        arrays = [array_of([part], kind) for part, kind in zip(parts, kinds, strict=True)]
         encoded = bytes(encode_keys(read_key_columns(arrays))[0].as_py())
         # By the columns: of a decimal the scale counts.
         return encoded, int(key_groups(hash_keys(arrays), groups)[0])

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.state.aggregates.totals import Totals
 from onceflow.core.state.aggregates.wide_totals import wide_totals_of
@@ -100,7 +101,8 @@ class BytesTotals(Totals):
         """Return the value of each entry; null where there is none."""
         positions, seen = self.totals[entries], self.seen[entries]
         mask = None if seen.all() else seen == 0
-        return self._arena.view().take(pa.array(positions, mask=mask)).cast(self.column.type)
+        values = self._arena.view().take(pa.array(positions, mask=mask))
+        return cast_rows(values, self.column.type)
 
     def put(self, entries: Ints, values: pa.Array | npt.NDArray[Any]) -> None:
         """Make `values` those of distinct entries; a null is no value.

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue
 from onceflow.core.state.aggregates.decimal_words import greatest_start, least_start
 from onceflow.core.state.aggregates.running import (
@@ -204,7 +205,7 @@ class Totals:
         """
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values)
-            return array if array.type == self.column.type else array.cast(self.column.type)
+            return cast_rows(array, self.column.type)
         except pa.ArrowException as error:
             raise BadStateValue(
                 f"aggregate {self.column.name!r} cannot take its values as {self.column.type}:"
@@ -232,5 +233,5 @@ def to_typed_array(results: Results, kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(array.type):
         array = array.view(pa.int64())
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
-        return array.cast(pa.int32()).cast(kind)
-    return array.cast(kind)
+        return cast_rows(array.cast(pa.int32()), kind)
+    return cast_rows(array, kind)

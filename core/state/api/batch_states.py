@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_array
+from onceflow.core.arrow.exact_arrays import InexactValue, array_of, cast_exactly, exact_array
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue, ConfigError
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.aggregates.running import Grouping
@@ -307,7 +308,7 @@ class _ColumnValues(BatchValueState):
         assert self._states.table is not None
         values = self._states.table.values(self._index, self._states.entries)
         if values.type != self._kind:
-            values = values.cast(self._kind)
+            values = cast_rows(values, self._kind)
         if self._default is not None and values.null_count:
             values = values.fill_null(self._default)
         return values
@@ -349,7 +350,7 @@ class _ValuesByKey(BatchValueState):
         for key in self._states.python_keys():
             self._states.set_current_key(key)
             values.append(self._kept.get())
-        return pa.array(values, self._kind)
+        return array_of(values, self._kind)
 
     def put_many(self, values: Values) -> None:
         """Make `values` the keys' values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.state.keys.key_columns import BytesKeys, FixedKeys, KeyColumn
 from onceflow.core.state.keys.key_index import to_binary
 
@@ -17,10 +18,10 @@ def to_key_array(column: KeyColumn | pa.Array, kind: pa.DataType) -> pa.Array:
     Keys of bytes may be given as a large_binary array.
     """
     if pa.types.is_dictionary(kind):
-        return to_key_array(column, kind.value_type).dictionary_encode().cast(kind)
+        return cast_rows(to_key_array(column, kind.value_type).dictionary_encode(), kind)
     if isinstance(column, FixedKeys):
         return _to_fixed_array(column, kind)
-    return (to_binary(column) if isinstance(column, BytesKeys) else column).cast(kind)
+    return cast_rows(to_binary(column) if isinstance(column, BytesKeys) else column, kind)
 
 
 def _to_fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
@@ -37,4 +38,4 @@ def _to_fixed_array(column: FixedKeys, kind: pa.DataType) -> pa.Array:
         return pa.array(numbers).cast(pa.int32()).view(kind)
     if pa.types.is_date64(kind):
         return pa.array(numbers * _MS_A_DAY).view(kind)
-    return pa.array(numbers).cast(kind)
+    return cast_rows(pa.array(numbers), kind)

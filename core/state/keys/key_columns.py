@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import BadStateValue, ConfigError
 
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -220,7 +221,7 @@ def plain_keys(array: pa.Array, label: str) -> pa.Array:
     # Not every value type has a cast from its dictionary; all can be decoded.
     decoded = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
     if decoded.type != kind:
-        decoded = decoded.cast(kind)
+        decoded = cast_rows(decoded, kind)
     if decoded.null_count:
         raise BadStateValue(
             f"key column {label!r} holds a null in its dictionary; drop such records"

@@ -100,7 +100,7 @@ def sort_pairs(
     row_keys = pc.binary_join_element_wise(
         to_fixed_binary(groups.astype(">u2")),
         pa.scalar(state_prefix(name), kind),
-        keys.cast(kind),
+        keys.cast(pa.large_binary()),
         pa.scalar(b"", kind),
     )
     order = pc.array_sort_indices(row_keys)

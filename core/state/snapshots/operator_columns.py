@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from onceflow.core.arrow.exact_arrays import array_of
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.state.api.context import StateReader
@@ -80,12 +81,12 @@ class OperatorState:
                 return [
                     pa.array([subtask] * len(elements), pa.int32()),
                     pa.array(range(len(elements)), pa.int32()),
-                    pa.array([value_type.value(one) for one in elements], value_type.arrow),
+                    array_of([value_type.value(one) for one in elements], value_type.arrow),
                 ]
             case "broadcast":
                 keys = [decode_key(key) for key in elements[::2]]
                 values = [value_type.value(one) for one in elements[1::2]]
-                return [key_column(keys, schema.types[0]), pa.array(values, value_type.arrow)]
+                return [key_column(keys, schema.types[0]), array_of(values, value_type.arrow)]
             case "raw-keyed":
                 pairs = list(parse_groups(elements))
                 return [

@@ -31,6 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onceflow.core.arrow.exact_arrays import array_of
+from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.state.aggregates.accumulator_shape import NAMESPACE, AccumulatorShape
@@ -160,7 +162,7 @@ def _pairs(rows: StateRows) -> list[tuple[Any, Any]]:
 
 def key_column(keys: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return keys as a column of type `kind`, which `key_type_of` returned for one of them."""
-    return pa.array([_as_field(key) for key in keys], kind)
+    return array_of([_as_field(key) for key in keys], kind)
 
 
 def _as_field(key: Any) -> Any:
@@ -186,13 +188,13 @@ def _elements(signature: str, form: ValueForm) -> Column:
 
     def values(rows: StateRows) -> pa.Array:
         lists = [decode(value) for value in rows.values.to_pylist()]
-        return pa.array([[value_type.value(one) for one in elements] for elements in lists], kind)
+        return array_of([list(map(value_type.value, one)) for one in lists], kind)
 
     return Column("value", kind, values)
 
 
 def _array(values: Sequence[bytes], value_type: StateType) -> pa.Array:
-    return pa.array([value_type.value(value) for value in values], value_type.arrow)
+    return array_of([value_type.value(value) for value in values], value_type.arrow)
 
 
 def value_type_of(signature: str, form: ValueForm) -> StateType:
@@ -308,7 +310,7 @@ def _of_accumulators(meta: StateMeta) -> tuple[Column, ...]:
 def _texts(records: Any, index: int, column: AccumulatorColumn, texts: pa.Array) -> pa.Array:
     seen = pa.array(records[f"s{index}"] != 0)
     values: pa.Array = pc.if_else(seen, texts, pa.scalar(None, texts.type))
-    return values.cast(column.type)
+    return cast_rows(values, column.type)
 
 
 def _totals(records: Any, index: int, column: AccumulatorColumn) -> pa.Array:

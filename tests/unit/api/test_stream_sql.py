@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -161,3 +162,15 @@ def test_an_integer_that_leaves_its_type_is_an_error_for_the_rows_for_which_it_c
         return
     with pytest.raises(OverflowError, match=expected):
         list(sql.apply(batch))
+
+
+@pytest.mark.parametrize(
+    "expression", ["a + a", "-a - a", "a * 2", "CASE WHEN a > 0 THEN a + a END"]
+)
+def test_a_decimal_with_more_digits_than_its_type_is_an_error(expression: str) -> None:
+    """DataFusion makes 39 digits of two of 38, in a column that says 38."""
+    schema = pa.schema([("a", pa.decimal128(38, 0))])
+    sql = StreamSql(f"SELECT {expression} AS x FROM stream", schema)
+    rows = pa.RecordBatch.from_pylist([{"a": Decimal("6" + "0" * 37)}], schema)
+    with pytest.raises(OverflowError, match="column 'x' of the query's result leaves decimal128"):
+        list(sql.apply(rows))

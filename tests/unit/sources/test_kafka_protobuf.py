@@ -308,7 +308,7 @@ def test_columns_of_the_user_s_own_are_taken_by_name_and_checked_at_the_start(
     value = framed(schema_id, message_class(text)(id=300, name="a"))
     described = source(registry.url, schema="name STRING, id BIGINT")
     assert read(described, [value]) == [{"name": "a", "id": 300}]
-    with pytest.raises(BadRecord, match="offset 0: a value does not fit int8"):
+    with pytest.raises(BadRecord, match="offset 0: column .id.: a value does not fit int8"):
         read(source(registry.url, schema="id TINYINT"), [value])
     for schema, why in [
         ("nam STRING", r"message Node has no fields \['nam'\], only id, name, next"),
