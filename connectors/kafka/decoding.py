@@ -22,15 +22,19 @@ class Decoded:
     columns: Sequence[pa.Array]
     """One array a column, a value for each of `kept`."""
     kept: Sequence[int]
-    """Places of the values that became rows, ascending."""
+    """Places of the values that became rows, ascending; a value that is several rows repeats."""
     faults: Mapping[int, str]
     """Why a value became none, by its position. Values in neither of the two are passed over."""
 
     def drop_rows(self, faults: Mapping[int, str]) -> Decoded:
-        """Return all but the rows of `faults`, which say why each is none."""
+        """Return all but the rows of `faults`, which say why each is none.
+
+        A value that became several rows loses all of them.
+        """
         if not faults:
             return self
-        good = [row for row in range(len(self.kept)) if row not in faults]
+        bad = {self.kept[row] for row in faults}
+        good = [row for row, at in enumerate(self.kept) if at not in bad]
         taken = pa.array(good, pa.int64())
         return Decoded(
             [column.take(taken) for column in self.columns],

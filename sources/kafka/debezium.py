@@ -4,6 +4,9 @@
     c r u     after    c, r or u: put it
     d         before   d: delete the row of its key
 
+An update that changes a column of `primary_key=` is two rows: the old one with `d`, then the new
+one.
+
 `_op` is what the SQL sinks' `operation_column` takes. A delete may hold only the key (Postgres
 sends no more unless REPLICA IDENTITY is FULL), so every column is nullable; NOT NULL is checked for
 rows that are put. Tombstones, which follow deletes for Kafka's compaction, are skipped. Truncates
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import numpy as np
@@ -25,7 +29,8 @@ from onceflow.connectors.kafka.fitting import Faults
 from onceflow.core.errors import ConfigError
 
 OPERATION = "_op"
-PUTS = frozenset({"c", "r", "u"})
+UPDATE = "u"
+PUTS = frozenset({"c", "r", UPDATE})
 DELETE = "d"
 NO_AFTER = "its op puts a row, and it has no 'after'"
 NO_BEFORE = (
@@ -53,6 +58,33 @@ _OTHER_OPERATIONS: Mapping[object, str] = {
     "m": "it is a logical decoding message, and only changes of rows can be read",
     None: "it is not a Debezium envelope: its field 'op' is missing",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumOptions:
+    """The options of the source that say how Debezium writes changes."""
+
+    primary_key: Sequence[str] = ()
+    """The columns that identify a row of the target, if they are not the table's own key."""
+    decimal_handling_mode: str | None = None
+    binary_handling_mode: str | None = None
+
+    def check(self, columns: pa.Schema) -> None:
+        """Raise ConfigError unless `columns` have the primary key."""
+        for name in self.primary_key:
+            if name not in columns.names:
+                raise ConfigError(
+                    f"primary_key= names {name!r}, and the columns are {', '.join(columns.names)}"
+                )
+
+
+def describe_unknown_key(columns: Sequence[str]) -> str:
+    """Return why an update is bad whose old values of `columns`, parts of the key, are unknown."""
+    return (
+        f"its op updates a row, and its 'before' has no {', '.join(map(repr, columns))}, which is"
+        " in primary_key=: the row of the old key would stay. Set the table's REPLICA IDENTITY to"
+        " FULL, or omit primary_key= if it is the table's own key"
+    )
 
 
 def schema_of_changes(columns: pa.Schema) -> pa.Schema:

@@ -22,8 +22,10 @@ from onceflow.sources.kafka.debezium import (
     NO_AFTER,
     NO_BEFORE_IN_AVRO,
     PUTS,
+    UPDATE,
     UnavailableValues,
     describe_other_operation,
+    describe_unknown_key,
 )
 
 
@@ -51,8 +53,11 @@ class DebeziumAvroDecoder(AvroDecoder):
         schemas: SchemaCache,
         unavailable: UnavailableValues,
         reader: Record | None = None,
+        primary_key: Sequence[str] = (),
     ) -> None:
         """Prepare for rows of `columns`, with the defaults and aliases of `reader`, an envelope.
+
+        An update that changes a column of `primary_key` deletes the old row, too.
 
         Raises:
             ConfigError: A default of the envelope is no value of its field's type.
@@ -62,12 +67,14 @@ class DebeziumAvroDecoder(AvroDecoder):
         super().__init__(envelope, reader, schemas)
         self._unavailable = unavailable
         self._row_columns = columns
+        self._primary_key = [(name, columns.get_field_index(name)) for name in primary_key]
 
     @override
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Decode `values` to changes of rows; tombstones change nothing."""
         envelopes = super().decode(values, messages)
         faults: Faults = {at: why for at, why in envelopes.faults.items() if values[at] is not None}
+        envelopes = self._split_updates(envelopes, faults)
         before, after, operation = envelopes.columns
         deletes: Any = pc.fill_null(pc.equal(operation, DELETE), False)
         self._require_sides(envelopes.kept, operation, before, after, faults)
@@ -80,6 +87,37 @@ class DebeziumAvroDecoder(AvroDecoder):
         # Faults so far are by value of the batch; those of rows that are kept must leave by row.
         late = {row: faults.pop(at) for row, at in enumerate(envelopes.kept) if at in faults}
         return Decoded([*columns, operation], envelopes.kept, faults).drop_rows(late)
+
+    def _split_updates(self, envelopes: Decoded, faults: Faults) -> Decoded:
+        """Return the envelopes, with a delete of `before` ahead of each update to another key.
+
+        Tells `faults` of updates whose old key is unknown.
+        """
+        if not self._primary_key:
+            return envelopes
+        before, after, operation = envelopes.columns
+        olds, news = (
+            [_member(side, at).to_pylist() for _, at in self._primary_key]
+            for side in (before, after)
+        )
+        operations: list[Any] = operation.to_pylist()
+        rows: list[int] = []
+        for row, word in enumerate(operations):
+            old, new = ([column[row] for column in side] for side in (olds, news))
+            if word == UPDATE and None in old:
+                names = [name for name, _ in self._primary_key]
+                lacking = [name for name, value in zip(names, old, strict=True) if value is None]
+                faults.setdefault(envelopes.kept[row], describe_unknown_key(lacking))
+            rows += [row, row] if word == UPDATE and old != new and None not in old else [row]
+        if len(rows) == len(operations):
+            return envelopes
+        words = [
+            DELETE if following == row else operations[row]
+            for row, following in zip(rows, [*rows[1:], None], strict=True)
+        ]
+        taken = pa.array(rows, pa.int64())
+        columns = [before.take(taken), after.take(taken), pa.array(words, pa.string())]
+        return Decoded(columns, [envelopes.kept[row] for row in rows], envelopes.faults)
 
     def _require_sides(
         self,

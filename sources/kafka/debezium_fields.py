@@ -1,19 +1,27 @@
-"""What the schema beside a payload says of numbers: in which unit they count time.
+"""The meaning of a JSON value of Debezium, as the schema beside its payload says it.
 
-Debezium chooses the unit by the column's precision, so that a DATETIME of MySQL counts milliseconds
-and one with six digits microseconds. The messages themselves do not say it; only the schema that
-Kafka Connect's JSON converter writes beside them, unless it is told not to.
+Debezium chooses the unit of times by the column's precision, so that a DATETIME of MySQL counts
+milliseconds and one with six digits microseconds. Decimals and bytes are texts in base64 unless its
+settings say otherwise. The values themselves do not say it; only the schema that Kafka Connect's
+JSON converter writes beside them, unless it is told not to. Without a schema a text that has two
+meanings is refused, unless an option of the source says which one holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
 from pyarrow import types as arrow
+
+from onceflow.core.arrow.kinds import holds, is_bytes, is_text
+from onceflow.core.errors import ConfigError
 
 _CONNECT = "org.apache.kafka.connect.data"
 _DECIMAL = f"{_CONNECT}.Decimal"
@@ -31,98 +39,303 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _KNOWN_MAX = 64
 """Schemas that are remembered: one for each version of the table's columns."""
 
+DECIMAL_MODES = ("string", "double")
+"""What `decimal.handling.mode` may be where no schema says how decimals are written."""
+BINARY_MODES = ("bytes", "base64", "base64-url-safe", "hex")
+_MODES_OF_TEXT = ("base64-url-safe", "hex")
+"""Modes whose texts the JSON decoder does not read as bytes."""
+
+_TWO_MEANINGS = re.compile(rb'"(?:[0-9A-Fa-f+]{4})+"')
+"""Found in every message that holds a text with two meanings."""
+_DECIMAL_OR_BASE64 = re.compile(r"(?:[0-9eE+]{4})+")
+_HEX_OR_BASE64 = re.compile(r"(?:[0-9A-Fa-f]{4})+")
+_DECIMAL_ADVICE = (
+    "set Debezium's decimal.handling.mode=string and give decimal_handling_mode='string', or have"
+    " the schema written beside the payload (schemas.enable=true)"
+)
+_BINARY_ADVICE = "give binary_handling_mode= as Debezium's binary.handling.mode is set"
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+def check_modes(decimal_mode: str | None, binary_mode: str | None) -> None:
+    """Raise ConfigError unless both are modes that can be read, or None."""
+    if decimal_mode is not None and decimal_mode not in DECIMAL_MODES:
+        raise ConfigError(
+            f"decimal_handling_mode={decimal_mode!r} is not one of"
+            f" {', '.join(DECIMAL_MODES)}: JSON does not say the scale of other decimals. Set"
+            " Debezium's decimal.handling.mode=string, or use Avro"
+        )
+    if binary_mode is not None and binary_mode not in BINARY_MODES:
+        raise ConfigError(
+            f"binary_handling_mode={binary_mode!r} is not one of {', '.join(BINARY_MODES)}"
+        )
+
+
+def types_to_decode(columns: pa.Schema, binary_mode: str | None) -> pa.Schema:
+    """Return the columns as the JSON decoder reads them: bytes are texts if they are not base64."""
+    if binary_mode not in _MODES_OF_TEXT:
+        return columns
+    return pa.schema([column.with_type(_bytes_as_text(column.type)) for column in columns])
+
+
+def _bytes_as_text(kind: pa.DataType) -> pa.DataType:
+    if is_bytes(kind):
+        return pa.string()
+    if arrow.is_list(kind) or arrow.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_bytes_as_text(kind.value_type)))
+    if arrow.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_bytes_as_text(kind.item_type)))
+    if arrow.is_struct(kind):
+        return pa.struct([field.with_type(_bytes_as_text(field.type)) for field in kind])
+    return kind
+
 
 @dataclass(frozen=True, slots=True)
-class Units:
-    """How the numbers of one schema become those of the columns."""
+class Conversions:
+    """How the values of one schema become those of the columns."""
 
     fault: str | None = None
     """Why no record of it can be read."""
-    factors: Sequence[tuple[int, str, int, int]] = ()
-    """(Index, name, multiply by, divide by) of each column whose unit is another one."""
+    by_column: Sequence[tuple[int, str, Convert]] = ()
+    """(Index, name, conversion) of each column whose values are written in another way."""
 
     def convert(self, record: Any) -> None:
-        """Bring the times of `record` into the units of its columns.
+        """Bring the values of `record` into the form of its columns.
 
         Raises:
-            ValueError: One is finer than its column's unit; or the schema itself is at fault.
+            ValueError: One is finer than its column's unit, or no bytes; or the schema itself is at
+                fault.
         """
         if self.fault is not None:
             raise ValueError(self.fault)
-        for index, name, many, one in self.factors:
-            value = getattr(record, f"c{index}")
-            if isinstance(value, int):
-                count, remainder = divmod(value * many, one)
-                if remainder:
-                    raise ValueError(f"column {name!r}: {value} is finer than the column's unit")
-                setattr(record, f"c{index}", count)
+        for index, name, convert in self.by_column:
+            try:
+                setattr(record, f"c{index}", convert(getattr(record, f"c{index}")))
+            except ValueError as error:
+                raise ValueError(f"column {name!r}: {error}") from None
 
 
-_NO_UNITS = Units()
+class WrittenFields:
+    """The conversions of the schemas that one reader has met, and of messages without one."""
 
-
-class WrittenUnits:
-    """The units of the schemas that one reader has met."""
-
-    def __init__(self, columns: pa.Schema) -> None:
+    def __init__(
+        self, columns: pa.Schema, decimal_mode: str | None = None, binary_mode: str | None = None
+    ) -> None:
         self._columns = columns
-        self._is_needed = any(map(_counts_time_or_digits, columns.types))
-        self._known: dict[bytes, Units] = {}
+        self._modes = _Modes(decimal_mode, binary_mode)
+        self._is_needed = any(holds(kind, _depends_on_schema) for kind in columns.types)
+        self._is_ambiguous = any(holds(kind, self._modes.may_have_two) for kind in columns.types)
+        self._without_schema = _conversions({}, columns, self._modes)
+        self._known: dict[bytes, Conversions] = {}
 
-    def of(self, schema: msgspec.Raw) -> Units:
-        """Return the units of `schema`, as it stands beside a payload; empty where none does."""
+    def of(self, schema: msgspec.Raw) -> Conversions:
+        """Return the conversions of `schema`, as it stands beside a payload, or of no schema."""
         text = bytes(schema)
         if not text or not self._is_needed:
-            return _NO_UNITS
-        units = self._known.get(text)
-        if units is None:
+            return self._without_schema
+        known = self._known.get(text)
+        if known is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
-            units = self._known[text] = _units_of(_fields_of(text), self._columns)
-        return units
+            known = self._known[text] = _conversions(_fields_of(text), self._columns, self._modes)
+        return known
+
+    def may_have_two_meanings(self, text: bytes, schema: msgspec.Raw) -> bool:
+        """Return whether `check_meanings` has to look at the row of the message `text`."""
+        has_no_schema = self._is_ambiguous and not bytes(schema)
+        return has_no_schema and _TWO_MEANINGS.search(text) is not None
+
+    def check_meanings(self, row: Mapping[str, Any]) -> None:
+        """Raise ValueError if a text of `row`, which has no schema, may mean two values."""
+        for column in self._columns:
+            why = self._modes.find_two(row.get(column.name), column.type)
+            if why is not None:
+                raise ValueError(f"column {column.name!r} ({column.type}): {why}")
 
 
-def _counts_time_or_digits(kind: pa.DataType) -> bool:
-    if arrow.is_list(kind):
-        return _counts_time_or_digits(kind.value_type)
-    return bool(arrow.is_timestamp(kind) or arrow.is_date(kind) or arrow.is_decimal(kind))
+@dataclass(frozen=True, slots=True)
+class _Modes:
+    """How Debezium was told to write decimals and bytes, as far as the user says it."""
+
+    decimal: str | None
+    binary: str | None
+
+    def may_have_two(self, kind: pa.DataType) -> bool:
+        """Return whether a text of `kind` may have two meanings without a schema."""
+        return bool(
+            (arrow.is_decimal(kind) and self.decimal is None)
+            or (is_bytes(kind) and self.binary is None)
+        )
+
+    def find_two(self, value: Any, kind: pa.DataType) -> str | None:
+        """Return why a value, as it stands in JSON, may mean two values of `kind`, or None."""
+        if isinstance(value, str):
+            return self._find_two_of_text(value, kind)
+        inner: list[tuple[Any, pa.DataType]] = []
+        if isinstance(value, list) and (arrow.is_list(kind) or arrow.is_large_list(kind)):
+            inner = [(one, kind.value_type) for one in cast("list[Any]", value)]
+        elif isinstance(value, dict):
+            entries = cast("dict[str, Any]", value)
+            if arrow.is_map(kind):
+                inner = [(one, kind.item_type) for one in entries.values()]
+            elif arrow.is_struct(kind):
+                inner = [(entries.get(field.name), field.type) for field in kind]
+        return next(filter(None, (self.find_two(*one) for one in inner)), None)
+
+    def _find_two_of_text(self, text: str, kind: pa.DataType) -> str | None:
+        if not self.may_have_two(kind):
+            return None
+        if arrow.is_decimal(kind) and _DECIMAL_OR_BASE64.fullmatch(text):
+            # BigDecimal writes as many digits behind the point as the column has.
+            return f"{text!r} is a number, or bytes of a decimal in base64: {_DECIMAL_ADVICE}"
+        if is_bytes(kind) and _HEX_OR_BASE64.fullmatch(text):
+            return f"{text!r} is bytes in base64, or in hexadecimal digits: {_BINARY_ADVICE}"
+        return None
+
+
+class _Misread(Exception):
+    """Raised for a schema by which no value of a column can be read."""
+
+
+def _depends_on_schema(kind: pa.DataType) -> bool:
+    return bool(
+        arrow.is_timestamp(kind)
+        or arrow.is_date(kind)
+        or arrow.is_decimal(kind)
+        or is_text(kind)
+        or is_bytes(kind)
+    )
 
 
 def _fields_of(text: bytes) -> Mapping[str, Any]:
-    """Return the fields of the row, by their names, as the envelope's schema has them."""
+    """Return the fields of a row by their names, from the schema of an envelope or of a key."""
     envelope: Any = msgspec.json.decode(text)
     if not isinstance(envelope, dict):
         return {}
     members: list[dict[str, Any]] = cast("Any", envelope).get("fields") or []
-    rows = [one for one in members if one.get("field") in ("after", "before")]
-    fields: list[dict[str, Any]] = rows[0].get("fields") or [] if rows else []
-    return {one["field"]: one for one in fields}
+    sides = [one for one in members if one.get("field") in ("after", "before")]
+    rows: list[dict[str, Any]] = sides[0].get("fields") or [] if sides else members
+    return {one["field"]: one for one in rows if "field" in one}
 
 
-def _units_of(fields: Mapping[str, Any], columns: pa.Schema) -> Units:
-    factors: list[tuple[int, str, int, int]] = []
+def _conversions(fields: Mapping[str, Any], columns: pa.Schema, modes: _Modes) -> Conversions:
+    by_column: list[tuple[int, str, Convert]] = []
     for index, column in enumerate(columns):
-        field, kind = fields.get(column.name), column.type
-        if field is None:
-            continue
-        is_list = arrow.is_list(kind) and isinstance(field.get("items"), dict)
-        name = (field["items"] if is_list else field).get("name")
-        kind = kind.value_type if is_list else kind
-        unit = _UNITS.get(name)
-        if arrow.is_decimal(kind) and name == _DECIMAL:
-            return Units(
-                f"column {column.name!r} ({column.type}) was written as bytes in base64"
-                f" ({_DECIMAL}): set Debezium's decimal.handling.mode=string, or use Avro"
-            )
-        if unit is None or not arrow.is_temporal(kind):
-            continue
-        expected = kind.unit if arrow.is_timestamp(kind) else _DAYS
-        if unit == expected:
-            continue
-        if is_list or _DAYS in (unit, expected):
-            return Units(
-                f"column {column.name!r} ({column.type}) was written in {unit} ({name}): give it a"
-                " type of this unit"
-            )
-        factors.append((index, column.name, _PER_SECOND[expected], _PER_SECOND[unit]))
-    return Units(factors=factors)
+        try:
+            convert = _plan(column.type, fields.get(column.name), modes)
+        except _Misread as error:
+            return Conversions(f"column {column.name!r} ({column.type}) {error}")
+        if convert is not None:
+            by_column.append((index, column.name, _or_null(convert)))
+    return Conversions(by_column=by_column)
+
+
+def _plan(kind: pa.DataType, field: Mapping[str, Any] | None, modes: _Modes) -> Convert | None:
+    """Return the conversion of values of `field` to `kind`, or None if there is none.
+
+    Raises:
+        _Misread: No value of the field can be read as `kind`.
+    """
+    if arrow.is_list(kind) or arrow.is_large_list(kind):
+        inner = _plan(kind.value_type, _member(field, "items"), modes)
+        return None if inner is None else _each_item(_or_null(inner))
+    if arrow.is_map(kind):
+        inner = _plan(kind.item_type, _member(field, "values"), modes)
+        return None if inner is None else _each_entry(_or_null(inner))
+    if arrow.is_struct(kind):
+        return _plan_struct(kind, field, modes)
+    if is_bytes(kind):
+        return _plan_bytes(field, modes.binary)
+    if field is not None:
+        return _plan_scalar(kind, field)
+    return None
+
+
+def _plan_struct(
+    kind: pa.DataType, field: Mapping[str, Any] | None, modes: _Modes
+) -> Convert | None:
+    listed: list[dict[str, Any]] = (field or {}).get("fields") or []
+    members = {one.get("field"): one for one in listed}
+    plans = [(one.name, _plan(one.type, members.get(one.name), modes)) for one in kind]
+    converts = {name: _or_null(plan) for name, plan in plans if plan is not None}
+    if not converts:
+        return None
+
+    def convert_members(value: Any) -> Any:
+        return {
+            name: converts[name](one) if name in converts else one for name, one in value.items()
+        }
+
+    return convert_members
+
+
+def _plan_scalar(kind: pa.DataType, field: Mapping[str, Any]) -> Convert | None:
+    name, is_base64 = field.get("name"), field.get("type") == "bytes"
+    if name == _DECIMAL and (arrow.is_decimal(kind) or is_text(kind)):
+        raise _Misread(
+            f"was written as bytes in base64 ({_DECIMAL}): set Debezium's"
+            " decimal.handling.mode=string, or use Avro"
+        )
+    if is_base64 and is_text(kind):
+        raise _Misread("was written as bytes in base64: declare it BINARY")
+    unit = _UNITS.get(name)
+    if unit is None or not (arrow.is_timestamp(kind) or arrow.is_date(kind)):
+        return None
+    expected = kind.unit if arrow.is_timestamp(kind) else _DAYS
+    if unit == expected:
+        return None
+    if _DAYS in (unit, expected):
+        raise _Misread(f"was written in {unit} ({name}): give it a type of this unit")
+    return _rescale(_PER_SECOND[expected], _PER_SECOND[unit])
+
+
+def _plan_bytes(field: Mapping[str, Any] | None, mode: str | None) -> Convert | None:
+    written = None if field is None else field.get("type")
+    if field is not None and field.get("name") == _DECIMAL:
+        raise _Misread(
+            f"was written as the digits of a decimal ({_DECIMAL}): declare it DECIMAL, and set"
+            " Debezium's decimal.handling.mode=string, or use Avro"
+        )
+    if written == "string" and mode in (None, "bytes"):
+        raise _Misread(
+            f"was written as text, which is base64 or hexadecimal digits: {_BINARY_ADVICE}"
+        )
+    if mode not in _MODES_OF_TEXT:
+        return None
+    if written == "bytes":
+        return lambda text: base64.b64decode(text, validate=True)
+    if mode == "hex":
+        return binascii.unhexlify
+    return lambda text: base64.b64decode(text, altchars=b"-_", validate=True)
+
+
+def _member(field: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
+    member: object = None if field is None else field.get(name)
+    return cast("Mapping[str, Any]", member) if isinstance(member, dict) else None
+
+
+def _or_null(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _each_item(convert: Convert) -> Convert:
+    return lambda values: list(map(convert, values))
+
+
+def _each_entry(convert: Convert) -> Convert:
+    return lambda values: {key: convert(value) for key, value in values.items()}
+
+
+def _rescale(many: int, one: int) -> Convert:
+    """Return a conversion of times that count `one` steps a second to `many` steps a second."""
+
+    def rescale(value: Any) -> Any:
+        if not isinstance(value, int):
+            return value
+        count, remainder = divmod(value * many, one)
+        if remainder:
+            raise ValueError(f"{value} is finer than the column's unit")
+        return count
+
+    return rescale

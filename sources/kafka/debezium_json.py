@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, cast
 
@@ -32,34 +32,47 @@ from onceflow.sources.kafka.debezium import (
     NO_BEFORE,
     NO_COLUMN_IN_KEY,
     PUTS,
+    UPDATE,
+    DebeziumOptions,
     UnavailableValues,
     describe_other_operation,
+    describe_unknown_key,
     schema_of_changes,
 )
-from onceflow.sources.kafka.debezium_units import WrittenUnits
+from onceflow.sources.kafka.debezium_fields import WrittenFields, types_to_decode
 
 _BASE64 = "Invalid decimal string"
 """What is said of a decimal that stands there as bytes in base64."""
+_SIDES: Mapping[str, str] = {**dict.fromkeys(PUTS, "after"), DELETE: "before"}
+"""The side of an envelope that has the row, by the operation."""
+_SCHEMA: Any = ("schema", msgspec.Raw, msgspec.Raw())
 _DECIMAL_ADVICE = "; Debezium writes decimals as text with decimal.handling.mode=string"
 
 
 class DebeziumJsonDecoder(PlainDecoder):
     """Decodes changes to the columns of the rows that they change."""
 
-    def __init__(self, columns: pa.Schema, unavailable: UnavailableValues) -> None:
+    def __init__(
+        self, columns: pa.Schema, unavailable: UnavailableValues, options: DebeziumOptions
+    ) -> None:
         self._unavailable = unavailable
         self._changes = schema_of_changes(columns)
+        read = types_to_decode(columns, options.binary_handling_mode)
         loose = pa.schema([column.with_nullable(True) for column in columns])
-        put, deleted = record_type(columns), record_type(loose)
+        put = record_type(read)
+        deleted = record_type(pa.schema([column.with_nullable(True) for column in read]))
         self._decode = _decoder_of(
             _with_payload("Change", [("op", str), ("after", put), ("before", deleted)])
         )
-        self._decode_key = _decoder_of(
-            msgspec.defstruct("Key", [("payload", cast("Any", deleted) | None, None)])
-        )
+        key: list[Any] = [("payload", cast("Any", deleted) | None, None), _SCHEMA]
+        self._decode_key = _decoder_of(msgspec.defstruct("Key", key))
         self._decode_loose = _decoder_of(deleted)
         self._columns = columns
-        self._units = WrittenUnits(columns)
+        modes = options.decimal_handling_mode, options.binary_handling_mode
+        self._fields = WrittenFields(columns, *modes)
+        self._primary_key = [
+            (name, f"c{columns.get_field_index(name)}") for name in options.primary_key
+        ]
         self._has_instants = any(holds_instants(column.type) for column in columns)
         self._loose = loose
         self._read_columns = column_reader(len(columns))
@@ -76,21 +89,56 @@ class DebeziumJsonDecoder(PlainDecoder):
             if value is None:
                 continue
             try:
-                outer = self._decode(value)
-                # With schemas in the messages the change is in `payload`, without them it is the
-                # whole value.
-                change = outer if outer.payload is None else outer.payload
-                record = self._find_row(change, messages[at])
-                self._units.of(outer.schema).convert(record)
-                if finer and FINER.search(value):
-                    make_exact(record, _read_row_as_written(value, change.op), self._columns)
+                changes = self._read_changes(value, messages[at], finer=finer)
             except DECODE_ERRORS as error:
                 faults[at] = _envelope_fault(error, value, self._columns)
                 continue
-            kept.append(at)
-            records.append(record)
-            operations.append(change.op)
+            for operation, record in changes:
+                kept.append(at)
+                records.append(record)
+                operations.append(operation)
         return self._convert(kept, records, operations, faults)
+
+    def _read_changes(
+        self, value: bytes, message: Message, *, finer: bool
+    ) -> Sequence[tuple[str, Any]]:
+        """Return the changes of a message: an operation and a row each.
+
+        Raises:
+            ValueError: There is none, or it cannot be decoded; see `DECODE_ERRORS`.
+        """
+        outer = self._decode(value)
+        # With schemas in the messages the change is in `payload`, without them it is the whole
+        # value.
+        change = outer if outer.payload is None else outer.payload
+        row = self._find_row(change, message)
+        self._complete(row, outer.schema, value, _SIDES.get(change.op), finer=finer)
+        if change.op != UPDATE or not self._primary_key:
+            return [(change.op, row)]
+        if change.before is None or any(
+            getattr(change.before, place) is None for _, place in self._primary_key
+        ):
+            self._require_key_of_table(message)
+            return [(change.op, row)]
+        self._complete(change.before, outer.schema, value, "before", finer=finer)
+        if all(
+            getattr(change.before, place) == getattr(row, place) for _, place in self._primary_key
+        ):
+            return [(change.op, row)]
+        return [(DELETE, change.before), (change.op, row)]
+
+    def _complete(
+        self, row: Any, schema: msgspec.Raw, text: bytes, side: str | None, *, finer: bool
+    ) -> None:
+        """Bring the values of `row` to the form of the columns, exactly as `text` has them."""
+        self._fields.of(schema).convert(row)
+        is_finer = finer and FINER.search(text) is not None
+        if is_finer or self._fields.may_have_two_meanings(text, schema):
+            written = _read_row_as_written(text, side)
+            if written is not None:
+                if not bytes(schema):
+                    self._fields.check_meanings(written)
+                make_exact(row, written, self._columns)
 
     def _find_row(self, change: Any, message: Message) -> Any:
         """Return the row that `change` is about.
@@ -106,16 +154,39 @@ class DebeziumJsonDecoder(PlainDecoder):
             raise ValueError(describe_other_operation(change.op))
         if change.before is not None:
             return change.before
-        key = message.key()
-        if key is None:
+        row = self._read_key(message)
+        if row is None:
             raise ValueError(NO_BEFORE)
         # Without `before` (REPLICA IDENTITY DEFAULT) only the record's key says which row is
         # deleted.
-        payload = self._decode_key(key).payload
-        row = self._decode_loose(key) if payload is None else payload
         if all(value is None for value in msgspec.structs.astuple(row)):
             raise ValueError(NO_COLUMN_IN_KEY)
         return row
+
+    def _read_key(self, message: Message) -> Any:
+        """Return the row that the record's key says, or None if the record has no key.
+
+        Raises:
+            ValueError: The key cannot be decoded; see `DECODE_ERRORS`.
+        """
+        key = message.key()
+        if key is None:
+            return None
+        outer = self._decode_key(key)
+        row = self._decode_loose(key) if outer.payload is None else outer.payload
+        finer = self._has_instants and any_finer([key])
+        self._complete(row, outer.schema, key, None, finer=finer)
+        return row
+
+    def _require_key_of_table(self, message: Message) -> None:
+        """Raise ValueError unless the record's key has the columns of `primary_key=`.
+
+        Debezium writes a change of the table's own key as a delete and a create.
+        """
+        row = self._read_key(message)
+        lacking = [name for name, place in self._primary_key if getattr(row, place, None) is None]
+        if lacking:
+            raise ValueError(describe_unknown_key(lacking))
 
     def _convert(
         self, kept: list[int], records: list[Any], operations: list[str], faults: Faults
@@ -154,7 +225,7 @@ def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Stru
     """Return a type that has `fields` itself, or `payload` with these fields beside a schema."""
     optional: list[Any] = [(field, kind | None, None) for field, kind in fields]
     inner: Any = msgspec.defstruct(f"{name}Payload", optional)
-    around: list[Any] = [("payload", inner | None, None), ("schema", msgspec.Raw, msgspec.Raw())]
+    around: list[Any] = [("payload", inner | None, None), _SCHEMA]
     return msgspec.defstruct(name, [*optional, *around])
 
 
@@ -162,11 +233,11 @@ def _decoder_of(kind: Any) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", json_decoder(kind).decode)
 
 
-def _read_row_as_written(value: bytes, operation: str) -> Any:
-    """Return the row of a change as plain JSON; None where only the key has it."""
-    outer: Any = msgspec.json.decode(value)
-    change = outer if outer.get("payload") is None else outer["payload"]
-    return change.get("before" if operation == DELETE else "after")
+def _read_row_as_written(text: bytes, side: str | None) -> Any:
+    """Return a side of a change, or the row of a key if `side` is None, as plain JSON."""
+    outer: Any = msgspec.json.decode(text)
+    inner = outer if outer.get("payload") is None else outer["payload"]
+    return inner if side is None else inner.get(side)
 
 
 def _envelope_fault(error: Exception, value: bytes, columns: pa.Schema) -> str:

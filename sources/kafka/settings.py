@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import pyarrow as pa
 from typing_extensions import override
@@ -29,6 +29,9 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.core.spi.options import BOOLEAN, COUNT, DURATION, NAMES, choice, option
+
+if TYPE_CHECKING:
+    from onceflow.sources.kafka.debezium import DebeziumOptions
 
 TUNED_DEFAULTS: Mapping[str, OptionValue] = {
     **DEFAULTS,
@@ -278,6 +281,30 @@ class ReadOptions(TopicOptions):
             " `unavailable.value.placeholder` is set. A record with such a value is a bad record"
         ),
     )
+    primary_key: str | Sequence[str] = field(
+        default=(),
+        metadata=option(
+            "Formats of Debezium: the columns that identify a row of the target, if they are not"
+            " the table's own key. An update that changes one deletes the old row, too",
+            NAMES,
+        ),
+    )
+    decimal_handling_mode: str | None = field(
+        default=None,
+        metadata=option(
+            "`debezium-json` without a schema beside the payload: Debezium's"
+            " `decimal.handling.mode`, `string` or `double`. None: a text that may be bytes in"
+            " base64 is a bad record"
+        ),
+    )
+    binary_handling_mode: str | None = field(
+        default=None,
+        metadata=option(
+            "`debezium-json`: Debezium's `binary.handling.mode`, `bytes`, `base64`,"
+            " `base64-url-safe` or `hex`. None: base64; a text that may be hexadecimal digits is a"
+            " bad record"
+        ),
+    )
     native: bool | None = field(
         default=None,
         metadata=option(
@@ -394,7 +421,7 @@ class KafkaSettings(ReadOptions, TopicSettings):
         self.check_cluster()
         self._check_schema()
         self._check_key()
-        self._check_placeholder()
+        self._check_debezium()
         self._check_topics()
         if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
             raise ConfigError(f"batch_rows={self.batch_rows} is not 1 to {BATCH_ROWS_MAX}")
@@ -451,16 +478,37 @@ class KafkaSettings(ReadOptions, TopicSettings):
                 )
         self.check_key_format()
 
-    def _check_placeholder(self) -> None:
+    def _check_debezium(self) -> None:
         if self.format.is_debezium:
             from onceflow.sources.kafka.debezium import read_placeholder
+            from onceflow.sources.kafka.debezium_fields import check_modes
 
             read_placeholder(self.unavailable_value_placeholder)
-        elif self.unavailable_value_placeholder != UNAVAILABLE_VALUE:
-            raise ConfigError(
-                f"format={self.format.value!r} has no values that Debezium was not sent; omit"
-                " unavailable_value_placeholder="
-            )
+            check_modes(self.decimal_handling_mode, self.binary_handling_mode)
+            if self.columns.names:
+                self.debezium_options.check(self.columns)
+            return
+        given = {
+            "unavailable_value_placeholder": self.unavailable_value_placeholder
+            != UNAVAILABLE_VALUE,
+            "primary_key": bool(self.primary_key),
+            "decimal_handling_mode": self.decimal_handling_mode is not None,
+            "binary_handling_mode": self.binary_handling_mode is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ConfigError(
+                    f"format={self.format.value!r} has no changes of Debezium; omit {name}="
+                )
+
+    @property
+    def debezium_options(self) -> DebeziumOptions:
+        """How Debezium writes changes, and to what key they go."""
+        from onceflow.sources.kafka.debezium import DebeziumOptions
+
+        given = self.primary_key
+        key = (given,) if isinstance(given, str) else tuple(given)
+        return DebeziumOptions(key, self.decimal_handling_mode, self.binary_handling_mode)
 
     @property
     def key_field(self) -> pa.Field | None:

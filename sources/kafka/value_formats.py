@@ -169,13 +169,16 @@ def _decoder(settings: KafkaSettings) -> BatchDecoder:
 
             reader = None if schema is None else avro_record(schema.kept)
             unavailable = UnavailableValues(settings.unavailable_value_placeholder)
-            return DebeziumAvroDecoder(columns, settings.open_schemas(), unavailable, reader)
+            options = settings.debezium_options
+            options.check(columns)
+            key = options.primary_key
+            return DebeziumAvroDecoder(columns, settings.open_schemas(), unavailable, reader, key)
         case ValueFormat.DEBEZIUM_JSON:
             from onceflow.sources.kafka.debezium import UnavailableValues
             from onceflow.sources.kafka.debezium_json import DebeziumJsonDecoder
 
             unavailable = UnavailableValues(settings.unavailable_value_placeholder)
-            return DebeziumJsonDecoder(columns, unavailable)
+            return DebeziumJsonDecoder(columns, unavailable, settings.debezium_options)
         case ValueFormat.CSV:
             from onceflow.sources.kafka.csv_rows import CsvDecoder
 
