@@ -7,6 +7,7 @@ a deadline.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ _ASK_S = 5.0
 _DENIED = frozenset({401, 403})
 _NOT_FOUND = 404
 _CONFLICT = 409
+_CONTEXT = re.compile(r":\.[^:]*:")
 _MAY_PASS = frozenset({408, 429})
 _OWN_DEADLINE = "deadline_s= bounds every question"
 
@@ -208,13 +210,14 @@ class SchemaRegistry:
                 f" were given for it: {self._without_secrets(error)}"
             ) from None
 
-    def schema(self, schema_id: int, *, until: float) -> KeptSchema:
+    def schema(self, schema_id: int, subject: str, *, until: float) -> KeptSchema:
         """Return the schema of `schema_id`.
 
         An id that the registry does not know is asked for again: it may be behind its writers.
 
         Args:
             schema_id: From a value's header.
+            subject: The subject of the values: each context of a registry counts ids of its own.
             until: A time of `time.monotonic`.
 
         Raises:
@@ -222,9 +225,23 @@ class SchemaRegistry:
             RegistryDown: It did not answer before `until`.
         """
         what = f"schema id {schema_id}"
-        ask = partial(self._client.get_schema, schema_id)
+        if _context_of(subject):
+            what = f"{what} of subject {subject!r}"
+        ask = partial(self._ask_schema, schema_id, subject)
         schema = self._answer(ask, what, until, unknown_passes=True)
-        return self._to_kept_schema(schema_id, schema, until)
+        return self._to_kept_schema(schema_id, schema, _context_of(subject), until)
+
+    def _ask_schema(self, schema_id: int, subject: str) -> Any:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        try:
+            return self._client.get_schema(schema_id, subject)
+        except SchemaRegistryError as error:
+            if error.http_status_code != _NOT_FOUND or _context_of(subject):
+                raise
+        # A registry may look among this subject's schemas alone, and writers may name subjects by
+        # the record's type. Outside of contexts an id means one schema.
+        return self._client.get_schema(schema_id)
 
     def latest(self, subject: str, *, until: float) -> KeptSchema:
         """Return the latest version of `subject`.
@@ -235,7 +252,8 @@ class SchemaRegistry:
         """
         ask = partial(self._client.get_latest_version, subject)
         version = self._answer(ask, f"subject {subject!r}", until)
-        return self._to_kept_schema(int(version.schema_id or 0), version.schema, until)
+        schema_id = int(version.schema_id or 0)
+        return self._to_kept_schema(schema_id, version.schema, _context_of(subject), until)
 
     def register(self, subject: str, kind: SchemaKind, text: str, *, until: float) -> int:
         """Return the id of `text` under `subject`, registered now unless it has been before.
@@ -271,22 +289,28 @@ class SchemaRegistry:
         """Close the connections."""
         cast("Any", self._client).__exit__()  # its close() came with confluent-kafka 2.16
 
-    def _to_kept_schema(self, schema_id: int, schema: Any, until: float) -> KeptSchema:
+    def _to_kept_schema(
+        self, schema_id: int, schema: Any, context: str, until: float
+    ) -> KeptSchema:
         # Older registries leave the type out for Avro, which was the only one.
         kind = SchemaKind(schema.schema_type or "AVRO")
         references: dict[str, NamedSchema] = {}
-        self._follow(schema, references, until)
+        self._follow(schema, context, references, until)
         return KeptSchema(schema_id, kind, str(schema.schema_str), tuple(references.values()))
 
-    def _follow(self, schema: Any, references: dict[str, NamedSchema], until: float) -> None:
+    def _follow(
+        self, schema: Any, context: str, references: dict[str, NamedSchema], until: float
+    ) -> None:
         for one in schema.references or ():
             # Two branches of a tree of schemas often need the same one.
             if one.name in references:
                 continue
-            what = f"subject {one.subject!r} version {one.version}"
-            ask = partial(self._client.get_version, one.subject, one.version)
+            # A reference without a context is of the context of what refers to it.
+            subject = one.subject if _context_of(one.subject) else f"{context}{one.subject}"
+            what = f"subject {subject!r} version {one.version}"
+            ask = partial(self._client.get_version, subject, one.version)
             inner = self._answer(ask, what, until).schema
-            self._follow(inner, references, until)
+            self._follow(inner, _context_of(subject), references, until)
             # After what it needs itself: a compiler reads them in this order.
             references[one.name] = NamedSchema(one.name, str(inner.schema_str))
 
@@ -332,6 +356,12 @@ class SchemaRegistry:
 
     def _without_secrets(self, error: Exception) -> str:
         return RULES.without_secrets(str(error), self._settings.options)
+
+
+def _context_of(subject: str) -> str:
+    """Return the prefix of `subject` that names a context, as `:.name:`; empty if it has none."""
+    match = _CONTEXT.match(subject)
+    return match[0] if match else ""
 
 
 def deadline(timeout_s: float) -> float:

@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import Message
 
 from onceflow.connectors.kafka.decoding import describe_position
+from onceflow.connectors.kafka.fitting import Faults
 from onceflow.connectors.kafka.registry import (
     KeptSchema,
     RegistryDown,
@@ -23,7 +25,12 @@ from onceflow.connectors.kafka.registry import (
     RegistrySettings,
     SchemaRegistry,
 )
-from onceflow.connectors.kafka.wire import HEADER_BYTES, schema_id_of
+from onceflow.connectors.kafka.wire import (
+    HEADER_BYTES,
+    KEY_SCHEMA_ID,
+    describe_id_in_headers,
+    schema_id_of,
+)
 from onceflow.core.errors import ConfigError, SourceUnavailable
 
 
@@ -38,14 +45,23 @@ class NoSchema:
 class _Asked:
     position: str
     """The position of the first record with this id."""
+    subject: str
     answer: KeptSchema | NoSchema | SourceUnavailable | ConfigError | None = None
 
 
 class SchemaCache:
     """The schemas that one reader has met; used by its thread."""
 
-    def __init__(self, settings: RegistrySettings, deadline_s: float) -> None:
+    def __init__(
+        self, settings: RegistrySettings, deadline_s: float, header: str, subject: str | None
+    ) -> None:
         """Ask nothing yet; later, one id for `deadline_s` at most.
+
+        Args:
+            settings: The registry.
+            deadline_s: How long one id is asked for.
+            header: The record header that may hold the id instead.
+            subject: The subject of what is read. None: that of the first record's topic.
 
         Raises:
             ConfigError: The registry's client refuses an option, or is not installed.
@@ -53,6 +69,8 @@ class SchemaCache:
         SchemaRegistry(settings).close()
         self._settings = settings
         self._deadline_s = deadline_s
+        self.header = header
+        self._subject = subject
         self._asked: dict[int, _Asked] = {}
         self._expected: set[bytes] = set()
         """Headers of values whose schemas have been asked for."""
@@ -60,18 +78,28 @@ class SchemaCache:
 
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Have the schemas of `values` fetched that nobody has asked for; `messages` hold them."""
-        headers = [b"" if value is None else value[:HEADER_BYTES] for value in values]
+        headers = [
+            b"" if value is None or self.has_id_in_headers(message) else value[:HEADER_BYTES]
+            for value, message in zip(values, messages, strict=True)
+        ]
         for header in sorted(set(headers) - self._expected):
             schema_id = schema_id_of(header)
             if schema_id is not None:
-                self.ask(schema_id, describe_position(messages[headers.index(header)]))
+                self._ask(schema_id, messages[headers.index(header)])
                 self._expected.add(header)
 
-    def ask(self, schema_id: int, position: str) -> None:
-        """Have the schema fetched, unless it is here; `position` says which record needs it."""
+    def has_id_in_headers(self, message: Message) -> bool:
+        """Return whether the schema's id is in a header of the record, and not in its value."""
+        headers = cast("Sequence[tuple[str, bytes | None]] | None", message.headers())
+        return headers is not None and any(name == self.header for name, _ in headers)
+
+    def _ask(self, schema_id: int, message: Message) -> None:
+        """Have the schema fetched, unless it is here; `message` is the first record with its id."""
         if schema_id in self._asked:
             return
-        asked = self._asked[schema_id] = _Asked(position)
+        ending = "-key" if self.header == KEY_SCHEMA_ID else "-value"
+        subject = self._subject or f"{message.topic()}{ending}"
+        asked = self._asked[schema_id] = _Asked(describe_position(message), subject)
         # On a thread of its own: the reader's must not wait, and asks `ready` now and then.
         thread = threading.Thread(
             target=self._fetch, args=(schema_id, asked), name="onceflow-schema", daemon=True
@@ -112,7 +140,7 @@ class SchemaCache:
             try:
                 # A connection of its own: new ids are rare, and secrets may be rotated.
                 with contextlib.closing(SchemaRegistry(self._settings)) as registry:
-                    asked.answer = registry.schema(schema_id, until=until)
+                    asked.answer = registry.schema(schema_id, asked.subject, until=until)
             except RegistryDown as error:
                 asked.answer = SourceUnavailable(
                     f"{where}, and the registry did not answer for {self._deadline_s:g} s: {error}."
@@ -140,6 +168,18 @@ class RegistryDecoder:
     def expect(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> None:
         """Have the schemas of `values` fetched."""
         self.schemas.expect(values, messages)
+
+    def leave_out_ids_in_headers(
+        self, values: Sequence[bytes | None], messages: Sequence[Message], faults: Faults
+    ) -> Sequence[bytes | None]:
+        """Return `values` with null for those whose schema id is in a header; tells `faults`."""
+        has_id = list(map(self.schemas.has_id_in_headers, messages))
+        if not any(has_id):
+            return values
+        why = describe_id_in_headers(self.schemas.header)
+        faults.update({at: why for at, is_there in enumerate(has_id) if is_there})
+        pairs = zip(values, has_id, strict=True)
+        return [None if is_there else value for value, is_there in pairs]
 
     def ready(self) -> bool:
         """Return whether they are; as `SchemaCache.ready` raises."""

@@ -16,6 +16,18 @@ UNFRAMED = (
     "it does not begin with a zero byte and a schema id, so that no serializer of a schema registry"
     " has written it"
 )
+VALUE_SCHEMA_ID = "__value_schema_id"
+KEY_SCHEMA_ID = "__key_schema_id"
+"""The record headers in which newer serializers write a schema's id, if they are told to."""
+
+
+def describe_id_in_headers(header: str) -> str:
+    """Return why a record whose schema id is in the record header `header` is bad."""
+    return (
+        f"its schema id is in the record's header {header}, and not before the value: set its"
+        " producer to the serializer of schema ids that writes them there (prefix), which is the"
+        " default"
+    )
 
 
 def schema_id_of(header: bytes) -> int | None:

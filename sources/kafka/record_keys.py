@@ -140,11 +140,11 @@ def key_decoder(settings: KafkaSettings) -> BatchDecoder:
             columns = pa.schema([field])
             read = partial(as_member, name=KEY_COLUMN)
             reader = None if schema is None else read(schema.kept)
-            return AvroDecoder(columns, reader, settings.open_schemas(), read)
+            return AvroDecoder(columns, reader, settings.open_key_schemas(), read)
         case KeyFormat.PROTOBUF if schema is not None:
             from onceflow.connectors.kafka.protobuf.decoder import MessageDecoder
 
-            return MessageDecoder(schema, settings.open_schemas())
+            return MessageDecoder(schema, settings.open_key_schemas())
         case _:
             raise InvariantViolation(f"keys are decoded by {settings.key_format} without a schema")
 

@@ -24,6 +24,7 @@ from onceflow.connectors.kafka.librdkafka_options import DEFAULTS, LIBRDKAFKA
 from onceflow.connectors.kafka.registry import CompiledSchema
 from onceflow.connectors.kafka.schema_cache import SchemaCache
 from onceflow.connectors.kafka.settings import TopicDescription, TopicOptions, TopicSettings
+from onceflow.connectors.kafka.wire import KEY_SCHEMA_ID, VALUE_SCHEMA_ID
 from onceflow.core.arrow.schema_text import SchemaLike
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi import OnBadRow
@@ -532,13 +533,18 @@ class KafkaSettings(ReadOptions, TopicSettings):
         return self.format.discovers and not self.columns.names
 
     def open_schemas(self) -> SchemaCache:
-        """Return the registry's schemas, none of them fetched yet.
+        """Return the registry's schemas of values, none of them fetched yet.
 
         Raises:
             ConfigError: The registry's client is not installed, or refuses an option.
         """
         registry = self.require_registry(f"format={self.format.value!r}")
-        return SchemaCache(registry, self.deadline_s)
+        return SchemaCache(registry, self.deadline_s, VALUE_SCHEMA_ID, self.subject)
+
+    def open_key_schemas(self) -> SchemaCache:
+        """Return the registry's schemas of keys. Raises as `open_schemas`."""
+        registry = self.require_registry(f"key_format={self.key_format}")
+        return SchemaCache(registry, self.deadline_s, KEY_SCHEMA_ID, self.key_subject)
 
     @property
     @override

@@ -213,10 +213,13 @@ def test_the_double_answers_as_the_real_registry_does(
         until = deadline(_WAIT_S)
         first = registry.register(subject, kind, text, until=until)
         again = registry.register(subject, kind, text, until=until)
-        latest, kept = registry.latest(subject, until=until), registry.schema(first, until=until)
+        latest, kept = (
+            registry.latest(subject, until=until),
+            registry.schema(first, subject, until=until),
+        )
         found = registry.look_up(subject, kind, text, until=until)
         refused: list[object] = [
-            _refusal(lambda: registry.schema(99_999, until=deadline(0.0))),
+            _refusal(lambda: registry.schema(99_999, subject, until=deadline(0.0))),
             _refusal(lambda: registry.latest("nobody's", until=until)),
         ]
         registry.close()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 _Answer = tuple[int, object]
 
@@ -29,7 +30,8 @@ class SchemaRegistryDouble:
             user: `name:password` that every request must have.
         """
         self._lock = threading.Lock()
-        self._schemas: dict[int, dict[str, Any]] = {}
+        self._schemas: dict[tuple[str, int], dict[str, Any]] = {}
+        """By context, which is empty for the default one, and id: each context counts anew."""
         self._subjects: dict[str, list[int]] = {}
         self._user = None if user is None else base64.b64encode(user.encode()).decode()
         self.asked: list[str] = []
@@ -86,7 +88,7 @@ class SchemaRegistryDouble:
     def forget(self, schema_id: int) -> None:
         """Know `schema_id` no more."""
         with self._lock:
-            del self._schemas[schema_id]
+            del self._schemas["", schema_id]
 
     def forget_subject(self, subject: str) -> None:
         """Have no version of `subject` any more."""
@@ -94,9 +96,11 @@ class SchemaRegistryDouble:
             del self._subjects[subject]
 
     def _keep(self, subject: str, schema: dict[str, Any]) -> int:
-        same = [one for one, kept in self._schemas.items() if kept == schema]
-        schema_id = same[0] if same else 1 + max(self._schemas, default=0)
-        self._schemas[schema_id] = schema
+        context = _context_of(subject)
+        ids = {one: kept for (of, one), kept in self._schemas.items() if of == context}
+        same = [one for one, kept in ids.items() if kept == schema]
+        schema_id = same[0] if same else 1 + max(ids, default=0)
+        self._schemas[context, schema_id] = schema
         versions = self._subjects.setdefault(subject, [])
         if schema_id not in versions:
             versions.append(schema_id)
@@ -105,9 +109,11 @@ class SchemaRegistryDouble:
     def answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
         """Return status and answer of one request."""
         body = body or {}
-        match method, path.strip("/").split("/"):
+        path, _, query = path.partition("?")
+        match method, [unquote(part) for part in path.strip("/").split("/")]:
             case "GET", ["schemas", "ids", number]:
-                kept = self._schemas.get(int(number))
+                subject = parse_qs(query).get("subject", [""])[0]
+                kept = self._schemas.get((_context_of(subject), int(number)))
                 return (200, kept) if kept else _missing(40403, "Schema not found")
             case "GET", ["subjects", subject, "versions", version]:
                 return self._version(subject, version)
@@ -121,7 +127,7 @@ class SchemaRegistryDouble:
             case "POST", ["subjects", subject]:
                 wanted = _described(body)
                 for at, one in enumerate(self._subjects.get(subject, ()), 1):
-                    if self._schemas[one] == wanted:
+                    if self._schemas[_context_of(subject), one] == wanted:
                         return 200, {"subject": subject, "version": at, "id": one, **wanted}
                 return _missing(40403, "Schema not found")
             case _:
@@ -133,7 +139,8 @@ class SchemaRegistryDouble:
         if not 1 <= at <= len(versions):
             return _missing(40401, f"Subject '{subject}' not found.")
         schema_id = versions[at - 1]
-        return 200, {"subject": subject, "version": at, "id": schema_id, **self._schemas[schema_id]}
+        kept = self._schemas[_context_of(subject), schema_id]
+        return 200, {"subject": subject, "version": at, "id": schema_id, **kept}
 
     def _served(self, method: str, path: str, user: str | None, body: dict[str, Any]) -> _Answer:
         with self._lock:
@@ -142,7 +149,7 @@ class SchemaRegistryDouble:
                 return 401, {"error_code": 401, "message": "Unauthorized"}
             if self.failing is not None:
                 return self.failing
-            return self.answer(method, path.split("?")[0], body)
+            return self.answer(method, path, body)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         served: Callable[[str, str, str | None, dict[str, Any]], _Answer] = self._served
@@ -166,6 +173,11 @@ class SchemaRegistryDouble:
                 """Print nothing."""
 
         return Handler
+
+
+def _context_of(subject: str) -> str:
+    """Return the context that `subject` names, as `:.name:subject`."""
+    return subject[1:].partition(":")[0] if subject.startswith(":.") else ""
 
 
 def _described(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def rows_by_header(values: Sequence[bytes | None], faults: Faults) -> dict[int, 
         )
         if schema_id is None:
             why = TOMBSTONE if header is None else UNFRAMED
-            faults.update(dict.fromkeys(rows.tolist(), why))
+            for row in rows.tolist():
+                faults.setdefault(row, why)
         else:
             rows_by_id[schema_id] = rows
     return rows_by_id
@@ -76,8 +77,8 @@ class AvroDecoder(RegistryDecoder):
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
-        del messages
         faults: Faults = {}
+        values = self.leave_out_ids_in_headers(values, messages, faults)
         by_id = rows_by_header(values, faults)
         cursors = Cursors([value or b"" for value in values], skip_bytes=HEADER_BYTES)
         cursors.faults = faults

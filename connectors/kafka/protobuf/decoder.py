@@ -89,8 +89,8 @@ class ProtobufDecoder(RegistryDecoder):
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Return what `values` are."""
-        del messages
         faults: Faults = {}
+        values = self.leave_out_ids_in_headers(values, messages, faults)
         kept, rows = self._rows(values, faults)
         fields = zip(*rows, strict=True) if rows else iter([()] * len(self._written))
         members = {
@@ -124,7 +124,7 @@ class ProtobufDecoder(RegistryDecoder):
                 parse(self._body(value))
                 rows.append(row(message))
             except self._errors as error:
-                faults[at] = str(error)
+                faults.setdefault(at, str(error))
             else:
                 kept.append(at)
         return kept, rows
