@@ -44,9 +44,9 @@ def decimals_from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """
     bring_to_scale = _bring_to_scale(kind)
     scaled = [value if value is None else bring_to_scale(value) for value in values]
-    if kind.scale >= 0:
+    if 0 <= kind.scale <= kind.precision:
         return pa.array(scaled, kind)
-    # Arrow reads no text of a negative scale: the unscaled integers are read, and called decimals.
+    # Arrow misreads other scales: the unscaled integers are read, and called decimals.
     context = _context(_WIDEST_DIGITS)
     whole = [value if value is None else context.scaleb(value, kind.scale) for value in scaled]
     return _relabel(pa.array(whole, _same_width(kind, kind.precision, 0)), kind)

@@ -96,14 +96,14 @@ class DebeziumAvroDecoder(AvroDecoder):
         if not self._primary_key:
             return envelopes
         before, after, operation = envelopes.columns
-        olds, news = (
+        old_columns, new_columns = (
             [_member(side, at).to_pylist() for _, at in self._primary_key]
             for side in (before, after)
         )
         operations: list[Any] = operation.to_pylist()
         rows: list[int] = []
         for row, word in enumerate(operations):
-            old, new = ([column[row] for column in side] for side in (olds, news))
+            old, new = ([column[row] for column in side] for side in (old_columns, new_columns))
             if word == UPDATE and None in old:
                 names = [name for name, _ in self._primary_key]
                 lacking = [name for name, value in zip(names, old, strict=True) if value is None]

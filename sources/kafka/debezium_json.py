@@ -116,13 +116,14 @@ class DebeziumJsonDecoder(PlainDecoder):
         if change.op != UPDATE or not self._primary_key:
             return [(change.op, row)]
         if change.before is None or any(
-            getattr(change.before, place) is None for _, place in self._primary_key
+            getattr(change.before, attribute) is None for _, attribute in self._primary_key
         ):
             self._require_key_of_table(message)
             return [(change.op, row)]
         self._complete(change.before, outer.schema, value, "before", finer=finer)
         if all(
-            getattr(change.before, place) == getattr(row, place) for _, place in self._primary_key
+            getattr(change.before, attribute) == getattr(row, attribute)
+            for _, attribute in self._primary_key
         ):
             return [(change.op, row)]
         return [(DELETE, change.before), (change.op, row)]
@@ -184,7 +185,9 @@ class DebeziumJsonDecoder(PlainDecoder):
         Debezium writes a change of the table's own key as a delete and a create.
         """
         row = self._read_key(message)
-        lacking = [name for name, place in self._primary_key if getattr(row, place, None) is None]
+        lacking = [
+            name for name, attribute in self._primary_key if getattr(row, attribute, None) is None
+        ]
         if lacking:
             raise ValueError(describe_unknown_key(lacking))
 

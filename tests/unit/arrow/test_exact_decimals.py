@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from decimal import Context, Decimal
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -62,11 +63,11 @@ def test_every_way_to_a_decimal_gives_the_same_number_or_an_error(seed: int) -> 
             continue
         column = column_of(value, have)
         ways: list[Callable[[], pa.Array]] = [
-            lambda column=column, want=want: cast_decimals(column, want),
-            lambda column=column, want=want: cast_exactly(column, want),
-            lambda value=value, want=want: decimals_from_python([value], want),
-            lambda value=value, want=want: cast_decimals(pa.array([f"{value:f}"]), want),
-            lambda value=value, want=want: cast_decimals(pa.array([str(value)]), want),
+            partial(cast_decimals, column, want),
+            partial(cast_exactly, column, want),
+            partial(decimals_from_python, [value], want),
+            partial(cast_decimals, pa.array([f"{value:f}"]), want),
+            partial(cast_decimals, pa.array([str(value)]), want),
         ]
         is_held = unscaled(value, want) is not None
         held += is_held
@@ -102,6 +103,11 @@ def test_a_decimal_inside_of_a_value_is_not_altered_by_a_cast(
         cast_batch(rows, target)
     with pytest.raises(pa.ArrowInvalid):
         cast_table(pa.Table.from_batches([rows]), target)
+
+
+def test_a_scale_beyond_the_precision_holds_zero_and_small_numbers() -> None:
+    values = [Decimal(0), Decimal("0.00999"), Decimal("-0.00001"), None]
+    assert decimals_from_python(values, pa.decimal128(3, 5)).to_pylist() == values
 
 
 def test_a_decimal_in_a_dictionary_is_not_altered_by_a_cast() -> None:

@@ -6,9 +6,9 @@ import base64
 import datetime as dt
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import fastavro
 import pyarrow as pa
@@ -55,7 +55,9 @@ def map_of(kind: dict[str, Any]) -> dict[str, Any]:
     return {"type": "map", "keys": TEXT, "values": kind}
 
 
-SHAPES: list[tuple[Any, Any, Any, Any]] = [
+Wrap: TypeAlias = Callable[[Any], Any]
+
+SHAPES: list[tuple[Wrap, Wrap, Wrap, Wrap]] = [
     (lambda kind: kind, lambda kind: kind, lambda value: value, lambda value: value),
     (lambda kind: pa.struct([("a", kind)]), struct_of, lambda v: {"a": v}, lambda v: {"a": v}),
     (pa.list_, list_of, lambda v: [v, None], lambda v: [v, None]),
