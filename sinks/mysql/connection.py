@@ -6,7 +6,7 @@ answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask
 
 The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
 PyMySQL are used, and pyproject.toml bounds the version for them: Connection._create_ssl_ctx,
-_execute_command, _read_packet, _read_timeout, _write_timeout; Cursor._result.
+_execute_command, _read_packet, _read_timeout, _sock, _write_timeout; Cursor._result.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from onceflow.sinks.sql.session import (
     StatementRefused,
     TableMissing,
 )
+from onceflow.sinks.sql.silence import UNACKNOWLEDGED_S, limit_silence, probe_while_idle
 
 if TYPE_CHECKING:
     _Connection = Connection[Cursor]
@@ -191,6 +192,8 @@ class WireConnection:
     def __init__(self, arguments: dict[str, Any], *, timeout_s: float, reply_timeout_s: float):
         """Connect and log in within `timeout_s` a step; later replies take `reply_timeout_s`."""
         self._awaits_reply = False
+        self._transfers = False
+        """Whether the statement whose reply is awaited came with a file of rows."""
         self._reply_timeout_s = timeout_s
         with _translate_errors(timeout_s):
             self._connection = PyMySQLConnection(
@@ -203,6 +206,12 @@ class WireConnection:
                 write_timeout=timeout_s,
             )
         self.wait_at_most(reply_timeout_s)
+        probe_while_idle(self._descriptor)
+        limit_silence(self._descriptor, UNACKNOWLEDGED_S)
+
+    @property
+    def _descriptor(self) -> int:
+        return int(cast("Any", self._connection)._sock.fileno())
 
     @property
     def reply_timeout_s(self) -> float:
@@ -275,10 +284,13 @@ class WireConnection:
                 packet = private._read_packet()
                 if not packet.is_load_local_packet():
                     raise InternalError(_OUT_OF_SYNC, "the server did not ask for the rows")
+                # A LOAD DATA that waits for a lock reads no rows meanwhile.
+                limit_silence(self._descriptor, max(UNACKNOWLEDGED_S, self._reply_timeout_s))
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
                         private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
                 private.write_packet(b"")
+        self._transfers = file is not None
         self._awaits_reply = True
 
     def receive(self) -> Reply:
@@ -286,6 +298,9 @@ class WireConnection:
         self._awaits_reply = False
         with self._bound():
             packet = cast("Any", self._connection)._read_packet()
+        if self._transfers:
+            self._transfers = False
+            limit_silence(self._descriptor, UNACKNOWLEDGED_S)
         if not packet.is_ok_packet():
             self.close()
             raise to_sql_error(_OUT_OF_SYNC, "the server answered neither success nor error")

@@ -42,6 +42,13 @@ from onceflow.sinks.sql.session import (
     StatementRefused,
     TableMissing,
 )
+from onceflow.sinks.sql.silence import (
+    KEEPALIVE_COUNT,
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_INTERVAL_S,
+    UNACKNOWLEDGED_S,
+    limit_silence,
+)
 
 _T = TypeVar("_T")
 
@@ -75,8 +82,9 @@ _CLASSES = re.compile(
 
 Source: PostgreSQL 18, Appendix A, "PostgreSQL Error Codes"."""
 # Limits of the role's own would end a COPY that lasts as long as a checkpoint interval; the wait
-# for each reply has its deadline in the client. Keepalives: should this machine vanish without a
-# word, the server rolls back within a minute, and a new attempt finds no lock of ours in its way.
+# for each reply has its deadline in the client. Keepalives and the user timeout: should this
+# machine vanish without a word, the server rolls back within a minute, also where a reply of its is
+# on its way, and a new attempt finds no lock of ours in its way.
 # A commit after which nobody has the rows any more must not be in the server's memory alone.
 # READ WRITE would write through a default_transaction_read_only that is to stop all writers.
 _BEGIN = """
@@ -87,6 +95,7 @@ _BEGIN = """
     SET LOCAL tcp_keepalives_idle = 20;
     SET LOCAL tcp_keepalives_interval = 10;
     SET LOCAL tcp_keepalives_count = 3;
+    SET LOCAL tcp_user_timeout = 50000;
     SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings
     WHERE name = 'transaction_timeout' AND setting <> '0';
     SELECT pg_catalog.set_config('synchronous_commit', 'on', true)
@@ -98,9 +107,10 @@ _CLOSE_TIMEOUT_S = 2.0
 # Found out within half a minute when the server's machine is gone without a word.
 _DEFAULTS: dict[str, str] = {
     "client_encoding": "utf8",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "4",
+    "keepalives_idle": str(KEEPALIVE_IDLE_S),
+    "keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+    "keepalives_count": str(KEEPALIVE_COUNT),
+    "tcp_user_timeout": str(UNACKNOWLEDGED_S * 1000),
 }
 _APPLICATION_NAME_LENGTH_MAX = 63
 _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")
@@ -121,6 +131,22 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
     """A connection that is given up when the server is silent for too long."""
 
     reply_timeout_s: float = 120.0
+    unacknowledged_s: float | None = None
+    """Our own limit for unacknowledged packets. None if the user has set one."""
+
+    @contextmanager
+    def transfer(self) -> Generator[None]:
+        """Allow the server to read nothing for `reply_timeout_s`, as long as the block runs."""
+        usual_s = self.unacknowledged_s
+        if usual_s is None:
+            yield
+            return
+        limit_silence(self.fileno(), max(usual_s, self.reply_timeout_s))
+        try:
+            yield
+        finally:
+            if not self.closed:
+                limit_silence(self.fileno(), usual_s)
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Return what `gen` returns, or close the connection.
@@ -285,6 +311,8 @@ class CopyIn:
         self._connection = connection
         self._open = ExitStack()
         with _translate_errors(connection):
+            # A COPY that waits for a lock reads no rows meanwhile.
+            self._open.enter_context(connection.transfer())
             copying = connection.cursor().copy(statement.encode())
             self._copy = self._open.enter_context(copying)
 
@@ -388,15 +416,13 @@ class PostgresEndpoint:
         except psycopg.Error as error:
             raise self._to_refusal(error) from None
         connection.reply_timeout_s = self.reply_timeout_s
+        if "tcp_user_timeout" not in dict(self.parameters):
+            connection.unacknowledged_s = UNACKNOWLEDGED_S
         return PostgresSession(connection, self.lock_timeout_s)
 
     def conninfo(self, name: str) -> str:
         """Return what another client of libpq connects with, secrets included: never to be kept."""
-        # There is no deadline for replies there; what was sent and not taken in has one.
-        silence_ms = str(round(self.reply_timeout_s * 1000))
-        return make_conninfo(
-            **{"tcp_user_timeout": silence_ms, **self._connection_parameters(name)}
-        )
+        return make_conninfo(**self._connection_parameters(name))
 
     def _connection_parameters(self, name: str) -> dict[str, str]:
         parameters = {**_DEFAULTS, **self._follow_references()}
