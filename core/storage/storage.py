@@ -284,13 +284,13 @@ class JobStorage:
         return sweep(self._fs, self._paths, view, attempt, spared=spared)
 
     def check_creates(self) -> None:
-        """Raise ConfigError unless a second creation of a path is told from the first.
+        """Raise ConfigError unless a second creation fails, and a listing shows what was created.
 
         A store may ignore the condition under which an object is to be created, and two drivers of
         one job would then both own it.
 
         Raises:
-            ConfigError: It is not told: this storage cannot hold a decision log.
+            ConfigError: This storage cannot hold a decision log.
             StorageError: Storage cannot be written or read here.
         """
         path = self._paths.probe(AttemptId(0), secrets.token_hex(16))
@@ -300,6 +300,7 @@ class JobStorage:
             # ones.
             outcomes = [self._fs.create_if_absent(path, data) for data in (first, first, second)]
             standing = self._fs.read(path)
+            is_listed = path.rpartition("/")[2] in self._fs.list(self._paths.probes)
         finally:
             self._fs.delete_quietly(path)
             with contextlib.suppress(StorageError):
@@ -312,6 +313,12 @@ class JobStorage:
                 f"{self._fs.location('')} does not create if absent: what stood there was created"
                 " a second time, so that two drivers could both own the job. It needs conditional"
                 " writes (S3: If-None-Match, which Amazon S3, MinIO, Ceph from Squid, R2 have);"
+                " update the store, or use another"
+            )
+        if not is_listed:
+            raise ConfigError(
+                f"{self._fs.location('')} does not list a file that was just written, so that a"
+                " driver could miss the last decision. Checkpoint storage needs list-after-write:"
                 " update the store, or use another"
             )
 

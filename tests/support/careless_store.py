@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from urllib.parse import parse_qs, quote, urlsplit
@@ -18,6 +19,9 @@ class CarelessStore:
     `heeds_conditions`: whether `If-None-Match: *` keeps an object from being replaced.
     `throttled`: so many requests from now on are answered with 503 SlowDown.
     `refuses_with`: every request is answered with 400 and this word.
+    `token`: requests with another session token are answered with 400 ExpiredToken, as Amazon does.
+    `lists_only`: listings hold these objects alone, as those of a store do that lists late.
+    `requests`: how many requests of each kind there were: GET, HEAD, LIST, PUT, POST, DELETE.
     """
 
     def __init__(self, *, heeds_conditions: bool = True) -> None:
@@ -25,6 +29,9 @@ class CarelessStore:
         self.throttled = 0
         self.refuses_with = ""
         self.refused = 0
+        self.token = ""
+        self.lists_only: frozenset[str] | None = None
+        self.requests: Counter[str] = Counter()
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         store = self
@@ -62,8 +69,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _refused(self) -> bool:
         store = self.careless
         with store.lock:
+            is_list = "list-type" in urlsplit(self.path).query
+            store.requests["LIST" if is_list else self.command] += 1
             if store.refuses_with:
                 code, status = store.refuses_with, 400
+            elif store.token and self.headers.get("x-amz-security-token") != store.token:
+                code, status = "ExpiredToken", 400
             elif store.throttled > 0:
                 store.throttled -= 1
                 code, status = "SlowDown", 503
@@ -80,7 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", '"etag"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -120,18 +135,36 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         url = urlsplit(self.path)
-        for key in re.findall("<Key>([^<]*)</Key>", asked):
+        keys = re.findall("<Key>([^<]*)</Key>", asked)
+        for key in keys:
             self.careless.objects.pop(f"{url.path.rstrip('/')}/{quote(key)}", None)
-        self._answer(200, "<DeleteResult></DeleteResult>")
+        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>")
 
     def _listing(self, bucket: str, query: dict[str, list[str]]) -> str:
         prefix = query.get("prefix", [""])[0]
         start = f"{bucket.rstrip('/')}/"
-        keys = sorted(path[len(start) :] for path in self.careless.objects)
+        delimiter = query.get("delimiter", [""])[0]
+        with self.careless.lock:
+            paths = sorted(self.careless.objects)
+            shown = self.careless.lists_only
+        keys: list[str] = []
+        directories: set[str] = set()
+        for key in (path[len(start) :] for path in paths if shown is None or path in shown):
+            below, slash, _ = key.removeprefix(prefix).partition("/")
+            if not key.startswith(prefix):
+                continue
+            if delimiter and slash:
+                directories.add(f"{prefix}{below}/")
+            else:
+                keys.append(key)
         found = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>1</Size><ETag>x</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for key in keys
-            if key.startswith(prefix)
+        )
+        found += "".join(
+            f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>"
+            for one in sorted(directories)
         )
         return f"<ListBucketResult>{found}<IsTruncated>false</IsTruncated></ListBucketResult>"

@@ -293,7 +293,12 @@ class AppendFenced:
     reason: str
 
 
-AppendVerdict: TypeAlias = AppendStands | AppendFenced
+@dataclass(frozen=True, slots=True)
+class AppendUnlisted:
+    """The record stands and the listing lacks it, so it cannot show a newer attempt either."""
+
+
+AppendVerdict: TypeAlias = AppendStands | AppendFenced | AppendUnlisted
 
 
 def check_append(
@@ -313,7 +318,9 @@ def check_append(
             f"attempt {record.attempt} lost sequence number {record.sequence} of the decision log: "
             + ("it was pruned" if standing_digest is None else f"{standing_digest} stands there")
         )
-    if highest_sequence != record.sequence:
+    if highest_sequence < record.sequence:
+        return AppendUnlisted()
+    if highest_sequence > record.sequence:
         return AppendFenced(
             f"attempt {record.attempt} wrote record {record.sequence} of the decision log, which "
             f"has gone on to {highest_sequence}: a newer attempt owns the job"

@@ -77,6 +77,9 @@ _REFUSALS = {
 """What stays as it is until somebody acts on it, by the store's own word for it."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 """The words among them that are no answer to where an object is."""
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+"""The words for credentials that were good once. Amazon's status for them is 400, not 403."""
+_BAD_REQUEST = "400 Bad Request"
 _NO_CREDENTIALS = re.compile(r"token request|169\.254\.\d+\.\d+|metadata\.google")
 """Where a client looks at last: services of the machine in a cloud."""
 
@@ -154,9 +157,10 @@ class BucketFiles(CreatesAtomically, Copies):
                 chunk_size=self._settings.part_bytes,
                 max_concurrency=self._settings.parts_at_once,
             )
-        except _credentials_refused():
+        except _client_error() as error:
             # What was read cannot be read again here: the caller's next try finds the new ones.
-            self._forget_client()
+            if self._refuses_credentials(error):
+                self._forget_client()
             raise
 
     @override
@@ -278,6 +282,10 @@ class BucketFiles(CreatesAtomically, Copies):
             with self.explain_failure("delete", path):
                 self._ask(partial(_delete_all, paths[start : start + _DELETE_MAX]))
 
+    @override
+    def delete_directory_if_empty(self, path: str) -> None:
+        """Do nothing: a bucket has no directories, and looking for objects costs a request."""
+
     # --- files that are filled piece by piece --------------------------------------------------
 
     @override
@@ -336,12 +344,20 @@ class BucketFiles(CreatesAtomically, Copies):
         """Return what `ask` returns. If credentials were refused, read them again and ask again."""
         try:
             return ask(self.store)
-        except _credentials_refused():
-            if not self._settings.by_reference:
+        except _client_error() as error:
+            if not (self._settings.by_reference and self._refuses_credentials(error)):
                 raise
             # A file that a reference names may hold new ones by now.
             self._forget_client()
             return ask(self.store)
+
+    def _refuses_credentials(self, error: Exception) -> bool:
+        """Return whether the store did not take the credentials, or may not have taken them."""
+        if isinstance(error, _credentials_refused()):
+            return True
+        text, code = self._settings.describe_error(error)
+        # Amazon answers 400 to an expired token. The answer to HEAD has no body, and so no word.
+        return code in _EXPIRED or (not code and _BAD_REQUEST in text)
 
     def _forget_client(self) -> None:
         with self._lock:

@@ -156,9 +156,9 @@ class FileSystem(ABC):
         """Create directory `path` and all above it that are missing, durably. Idempotent."""
         del path
 
-    def delete_directory_if_empty(self, path: str) -> bool:
-        """Return whether directory `path` is gone; it stays when there is anything in it."""
-        return not self.list(path)
+    def delete_directory_if_empty(self, path: str) -> None:
+        """Delete directory `path` unless there is anything in it. Idempotent."""
+        del path
 
     def for_each(self, call: Callable[[str], object], paths: Iterable[str]) -> None:
         """Call `call` with each of `paths`: at once where waiting costs. Raises what it raises."""

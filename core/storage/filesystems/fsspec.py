@@ -335,12 +335,11 @@ class RemoteDirectory(FsspecFiles, Renames):
             self._fs.makedirs(self._full(path), exist_ok=True)
 
     @override
-    def delete_directory_if_empty(self, path: str) -> bool:
+    def delete_directory_if_empty(self, path: str) -> None:
         if self._names(path):
-            return False
+            return
         with self.explain_failure("delete directory", path), suppress(*_MISSING):
             self._fs.rmdir(self._full(path))
-        return True
 
     @override
     def rename(self, source: str, target: str) -> bool:

@@ -308,15 +308,13 @@ class HdfsFiles(CreatesAtomically, Renames):
         self.make_directory(path.rpartition("/")[0])
 
     @override
-    def delete_directory_if_empty(self, path: str) -> bool:
+    def delete_directory_if_empty(self, path: str) -> None:
         with self.explain_failure("delete directory", path):
             try:
                 self._hdfs.ask("DELETE", "DELETE", self._full(path), recursive="false")
             except RemoteError as error:
-                if error.name == _NOT_EMPTY:
-                    return False
-                _check_missing(error)
-        return True
+                if error.name != _NOT_EMPTY:
+                    _check_missing(error)
 
     # --- files that are filled piece by piece --------------------------------------------------
 

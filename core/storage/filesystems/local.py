@@ -250,19 +250,14 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             raise OSError(errno.ENOTEMPTY, "somebody keeps adding files")
 
     @override
-    def delete_directory_if_empty(self, path: str) -> bool:
-        full = self.location(path)
-        with self.explain_failure("delete directory", path):
+    def delete_directory_if_empty(self, path: str) -> None:
+        with self.explain_failure("delete directory", path), suppress(*MISSING):
             try:
-                os.rmdir(full)
-            except MISSING:
-                return not os.path.lexists(full)
+                os.rmdir(self.location(path))
             except OSError as error:
                 # POSIX lets rmdir answer either when the directory is not empty.
-                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-                    return False
-                raise
-        return True
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
 
     # --- files that are filled piece by piece --------------------------------------------------
 

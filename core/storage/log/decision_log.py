@@ -31,7 +31,7 @@ from onceflow.core.protocol.log.rules import (
     NO_ATTEMPT,
     AppendFenced,
     AppendStands,
-    AppendVerdict,
+    AppendUnlisted,
     AttemptClaimed,
     CheckpointDecided,
     LogEntry,
@@ -100,6 +100,12 @@ READ_TRIES_MAX = 64
 """How often a reader starts over because records were pruned under it."""
 UNKNOWN_TRIES_MAX = 3
 """How often an append asks again what became of it."""
+
+
+_LISTS_LATE = (
+    "either somebody has deleted it, or the storage lists late, and then it cannot hold a decision"
+    " log: use storage with list-after-write"
+)
 
 
 class DecisionUnknown(CheckpointError):
@@ -215,7 +221,7 @@ class DecisionLog:
             " stop all but one"
         )
 
-    def put(self, record: LogRecord) -> tuple[str, AppendVerdict]:
+    def put(self, record: LogRecord) -> tuple[str, AppendStands | AppendFenced]:
         """Try to make `record` the log's last one; return its digest and what became of it.
 
         Raises:
@@ -234,6 +240,8 @@ class DecisionLog:
         except StorageError as error:
             raise self._unknown(record, error) from error
         verdict = check_append(record, digest, standing_digest=standing, highest_sequence=highest)
+        if isinstance(verdict, AppendUnlisted):
+            raise self._unknown(record, StorageError(f"{self} does not list it; {_LISTS_LATE}"))
         return digest, verdict
 
     def find_last_write_time(self) -> datetime | None:
@@ -241,17 +249,17 @@ class DecisionLog:
         last = max(self.sequences(), default=0)
         return self._fs.find_modified_time(self._paths.record(last)) if last else None
 
-    def remove(self, view: LogView, sequences: tuple[int, ...]) -> None:
-        """Delete records `sequences`, and whatever is older than the chain of `view`.
-
-        Lowest first: a crash leaves a shorter chain. Idempotent.
-        """
+    def remove(self, sequences: tuple[int, ...]) -> None:
+        """Delete records `sequences`, which rise: a crash leaves a shorter chain. Idempotent."""
         # A log without its first record is told from an empty one by this mark: it comes first.
         if 1 in sequences:
             self._fs.create_if_absent(self._paths.pruned, b"")
-        for sequence in self.sequences():
-            if sequence in sequences or sequence < view.first_sequence:
-                self._fs.delete(self._paths.record(sequence))
+        for sequence in sequences:
+            self._fs.delete(self._paths.record(sequence))
+
+    def remove_older(self, view: LogView) -> None:
+        """Delete whatever is older than the chain of `view`, which takes a listing. Idempotent."""
+        self.remove(tuple(one for one in self.sequences() if one < view.first_sequence))
         for unfinished in self._fs.list_unfinished(self._paths.log):
             target = self._paths.sequence_of(unfinished.target)
             # Only below the chain: above it, another driver may be writing its record now.
@@ -361,6 +369,8 @@ class ClaimedLog:
         self._settled: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._lost: CheckpointError | None = None
+        self._is_tidy = False
+        """Whether what earlier owners have left below the chain is deleted."""
 
     @property
     def attempt(self) -> AttemptId:
@@ -479,7 +489,11 @@ class ClaimedLog:
         retained = max(1, kept)
         first = view.decided[-retained].sequence
         # Without the lock, which `append` needs: deleting may take long.
-        self._log.remove(replace(view, first_sequence=first), prunable(view, retained))
+        if self._is_tidy:
+            self._log.remove(prunable(view, retained))
+        else:
+            self._log.remove_older(replace(view, first_sequence=first))
+            self._is_tidy = True
         with self._lock:
             self._view = replace(
                 self._view,
@@ -503,7 +517,7 @@ class ClaimedLog:
             view = self._log.read()
             if record.sequence in view.orphans:
                 # Below a chain that only grows upwards: it can never count, whoever deletes it.
-                self._log.remove(view, (record.sequence,))
+                self._log.remove((record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:
             return Fenced(f"{message}. Who owns the job cannot be read: {error}")
         counts = record in view.decided

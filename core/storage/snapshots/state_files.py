@@ -353,8 +353,8 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
     private = [path for path, handle in files.items() if not handle.shared]
     for parent in {path.rpartition("/")[0] for path in private}:
         with _note_failure(failures):
-            if fs.delete_directory_if_empty(parent):
-                fs.delete_directory_if_empty(parent.rpartition("/")[0])
+            fs.delete_directory_if_empty(parent)
+            fs.delete_directory_if_empty(parent.rpartition("/")[0])
     _raise_first(failures)
 
 

@@ -85,7 +85,7 @@ class FileStagingArea(StagingArea):
 
     @override
     def contains(self, transaction: TransactionId) -> bool:
-        return self._name(transaction) in self.fs.list(self.directory)
+        return self.fs.size(self.path(transaction)) is not None
 
     @override
     def transactions(self) -> Sequence[TransactionId]:

@@ -15,6 +15,7 @@ from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import (
     AppendFenced,
     AppendStands,
+    AppendUnlisted,
     AttemptClaimed,
     CheckpointDecided,
     LogEntry,
@@ -105,6 +106,12 @@ def test_append_stands_when_it_is_the_highest() -> None:
     record = chain("a", 0)[-1].record
     verdict = check_append(record, "mine", standing_digest="mine", highest_sequence=2)
     assert verdict == AppendStands()
+
+
+def test_append_that_no_listing_shows_is_not_taken_for_a_lost_race() -> None:
+    record = chain("a", 0)[-1].record
+    verdict = check_append(record, "mine", standing_digest="mine", highest_sequence=1)
+    assert verdict == AppendUnlisted()
 
 
 @pytest.mark.parametrize(
