@@ -57,6 +57,10 @@ class JobsApi:
         missing = "show the token that `onceflow ui` has printed: Authorization: Bearer …"
         return self.explain(HTTPStatus.UNAUTHORIZED, missing)
 
+    def has_token(self, head: Request) -> bool:
+        """Return whether a request shows the page's token."""
+        return has_token(head, self._token)
+
     def answer(self, request: Request) -> Response:
         """Answer a request that `refuse` has let through."""
         path = urlsplit(request.target).path

@@ -579,6 +579,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _option("logging.levels", _T, Logging),
     _option("metrics.prometheus.bind", _T, Metrics, target="prometheus_bind"),
+    _option("metrics.names", _T, Metrics),
     _option("metrics.subtasks_max", _C, Metrics),
     _option("metrics.splits_max", _C, Metrics),
     _option("metrics.unhealthy_after_intervals", _C, Metrics),

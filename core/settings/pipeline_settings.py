@@ -223,6 +223,9 @@ class Metrics:
     prometheus_bind: str | None = None
     """`host:port` at which the driver shows `/metrics` to everyone, without a token; None: nowhere.
     Jobs of one process may name the same."""
+    names: str | None = None
+    """Host names under which clients ask there, besides addresses, `localhost`, the host of
+    `prometheus_bind` and the machine's own name; separated by commas. Any other name is refused."""
     subtasks_max: int = 200
     """Up to how many subtasks have series of their own; more of them are summed up by chain."""
     splits_max: int = 200

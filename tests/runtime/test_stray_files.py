@@ -50,7 +50,7 @@ def test_a_job_starts_and_is_listed_beside_files_and_directories_that_are_no_job
     with caplog.at_level(logging.WARNING):
         assert pipeline.run(60).state is JobState.FINISHED
         assert [job["job"] for job in asked(tmp_path, "list")["jobs"]] == ["ledger"]
-        status, listed, error = run(tmp_path, "checkpoints list --job", "--json")
+        status, listed, error = run(tmp_path, "checkpoints list", "--json")
     assert (status, '"kind": "checkpoint"' in listed) == (0, True), error
     assert_exactly_once(sink, SOURCE)
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
@@ -64,7 +64,7 @@ def test_a_job_whose_own_directory_cannot_be_read_is_refused_by_name(
     own = tmp_path / "checkpoints" / "ledger"
     _make_unreadable(monkeypatch, own)
     pipeline, _ = ledger(cluster, tmp_path, SOURCE)
-    with pytest.raises(StorageError, match=f"{own}/log: Permission denied"):
+    with pytest.raises(StorageError, match=f"{own}/.*: Permission denied"):
         pipeline.run(60)
     status, _, error = run(tmp_path, "status")
     assert status != 0
@@ -90,7 +90,7 @@ def test_a_job_goes_on_beside_files_that_are_not_its_own_in_its_directories(
     again, _ = ledger(cluster, tmp_path, SOURCE, restart=NoRestart())
     assert again.run(60).state is JobState.FINISHED
     assert f"{own}/chk-79: Permission denied" in caplog.text
-    status, listed, error = run(tmp_path, "checkpoints list --job", "--json")
+    status, listed, error = run(tmp_path, "checkpoints list", "--json")
     assert (status, '"kind": "checkpoint"' in listed) == (0, True), error
     assert "README" not in error
     assert sink.prepared() == []
@@ -107,7 +107,7 @@ def test_one_damaged_savepoint_does_not_hide_the_others(
     kept, damaged = job.savepoint(), job.savepoint()
     job.stop()
     (Path(damaged) / "_metadata").write_bytes(b"not metadata")
-    status, listed, error = run(tmp_path, "checkpoints list --job", "--json")
+    status, listed, error = run(tmp_path, "checkpoints list", "--json")
     assert status == 0, error
     assert (kept in listed, damaged in listed) == (True, False)
     assert damaged in error.replace("\n", "")

@@ -6,7 +6,12 @@ task, not a thread. What a request asks for runs on a daemon thread of its own.
 Bounds, each held before the application has seen anything of the request:
     head <= HEAD_BYTES_MAX, body <= BODY_BYTES_MAX (announced or chunked)
     time from accept until the request is whole <= REQUEST_TIMEOUT_S, TLS's handshake included
-    open connections <= CONNECTIONS_MAX: one more closes the oldest whose request is not yet whole
+    open connections <= CONNECTIONS_MAX, of which clients of other machines that have not shown the
+        token hold at most STRANGERS_MAX: one more closes another connection without the token.
+        Those that have their answer go first, then whatever there is more of: connections whose
+        request is not yet whole, or requests that are being answered; always the oldest
+
+A client that has shown the token is never turned away for one that has not.
 """
 
 from __future__ import annotations
@@ -17,20 +22,28 @@ import logging
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
 import h11
 
+from onceflow.core.settings.pipeline_settings import is_loopback
+
 HEAD_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 256
+STRANGERS_MAX = 192
+"""Less than CONNECTIONS_MAX: the rest is for clients of this machine, such as the owner's."""
 CALLS_MAX = 16
 """How many requests are answered at a time; others wait, within CALL_TIMEOUT_S."""
+STRANGERS_CALLS_MAX = 4
+"""The same for requests without the token, which have threads of their own."""
 REQUEST_TIMEOUT_S = 5.0
 """Longer than a loaded machine takes to send a request, shorter than a client waits."""
 CALL_TIMEOUT_S = 60.0
@@ -75,6 +88,10 @@ class Application(Protocol):
         """
         ...
 
+    def has_token(self, head: Request) -> bool:
+        """Return whether a request shows the token. Runs as `refuse` does."""
+        ...
+
     def answer(self, request: Request) -> Response:
         """Return the answer to a request; runs on a thread of its own."""
         ...
@@ -90,6 +107,24 @@ class _Unreadable(Exception):
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
         self.status = status
+
+
+class _Stage(Enum):
+    """How far a connection has come."""
+
+    UNREAD = "its request is not yet whole"
+    ASKED = "its request has no token, and is being answered"
+    TRUSTED = "its request has the token, and is being answered"
+    ANSWERED = "it has its answer"
+
+
+@dataclass(slots=True)
+class _Guest:
+    """One connection among all that are open."""
+
+    is_local: bool
+    """Whether the client is on this machine."""
+    stage: _Stage = _Stage.UNREAD
 
 
 class _Client:
@@ -156,10 +191,10 @@ class HttpServer:
         self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._accepting: asyncio.Task[None] | None = None
-        self._unread: dict[asyncio.Task[None], None] = {}
-        """Connections whose request is not yet whole, the oldest first."""
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], _Guest] = {}
+        """All connections, the oldest first."""
         self._calls = asyncio.Semaphore(CALLS_MAX)
+        self._strangers_calls = asyncio.Semaphore(STRANGERS_CALLS_MAX)
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -214,37 +249,51 @@ class HttpServer:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._socket)
+                connection, address = await self._loop.sock_accept(self._socket)
             except OSError as error:
                 # The process has no file to spare: clients wait, and the job has the next one.
                 _log.debug("a connection cannot be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if len(self._open) >= CONNECTIONS_MAX:
-                # All are being answered: the newcomer is turned away rather than one of them.
-                if not self._unread:
-                    connection.close()
-                    continue
-                oldest = next(iter(self._unread))
-                del self._unread[oldest]
-                oldest.cancel()
-            task = self._loop.create_task(self._serve(connection))
-            self._open.add(task)
-            self._unread[task] = None
+            guest = _Guest(is_loopback(str(address[0]).removeprefix("::ffff:")))
+            if not self._makes_room(guest):
+                connection.close()
+                continue
+            task = self._loop.create_task(self._serve(connection, guest))
+            self._open[task] = guest
             task.add_done_callback(partial(self._forget, connection))
             # `sock_accept` does not wait while connections are queued. Without this, a crowd that
             # connects again and again would push a request out before any of it is read.
             await asyncio.sleep(0)
 
+    def _makes_room(self, newcomer: _Guest) -> bool:
+        """Return whether `newcomer` can be taken, closing another connection if that is needed."""
+        others = [one for one in self._open.items() if one[1].stage is not _Stage.TRUSTED]
+        strangers = [one for one in others if not one[1].is_local]
+        if not newcomer.is_local and len(strangers) >= STRANGERS_MAX:
+            others = strangers
+        elif len(self._open) < CONNECTIONS_MAX:
+            return True
+        if not others:
+            # All show the token: the newcomer is turned away rather than one of them.
+            return False
+        stages = Counter(guest.stage for _, guest in others)
+        # More of them than of the others: what there is most of is what a crowd consists of.
+        crowd = max((_Stage.UNREAD, _Stage.ASKED), key=lambda stage: stages[stage])
+        stage = _Stage.ANSWERED if stages[_Stage.ANSWERED] else crowd
+        oldest = next(task for task, guest in others if guest.stage is stage)
+        del self._open[oldest]
+        oldest.cancel()
+        return True
+
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         # Here, too: a task that is cancelled before its first step runs nothing of its own.
         connection.close()
-        self._open.discard(task)
-        self._unread.pop(task, None)
+        self._open.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.debug("a connection has ended: %s", error)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, guest: _Guest) -> None:
         # One deadline for handshake, head and body: a client that sends a byte now and then gains
         # nothing.
         deadline = self._loop.time() + REQUEST_TIMEOUT_S
@@ -255,14 +304,14 @@ class HttpServer:
             _log.debug("a client has not come through: %s", error)
             return
         try:
-            await self._exchange(_Client(reader, writer), deadline - self._loop.time())
+            await self._exchange(_Client(reader, writer), guest, deadline - self._loop.time())
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             _log.debug("a client has gone: %s", error)
         finally:
             # Not closed in order, which would wait for the client's part of it.
             writer.transport.abort()
 
-    async def _exchange(self, client: _Client, left_s: float) -> None:
+    async def _exchange(self, client: _Client, guest: _Guest, left_s: float) -> None:
         """Read one request within `left_s`, and answer it."""
         try:
             asked = await asyncio.wait_for(self._read(client), left_s)
@@ -271,12 +320,15 @@ class HttpServer:
             asked = self._application.explain(HTTPStatus.REQUEST_TIMEOUT, late)
         except _Unreadable as error:
             asked = self._application.explain(error.status, str(error))
-        if (this := asyncio.current_task()) is not None:
-            # From here on a newcomer does not push it out.
-            self._unread.pop(this, None)
-        response = asked if isinstance(asked, Response) else await self._answer(asked)
+        guest.stage = _Stage.ASKED
+        calls = self._strangers_calls
+        if isinstance(asked, Request) and self._application.has_token(asked):
+            # From here on no newcomer pushes it out.
+            guest.stage, calls = _Stage.TRUSTED, self._calls
+        response = asked if isinstance(asked, Response) else await self._answer(asked, calls)
         await asyncio.wait_for(client.send(response), RESPONSE_TIMEOUT_S)
         response.sent()
+        guest.stage = _Stage.ANSWERED
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(client.linger(), LINGER_S)
 
@@ -304,6 +356,12 @@ class HttpServer:
             event = await client.next_event()
             if isinstance(event, h11.Request):
                 head = _to_request(event)
+                # h11 bounds only a head that comes in pieces.
+                if _size_bytes(event) > HEAD_BYTES_MAX:
+                    raise _Unreadable(
+                        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                        f"the head has more than {HEAD_BYTES_MAX} bytes",
+                    )
                 if (refused := self._application.refuse(head)) is not None:
                     return refused
             elif isinstance(event, h11.Data):
@@ -318,7 +376,7 @@ class HttpServer:
             else:
                 raise EOFError("the client has closed the connection")
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, calls: asyncio.Semaphore) -> Response:
         """Return the application's answer; its thread may outlive a call that takes too long."""
         call: Future[Response] = Future()
 
@@ -334,17 +392,26 @@ class HttpServer:
                 call.set_result(response)
 
         try:
-            return await asyncio.wait_for(self._call(work, call), CALL_TIMEOUT_S)
+            return await asyncio.wait_for(_call(work, call, calls), CALL_TIMEOUT_S)
         except asyncio.TimeoutError:
             return self._application.explain(
                 HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {CALL_TIMEOUT_S:.0f} s"
             )
 
-    async def _call(self, work: Callable[[], None], call: Future[Response]) -> Response:
-        # The wait for a free thread counts towards the call's time.
-        async with self._calls:
-            threading.Thread(target=work, name="endpoint's call", daemon=True).start()
-            return await asyncio.wrap_future(call)
+
+async def _call(
+    work: Callable[[], None], call: Future[Response], calls: asyncio.Semaphore
+) -> Response:
+    # The wait for a free thread counts towards the call's time.
+    async with calls:
+        threading.Thread(target=work, name="endpoint's call", daemon=True).start()
+        return await asyncio.wrap_future(call)
+
+
+def _size_bytes(head: h11.Request) -> int:
+    """Return the size of a request's head in the order of its bytes on the wire."""
+    lines = sum(len(name) + len(value) + len(": \r\n") for name, value in head.headers)
+    return len(head.method) + len(head.target) + lines
 
 
 def _to_request(event: h11.Request) -> Request:

@@ -213,6 +213,10 @@ class JobApi:
             return self.explain(HTTPStatus.UNAUTHORIZED, what_is_missing)
         return None
 
+    def has_token(self, head: Request) -> bool:
+        """Return whether a request shows the driver's token."""
+        return has_token(head, self._token)
+
     def answer(self, request: Request) -> Response:
         """Answer one request that was not refused."""
         try:

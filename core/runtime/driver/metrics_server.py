@@ -11,9 +11,10 @@ splits, and numbers.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -22,8 +23,9 @@ import msgspec
 from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.driver.health import HEALTH_PATH, READY_PATH, Health, answer_probe
 from onceflow.core.runtime.driver.http_server import HttpServer, Request, Response
+from onceflow.core.runtime.driver.web_page import find_stranger
 from onceflow.core.runtime.metrics.exposition import Measured, expose
-from onceflow.core.settings.pipeline_settings import Metrics
+from onceflow.core.settings.pipeline_settings import Metrics, is_loopback
 
 _log = logging.getLogger("onceflow.metrics")
 
@@ -49,6 +51,8 @@ class ShownJob:
 
     measure: Callable[[], Measured]
     judge: Callable[[], Health]
+    names: frozenset[str] = frozenset()
+    """Host names under which browsers may ask, in lower case, besides addresses and localhost."""
 
 
 class MetricsApi:
@@ -70,7 +74,11 @@ class MetricsApi:
             return not self._shown
 
     def refuse(self, head: Request) -> Response | None:
-        """Refuse what is no reading of a known path."""
+        """Refuse what is no reading of a known path, or comes by a name that is not of this host."""
+        with self._lock:
+            names = frozenset[str]().union(*(job.names for job in self._shown.values()))
+        if stranger := find_stranger(head, names, setting="metrics.names"):
+            return self.explain(*stranger)
         path = urlsplit(head.target).path
         if path not in KNOWN_PATHS:
             known = f"unknown path {path[:100]}; see {', '.join(KNOWN_PATHS)}"
@@ -79,6 +87,11 @@ class MetricsApi:
             refused = self.explain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is taken here")
             return Response(refused.status, refused.body, {**refused.headers, "Allow": "GET"})
         return None
+
+    def has_token(self, head: Request) -> bool:
+        """Return False: whoever asks here needs no token."""
+        del head
+        return False
 
     def answer(self, request: Request) -> Response:
         """Answer one scrape, or one probe."""
@@ -121,7 +134,7 @@ class ShownMetrics:
     def __init__(self, settings: Metrics, name: str, job: ShownJob) -> None:
         self._address = settings.parse_bind()
         self._name = name
-        self._job = job
+        self._job = replace(job, names=self._names(settings.names))
         self._thread: threading.Thread | None = None
         self._hidden = False
 
@@ -142,6 +155,16 @@ class ShownMetrics:
             del _SERVERS[self._address]
         # Outside the lock: this joins a thread, and other jobs may want to show themselves.
         server.close()
+
+    def _names(self, given: str | None) -> frozenset[str]:
+        if self._address is None:
+            return frozenset()
+        host = self._address[0]
+        names = {host, socket.gethostname()}
+        if not is_loopback(host):
+            names.add(socket.getfqdn())
+        names |= {name.strip() for name in (given or "").split(",") if name.strip()}
+        return frozenset(name.lower() for name in names)
 
     def _run(self) -> None:
         assert self._address is not None

@@ -116,17 +116,19 @@ def make_json_response(
     )
 
 
-def find_stranger(head: Request, names: Collection[str]) -> tuple[HTTPStatus, str] | None:
+def find_stranger(
+    head: Request, names: Collection[str], *, setting: str = "endpoint.names"
+) -> tuple[HTTPStatus, str] | None:
     """Return why a browser's request is refused, with the status to answer; None: it is not.
 
     `names` are the host names of this endpoint, in lower case. An address in digits is nobody's
-    name, so no foreign name can stand for it.
+    name, so no foreign name can stand for it. `setting` is where users add names.
     """
     host = head.headers.get("host", "")
     if host and not _is_own(host, names):
         return HTTPStatus.MISDIRECTED_REQUEST, (
             f"Host: {host[:100]!r} is not a name of this endpoint: ask it by its address, or list"
-            " the name in endpoint.names"
+            f" the name in {setting}"
         )
     origin = head.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():

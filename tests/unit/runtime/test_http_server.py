@@ -7,6 +7,7 @@ import http.client
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,6 +19,8 @@ from onceflow.core.runtime.driver.http_server import (
     BODY_BYTES_MAX,
     CONNECTIONS_MAX,
     HEAD_BYTES_MAX,
+    LINGER_S,
+    STRANGERS_MAX,
     HttpServer,
     Request,
     Response,
@@ -32,9 +35,12 @@ class Echo:
     holds: threading.Event | None = None
 
     def refuse(self, head: Request) -> Response | None:
-        if "authorization" in head.headers:
+        if self.has_token(head) or head.target == "/healthz":
             return None
         return self.explain(HTTPStatus.UNAUTHORIZED, "no token")
+
+    def has_token(self, head: Request) -> bool:
+        return "authorization" in head.headers
 
     def answer(self, request: Request) -> Response:
         self.asked.append(request)
@@ -133,6 +139,96 @@ def _ask_in_vain(server: HttpServer) -> None:
 def test_a_head_without_an_end_is_refused_at_its_bound(server: HttpServer) -> None:
     head = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * (HEAD_BYTES_MAX + 1)
     assert _send_raw(server, head).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_that_comes_at_once_is_refused_at_its_bound(
+    server: HttpServer, echo: Echo
+) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * (HEAD_BYTES_MAX - 200)
+    assert _send_raw(server, head + b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert _send_raw(server, head + b"a" * 250 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    assert len(echo.asked) == 1
+
+
+class _Siege:
+    """Connections that send `request`, read nothing, and are replaced again and again."""
+
+    def __init__(self, server: HttpServer, request: bytes) -> None:
+        self._address = ("127.0.0.1", server.port)
+        self._request = request
+        self._ended = threading.Event()
+        self._besieged = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._besieged.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        connections: deque[socket.socket] = deque()
+        while not self._ended.is_set():
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection(self._address, timeout=5)
+                connections.append(connection)
+                connection.sendall(self._request)
+            if len(connections) > 2 * CONNECTIONS_MAX:
+                connections.popleft().close()
+                self._besieged.set()
+            # Twice as fast as lingering connections end by themselves. Much faster ones would fill
+            # the system's own queue, and not the server.
+            time.sleep(LINGER_S / CONNECTIONS_MAX / 2)
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "request_of_stranger",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"],
+    ids=["refused", "probes"],
+)
+def test_clients_without_a_token_that_linger_shut_out_neither_the_owner_nor_probes(
+    server: HttpServer, request_of_stranger: bytes
+) -> None:
+    with _Siege(server, request_of_stranger):
+        for number in range(10):
+            assert _ask(server, str(number).encode()) == (200, str(number).encode())
+            probe = _send_raw(server, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert probe.startswith(b"HTTP/1.1 200 ")
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Return whether the server closes it without a word."""
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def test_clients_of_other_machines_leave_a_share_of_the_connections_to_this_one(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(http_server, "is_loopback", lambda _: False)
+    strangers = [_open(server) for _ in range(CONNECTIONS_MAX)]
+    try:
+        for connection in strangers[: CONNECTIONS_MAX - STRANGERS_MAX]:
+            assert _is_closed(connection)
+        # All of them are accepted now, and the others are open.
+        monkeypatch.setattr(http_server, "is_loopback", lambda _: True)
+        own = [_open(server) for _ in range(CONNECTIONS_MAX - STRANGERS_MAX - 1)]
+        assert _ask(server, b"mine") == (200, b"mine")
+        for connection in strangers[CONNECTIONS_MAX - STRANGERS_MAX :]:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+        for connection in own:
+            connection.close()
+    finally:
+        for connection in strangers:
+            connection.close()
 
 
 def test_a_request_that_is_not_whole_in_time_is_refused(
