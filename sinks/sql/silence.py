@@ -4,8 +4,8 @@ Without a limit the system repeats a lost packet at ever longer intervals. So a 
 network that lost packets for a minute stays silent for almost another minute, and fails after a
 quarter of an hour at the earliest.
 
-The limit also holds while the other side acknowledges everything and reads nothing. A server does so
-in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows therefore has a
+The limit also holds while the other side acknowledges everything and reads nothing. A server does
+so in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows therefore has a
 limit of its own.
 """
 

@@ -74,7 +74,7 @@ class MetricsApi:
             return not self._shown
 
     def refuse(self, head: Request) -> Response | None:
-        """Refuse what is no reading of a known path, or comes by a name that is not of this host."""
+        """Refuse a foreign host name, and what is no reading of a known path."""
         with self._lock:
             names = frozenset[str]().union(*(job.names for job in self._shown.values()))
         if stranger := find_stranger(head, names, setting="metrics.names"):

@@ -38,9 +38,7 @@ def test_every_connection_ends_when_nothing_was_acknowledged_for_half_a_minute(
         assert {name: _option(session, name) for name in _KEEPALIVE} == _KEEPALIVE
 
 
-def test_a_transfer_of_rows_may_wait_for_a_lock_as_long_as_for_a_reply(
-    database: Database
-) -> None:
+def test_a_transfer_of_rows_may_wait_for_a_lock_as_long_as_for_a_reply(database: Database) -> None:
     database.query("CREATE TABLE ledger (id int PRIMARY KEY)")
     seen: list[int] = []
     sink = database.sink(table="ledger", statement_timeout_s=77)

@@ -25,6 +25,7 @@ from onceflow.core.runtime.driver.http_server import (
     Request,
     Response,
 )
+from onceflow.core.settings.pipeline_settings import is_loopback
 
 
 @dataclass
@@ -141,9 +142,7 @@ def test_a_head_without_an_end_is_refused_at_its_bound(server: HttpServer) -> No
     assert _send_raw(server, head).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_head_that_comes_at_once_is_refused_at_its_bound(
-    server: HttpServer, echo: Echo
-) -> None:
+def test_a_head_that_comes_at_once_is_refused_at_its_bound(server: HttpServer, echo: Echo) -> None:
     head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * (HEAD_BYTES_MAX - 200)
     assert _send_raw(server, head + b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
     assert _send_raw(server, head + b"a" * 250 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
@@ -200,6 +199,10 @@ def test_clients_without_a_token_that_linger_shut_out_neither_the_owner_nor_prob
             assert probe.startswith(b"HTTP/1.1 200 ")
 
 
+def _say_no(_: str) -> bool:
+    return False
+
+
 def _is_closed(connection: socket.socket) -> bool:
     """Return whether the server closes it without a word."""
     with contextlib.suppress(ConnectionResetError):
@@ -211,13 +214,13 @@ def test_clients_of_other_machines_leave_a_share_of_the_connections_to_this_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(http_server, "is_loopback", lambda _: False)
+    monkeypatch.setattr(http_server, "is_loopback", _say_no)
     strangers = [_open(server) for _ in range(CONNECTIONS_MAX)]
     try:
         for connection in strangers[: CONNECTIONS_MAX - STRANGERS_MAX]:
             assert _is_closed(connection)
         # All of them are accepted now, and the others are open.
-        monkeypatch.setattr(http_server, "is_loopback", lambda _: True)
+        monkeypatch.setattr(http_server, "is_loopback", is_loopback)
         own = [_open(server) for _ in range(CONNECTIONS_MAX - STRANGERS_MAX - 1)]
         assert _ask(server, b"mine") == (200, b"mine")
         for connection in strangers[CONNECTIONS_MAX - STRANGERS_MAX :]:

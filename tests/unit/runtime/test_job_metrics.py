@@ -357,7 +357,7 @@ def test_an_event_that_cannot_be_counted_harms_no_job(caplog: pytest.LogCaptureF
 
 
 def ask(api: MetricsApi, path: str, method: str = "GET") -> Response:
-    request = Request(method, path, {"host": "any.example"})
+    request = Request(method, path, {"host": "localhost"})
     return api.refuse(request) or api.answer(request)
 
 

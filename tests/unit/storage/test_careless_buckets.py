@@ -1,4 +1,4 @@
-"""What storage does with a bucket whose token expires, whose listings are late, whose bill counts."""
+"""Storage in a bucket whose token expires, whose listings are late, whose requests cost money."""
 
 from __future__ import annotations
 
