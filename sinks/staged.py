@@ -43,6 +43,7 @@ from onceflow.core.spi import (
     WriterContext,
 )
 from onceflow.core.spi.bad_rows import BadRows
+from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.spi.staging import (
     RowStager,
     StagingArea,
@@ -172,7 +173,7 @@ class StagedCommitter(Committer):
             applied = self._sink.apply(transaction, rows)
         except (SinkError, StorageError) as error:
             if not staged.are_gone:
-                return RetryLater(str(error))
+                return RetryLater(str(error), until_mended=waits_for_person(error))
         finally:
             # Only at its end is the file closed that they are read from.
             rows.close()

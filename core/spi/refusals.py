@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from onceflow.core.errors import BadRow, TargetRefused
+
 _ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 """Errors of the operating system that are about a name that it was given, and not about a disk."""
 
@@ -42,6 +44,14 @@ def is_data_at_fault(error: BaseException) -> bool:
             break
         named = named.__cause__
     return isinstance(named, (*_DATA_AT_FAULT, OSError))
+
+
+def waits_for_person(error: BaseException) -> bool:
+    """Return whether a commit that fails by `error` fails until a person changes something.
+
+    A committer then returns `RetryLater(…, until_mended=True)`, and the status calls it stuck.
+    """
+    return isinstance(error, (BadRow, TargetRefused)) or is_data_at_fault(error)
 
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:

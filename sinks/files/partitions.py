@@ -86,6 +86,23 @@ class Partitions:
                         refusals.setdefault(row, refused[value])
         return refusals
 
+    def find_long_directories(self, rows: pa.RecordBatch, room_bytes: int) -> dict[int, str]:
+        """Return, by row, why all names of its directory together are too long."""
+        # Each name is short enough by itself: only several of them can be too long.
+        if len(self._columns) * (NAME_LENGTH_MAX_BYTES + 1) <= room_bytes:
+            return {}
+        groups, values = self._groups(rows)
+        sizes = [len(self._directory(value).encode()) for value in values]
+        return {
+            row: (
+                f"partition columns {', '.join(map(repr, self._columns))}: the values make a"
+                f" directory of {sizes[group]} bytes, and below the sink's own {room_bytes} is the"
+                " most; choose a shorter directory for the sink, or shorten the values before it"
+            )
+            for row, group in enumerate(groups.tolist())
+            if sizes[group] > room_bytes
+        }
+
     def _groups(
         self, rows: pa.RecordBatch
     ) -> tuple[NDArray[np.int64], list[tuple[str | None, ...]]]:

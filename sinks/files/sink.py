@@ -36,6 +36,7 @@ from onceflow.core.spi.options import (
     document_options,
     option,
 )
+from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.storage.filesystems.file_location import FileLocation, Publish
 from onceflow.core.storage.filesystems.filesystem import StreamedFiles
 from onceflow.sinks.fence import check_sink_id
@@ -79,7 +80,7 @@ class FileCommitter(Committer):
         except PublicationBegun as error:
             return Unknown(str(error))
         except FAILURES as error:
-            return RetryLater(str(error))
+            return RetryLater(str(error), until_mended=waits_for_person(error))
 
     @override
     def abort(self, committable: Committable) -> AbortOutcome:

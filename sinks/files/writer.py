@@ -160,6 +160,13 @@ class PartFile:
             self._fs.delete_quietly(self.path)
 
 
+PATH_LENGTH_MAX_BYTES = 4095
+"""The length of a path on the usual systems, without the byte that ends it. HDFS takes more."""
+KEY_LENGTH_MAX_BYTES = 1024
+"""The length of an object's key in S3, Google Cloud Storage and Azure."""
+_CHECKPOINT_MAX, _FILES_MAX = 10**9, 10**5
+"""What no job reaches: they make names as long as they get."""
+
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 """What one writer keeps in memory over all its open files before it encodes the largest."""
 
@@ -184,6 +191,7 @@ class FileWriter(SinkWriter):
             metadata=context.schema.metadata,
         )
         self._token = draw_writer_token()
+        self._room_bytes = self._measure_room()
         self._created = 0
         self._open: OrderedDict[str, PartFile] = OrderedDict()
         """Open files by directory, the least recently written first."""
@@ -240,6 +248,20 @@ class FileWriter(SinkWriter):
         self._finished = []
         for file in files:
             file.drop()
+
+    def _measure_room(self) -> int:
+        """Return how long the directory of a partition may be below the sink's own."""
+        location, context = self._settings.location, self._context
+        # An object store counts what follows the bucket's name, and counts no names apart.
+        in_bucket = location.publish == "copy"
+        own = location.root.partition("/")[2] if in_bucket else location.root
+        limit = KEY_LENGTH_MAX_BYTES if in_bucket else PATH_LENGTH_MAX_BYTES
+        longest = TransactionId(
+            context.sink_id, context.attempt, _CHECKPOINT_MAX, context.subtask, sequence=0
+        )
+        suffix = self._settings.form.suffix
+        name = self._paths.part(longest, _FILES_MAX, self._token, suffix)
+        return limit - len(f"{own}//{name}".encode())
 
     def _manifest(
         self, transaction: TransactionId, files: Sequence[PartFile]
@@ -314,6 +336,7 @@ class FileWriter(SinkWriter):
             BadRow: There are others, and they are to fail the job.
         """
         refusals = {
+            **self._partitions.find_long_directories(batch, self._room_bytes),
             **self._settings.form.refusals(batch),
             **self._partitions.refusals(batch),
             **_missing_values(batch),

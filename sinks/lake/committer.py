@@ -32,7 +32,7 @@ from onceflow.core.protocol.committables import (
 )
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext, GlobalCommitter
-from onceflow.core.spi.refusals import is_data_at_fault
+from onceflow.core.spi.refusals import waits_for_person
 from onceflow.core.spi.staging import make_staged_committable, require_staging
 from onceflow.sinks.lake.sink_record import SinkRecord
 from onceflow.sinks.lake.table import CommitConflict, CommitUnknown, LakeTable, TableVersion
@@ -71,8 +71,7 @@ class LakeCommitter(GlobalCommitter):
             return self._look_for(checkpoint, committables, error)
         except _NOT_NOW as error:
             # A value or a column that the table cannot take stays so, whoever asks.
-            is_refusal = isinstance(error, TargetRefused) or is_data_at_fault(error)
-            return RetryLater(str(error), until_mended=is_refusal)
+            return RetryLater(str(error), until_mended=waits_for_person(error))
         return RetryLater(f"{CONFLICTS_MAX} other commits to the table came first, one by one")
 
     @override
