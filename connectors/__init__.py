@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         EndOfInput,
         GlobalCommitter,
         OnBadRow,
+        Outage,
         ReaderContext,
         RejectedRows,
         Sink,
@@ -131,7 +132,7 @@ else:
             "onceflow.core.secret_references": "follow_references",
             "onceflow.core.spi": (
                 "CommittedBy Committer CommitterContext EndOfInput GlobalCommitter"
-                " OnBadRow ReaderContext RejectedRows Sink SinkWriter Source"
+                " OnBadRow Outage ReaderContext RejectedRows Sink SinkWriter Source"
                 " SourceReader Split SplitOffsets TransactionNamer WriterContext"
             ),
             "onceflow.core.spi.staging": "StagedRows StagingArea make_staged_committable",
@@ -180,6 +181,7 @@ __all__ = [
     "OnBadRow",
     "OptionRules",
     "OptionValue",
+    "Outage",
     "PreCommitFailed",
     "QueryEvents",
     "Questions",

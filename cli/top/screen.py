@@ -46,6 +46,10 @@ def render_view(view: View) -> RenderableType:
     parts: list[RenderableType] = [title]
     if view.problem:
         parts.append(Text(view.problem, "red"))
+    parts += [
+        Text(wait["summary"], "yellow", no_wrap=True, overflow="ellipsis")
+        for wait in view.now.get("waits", ())
+    ]
     if error := last_error(view.now):
         parts.append(Text(error, "yellow", no_wrap=True, overflow="ellipsis"))
     for section in list_sections(view.now):
@@ -66,7 +70,8 @@ def print_view(view: View, console: Console) -> None:
         console.print(render_view(view))
         return
     print(f"{view.now['job']}  {view.now['state']}  {describe_job(view.now)}".rstrip())
-    for line in (view.problem, last_error(view.now)):
+    waits = [wait["summary"] for wait in view.now.get("waits", ())]
+    for line in (view.problem, *waits, last_error(view.now)):
         if line:
             print(line)
     for section in list_sections(view.now):

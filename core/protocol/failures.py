@@ -19,7 +19,7 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class FailureStreak:
     """The failures since the last completed checkpoint."""
 
     first_error: str
@@ -48,7 +48,7 @@ class JobFailures:
         self._tracker = tracker
         self._has_run = False
         self._attempt_ran = False
-        self._outage: Outage | None = None
+        self._streak: FailureStreak | None = None
 
     def begin_attempt(self) -> None:
         """Record that an attempt begins."""
@@ -60,8 +60,8 @@ class JobFailures:
         self._tracker.on_running(now_s)
 
     def on_checkpoint(self) -> None:
-        """Record that a checkpoint is completed: the job gets on, and the outage is over."""
-        self._outage = None
+        """Record that a checkpoint is completed: the job gets on, and the failures are over."""
+        self._streak = None
 
     def on_failure(
         self, error: BaseException, text: str, fingerprint: str, now_s: float
@@ -72,18 +72,18 @@ class JobFailures:
         """
         if is_final(error, has_run=self._has_run):
             return EndJob()
-        before = self._outage or Outage(_first_line(text), now_s, 0)
-        self._outage = Outage(before.first_error, before.since_s, before.failures + 1)
+        before = self._streak or FailureStreak(_first_line(text), now_s, 0)
+        self._streak = FailureStreak(before.first_error, before.since_s, before.failures + 1)
         mistake = fingerprint if is_mistake(error, attempt_ran=self._attempt_ran) else ""
         return self._tracker.on_failure(now_s, mistake)
 
     def describe(self, text: str, now_s: float) -> str:
         """Return `text`, the newest error, with how long the job has failed in its first line."""
-        outage = self._outage.describe(text, now_s) if self._outage else ""
-        if not outage:
+        streak = self._streak.describe(text, now_s) if self._streak else ""
+        if not streak:
             return text
         first_line, line_end, trace = text.partition("\n")
-        return f"{first_line} ({outage}){line_end}{trace}"
+        return f"{first_line} ({streak}){line_end}{trace}"
 
 
 def _first_line(text: str) -> str:

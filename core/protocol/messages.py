@@ -158,6 +158,16 @@ class SinkMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """A source or sink of one subtask waits for a server outside."""
+
+    uid: str
+    what: str
+    """What is awaited, and where it is; for people."""
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A slot is alive, or the driver is: then the fields say nothing."""
 
@@ -165,6 +175,7 @@ class Heartbeat:
     subtasks: tuple[SubtaskMetrics, ...] = ()
     rss_bytes: int = 0
     sinks: tuple[SinkMetrics, ...] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

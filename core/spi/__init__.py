@@ -23,6 +23,7 @@ from onceflow.core.spi.sink import (
 )
 from onceflow.core.spi.source import (
     EndOfInput,
+    Outage,
     ReaderContext,
     Source,
     SourceReader,
@@ -37,6 +38,7 @@ __all__ = [
     "EndOfInput",
     "GlobalCommitter",
     "OnBadRow",
+    "Outage",
     "ReaderContext",
     "RejectedRows",
     "Sink",

@@ -340,6 +340,10 @@ class Sink(ABC):
         """
         return None
 
+    def describe_target(self) -> str:
+        """Return where the target is, for people, without secrets; empty: the sink does not say."""
+        return ""
+
     def list_blockers(self, context: CommitterContext) -> Sequence[str]:
         """Describe whom the attempt's writers wait for in the target now, one text a blocker.
 

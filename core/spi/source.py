@@ -35,6 +35,15 @@ class ReaderContext:
     """Whether `SourceReader.rows_by_split` is asked for: the stream has watermarks."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A server that a reader waits for."""
+
+    what: str
+    """Which server, where it is, and what is wrong; without secrets."""
+    lasted_s: float
+
+
 class SourceReader(ABC):
     """Reads the splits of one subtask; owned by the chain's thread, except for `close`."""
 
@@ -61,6 +70,14 @@ class SourceReader(ABC):
         Called on another thread than `poll`, when a checkpoint is triggered. May come while no
         `poll` is under way, or after `close`. Without it a checkpoint waits for the `poll` to end.
         """
+
+    def find_outage(self) -> Outage | None:
+        """Return which server has not answered, and for how long; None: none is missed.
+
+        For people: the status of the job names it while `poll` returns nothing. Called on another
+        thread than `poll`, with each heartbeat. It must not wait.
+        """
+        return None
 
     def rows_by_split(self) -> Sequence[tuple[str, int]] | None:
         """Return whose rows the last `poll` returned: (split id, how many), in the order of rows.

@@ -209,6 +209,10 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         # Last of all: a start that fails on a check must not fence the attempt that runs.
         Fence(settings, context).claim()
 
+    def describe_target(self) -> str:
+        """Return the brokers."""
+        return f"Kafka at {self.settings.bootstrap_servers}"
+
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
         """Return what commit offsets say; None at least once, or where Kafka has nothing of it.
 

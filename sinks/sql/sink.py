@@ -222,6 +222,11 @@ class SqlSink(DatabaseAccess, Sink):
         run_preflight(self.settings, context, schema, exactly_once=exactly_once)
 
     @override
+    def describe_target(self) -> str:
+        """Return the database and its server."""
+        return str(self.settings.endpoint)
+
+    @override
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
         """Return what the ledger says; None at least once, which leaves no proofs."""
         if self._delivery() is Delivery.AT_LEAST_ONCE:

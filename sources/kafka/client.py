@@ -27,6 +27,7 @@ from onceflow.connectors.kafka.client import (
     open_client,
 )
 from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.core.spi import Outage
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
 
@@ -151,7 +152,17 @@ class LivenessWatch:
         self._troubles = LoggedTroubles(settings)
         self._stopped = threading.Event()
         self._failure: OnceflowError | None = None
+        self._outage: tuple[str, float] | None = None
+        """What is wrong now, and since when, of `time.monotonic`."""
         self._thread = threading.Thread(target=self._watch, name=client_id, daemon=True)
+
+    def find_outage(self) -> Outage | None:
+        """Return what the brokers do not serve, and for how long; None: all answer. Any thread."""
+        if (outage := self._outage) is None:
+            return None
+        reason, began_at = outage
+        what = f"Kafka at {self._settings.bootstrap_servers} ({reason})"
+        return Outage(what, round(time.monotonic() - began_at, 3))
 
     @property
     def failure(self) -> OnceflowError | None:
@@ -184,11 +195,13 @@ class LivenessWatch:
             consumer.poll(0)
             if reason is None:
                 self._troubles.clear()
+                self._outage = None
                 down_since, pause_s = None, interval_s
                 continue
             pause_s = min(interval_s, _INTERVAL_WHEN_DOWN_S)
             # From when it was asked, for the answer may have taken a second not to come.
             down_since = down_since or asked_at
+            self._outage = reason, down_since
             down_s = time.monotonic() - down_since
             if down_s > self._settings.deadline_s:
                 self._failure = self._outage_error(reason, down_s)

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from onceflow.connectors.kafka.client import ClientTroubles, error_of
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.invariant import InvariantViolation, require
-from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
+from onceflow.core.spi import EndOfInput, Outage, ReaderContext, SourceReader, Split
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka.catalog import Catalog, check_not_replaced, with_ids
 from onceflow.sources.kafka.client import (
@@ -159,6 +159,11 @@ class KafkaReader(SourceReader):
         intake = self._intake
         if intake is not None:
             intake.wake()
+
+    def find_outage(self) -> Outage | None:
+        """Return since when brokers of the partitions have not answered, if so."""
+        watch = self._watch
+        return None if watch is None else watch.find_outage()
 
     def rows_by_split(self) -> Sequence[tuple[str, int]]:
         """Return the partitions of the rows that `poll` returned last."""

@@ -37,7 +37,7 @@ from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
-from onceflow.core.protocol.messages import SinkMetrics
+from onceflow.core.protocol.messages import SinkMetrics, Wait
 from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
 from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitState
 from onceflow.core.protocol.watermarks import SplitWatermarks
@@ -47,6 +47,7 @@ from onceflow.core.runtime.dataflow.batch_iterators import (
 )
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.function_metrics import FunctionMetrics
+from onceflow.core.runtime.dataflow.outside_calls import OutsideCalls
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
 from onceflow.core.runtime.dataflow.sink_refusals import SinkRefusals
 from onceflow.core.runtime.dataflow.user_functions import (
@@ -99,6 +100,10 @@ class RunningOperator(ABC):
     def inputs(self) -> tuple[Emit, ...]:
         """What takes the batches of each input."""
         return (self.receive,)
+
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return which servers outside it waits for. Any thread."""
+        return ()
 
     def outlet(self, feed: Feed) -> list[Emit]:
         """Return who gets the rows of `feed`, which leaves this operator; to be added to.
@@ -375,6 +380,11 @@ class SourceOperator(RunningOperator):
         self._awaited = AwaitedSplits()
         self._times = RecordTimesCounter()
 
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return the server that the reader waits for, if any."""
+        outage = self.reader.find_outage()
+        return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
+
     def process(self, batch: Batch) -> None:
         """Pass on what was read."""
         if times := self.reader.take_record_times():
@@ -474,9 +484,10 @@ class SourceOperator(RunningOperator):
 class SinkMetricGroup:
     """Told by the writing thread and by the committing one, read by the heartbeat's."""
 
-    def __init__(self, uid: str, sink_id: str, subtask: int) -> None:
+    def __init__(self, uid: str, sink_id: str, subtask: int, target: str = "") -> None:
         self._uid = uid
         self.sink_id = sink_id
+        self.calls = OutsideCalls(uid, target)
         self._subtask = subtask
         self._lock = threading.Lock()
         self._open = False
@@ -596,10 +607,15 @@ class SinkOperator(RunningOperator):
         self._commits = commits
         self._on_bad_row = work.on_bad_row
 
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return the calls to the target that last for long, commits among them."""
+        return self._metrics.calls.list_waits()
+
     def process(self, batch: Batch) -> None:
         """Hand the rows to the writer."""
         self._metrics.note_written()
-        with self._refusals.name_refusal("rows were not written"):
+        taking = self._metrics.calls.during("to take rows")
+        with taking, self._refusals.name_refusal("rows were not written"):
             self._writer.write(batch.rows)
         self._take_rejected()
         reach("write")
@@ -608,7 +624,8 @@ class SinkOperator(RunningOperator):
         """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
         self._commits.await_commits()
         # After this the rows survive a crash, and stay invisible until the decision.
-        with self._refusals.name_refusal(f"checkpoint {checkpoint} was not pre-committed"):
+        refusal = self._refusals.name_refusal(f"checkpoint {checkpoint} was not pre-committed")
+        with self._metrics.calls.during("to pre-commit"), refusal:
             committables = self._writer.pre_commit(checkpoint)
         self._require_own_names(committables)
         # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.

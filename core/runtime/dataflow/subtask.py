@@ -53,6 +53,7 @@ from onceflow.core.protocol.messages import (
     SourceExhausted,
     SubtaskMail,
     SubtaskMetrics,
+    Wait,
 )
 from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.protocol.watermarks import IDLE, MAX_WATERMARK, WatermarkMerge
@@ -170,6 +171,10 @@ class Subtask(ABC):
                 for metric in operator.function_metrics.describe()
             ),
         )
+
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return which servers outside its operators wait for. Any thread."""
+        return tuple(wait for operator in self._operators for wait in operator.list_waits())
 
     @abstractmethod
     def _step(self) -> None:

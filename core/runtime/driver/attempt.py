@@ -273,8 +273,8 @@ class Attempt:
                 self._publish(SinksRecovered(self._recovered.result()))
             case Running(dropped):
                 self._publish(StateDropped(dropped))
-            case Heartbeat(slot, subtasks, rss_bytes, sinks):
-                self._publish(SlotReported(slot, subtasks, sinks, rss_bytes))
+            case Heartbeat(slot, subtasks, rss_bytes, sinks, waits):
+                self._publish(SlotReported(slot, subtasks, sinks, rss_bytes, waits))
             case Acked(checkpoint, snapshot, record_times):
                 self._publish(
                     CheckpointAcked(checkpoint, snapshot.subtask, snapshot.timings, record_times)

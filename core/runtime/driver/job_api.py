@@ -307,6 +307,7 @@ class JobApi:
             "summary": status.describe(time.time()),
             "records_in": status.records_in,
             "rejected": status.rejected,
+            "waits": status.waits,
             "sinks": status.sinks,
         }
 

@@ -123,6 +123,7 @@ def describe_now(
         "attempt_began_at_s": status.attempts[-1].began_at_s if status.attempts else None,
         "last_error": status.last_error,
         "last_error_at_s": status.last_error_at_s,
+        "waits": [asdict(wait) | {"summary": wait.describe(time.time())} for wait in status.waits],
         "records_in": status.records_in,
         "rejected": status.rejected,
         "checkpoints_completed": status.checkpoints_completed,

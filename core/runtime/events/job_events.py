@@ -18,7 +18,7 @@ from typing import TypeAlias
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import SnapshotTimings
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.protocol.record_times import RecordTimes
 from onceflow.core.spi import SplitOffsets
 
@@ -142,6 +142,7 @@ class SlotReported(_Timed):
     subtasks: tuple[SubtaskMetrics, ...] = ()
     sinks: tuple[SinkMetrics, ...] = ()
     rss_bytes: int = 0
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import SubtaskRef, committer_ref
-from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.runtime.events.commit_tally import CommitTally
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
@@ -58,6 +58,7 @@ from onceflow.core.runtime.events.sink_status import (
     describe_refusals,
     keep_counts,
 )
+from onceflow.core.runtime.events.waits import JobWait, sum_up_waits
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
@@ -82,6 +83,7 @@ class SlotStatus:
     heard_at_s: float = 0.0
     subtasks: tuple[SubtaskMetrics, ...] = ()
     sinks: tuple[SinkMetrics, ...] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +280,13 @@ class JobStatus:
             f"; sink {uid} waits for {'; '.join(blockers)}"
             for uid, blockers in sorted(self.blockers.items())
         )
+        waits = "".join(f"; {wait.describe(now_s)}" for wait in self.waits)
         when = describe_moment(self.last_error_at_s, now_s)
         error = f"; last error{when}: {self.last_error}" if self.last_error else ""
         return (
             f"{self.job}: {self.state.value}, attempt {self.attempt}, {self.records_in} records"
             f" read, {committed} rows committed, {in_doubt} transactions in doubt, checkpoint"
-            f" {newest}{blocked}{self.describe_refusals()}{error}"
+            f" {newest}{waits}{blocked}{self.describe_refusals()}{error}"
         )
 
     def describe_refusals(self) -> str:
@@ -299,6 +302,13 @@ class JobStatus:
     def last_checkpoint(self) -> CheckpointStats | None:
         """The last completed checkpoint; None before the first."""
         return self.history[-1] if self.history else None
+
+    @property
+    def waits(self) -> tuple[JobWait, ...]:
+        """The servers outside that sources and sinks of a running job wait for."""
+        if self.state is not JobState.RUNNING:
+            return ()
+        return sum_up_waits((wait, slot.heard_at_s) for slot in self.slots for wait in slot.waits)
 
     @property
     def subtasks(self) -> tuple[SubtaskMetrics, ...]:
@@ -454,7 +464,7 @@ def _slots_after(
     match event:
         case SlotJoined(number, pid, parent_pid, host):
             now = SlotStatus(number, pid, parent_pid, host)
-        case SlotReported(_, subtasks, sinks, rss_bytes):
+        case SlotReported(_, subtasks, sinks, rss_bytes, waits):
             # A report of a slot that has not joined this attempt: it is of the one before.
             if known is None:
                 return slots
@@ -463,6 +473,7 @@ def _slots_after(
                 subtasks=subtasks,
                 sinks=sinks,
                 rss_bytes=rss_bytes,
+                waits=waits,
                 heard_at_s=event.at.wall_s,
             )
     return (*slots[:index], now, *slots[index + bool(known) :])

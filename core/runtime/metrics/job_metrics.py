@@ -377,6 +377,11 @@ class JobMetrics:
         yield Family(metric_catalog.SOURCE_LAG, tuple(self._collect_lag(status.offsets)))
         blockers = tuple(((uid,), len(names)) for uid, names in sorted(status.blockers.items()))
         yield Family(metric_catalog.SINK_BLOCKERS, blockers)
+        since: dict[str, float] = {}
+        for wait in status.waits:
+            since[wait.uid] = min(wait.since_s, since.get(wait.uid, wait.since_s))
+        waited = tuple(((uid,), max(0.0, time.time() - at_s)) for uid, at_s in since.items())
+        yield Family(metric_catalog.WAITING, waited)
         stuck = tuple(((sink.uid,), int(sink.commit_stuck)) for sink in status.sinks)
         yield Family(metric_catalog.SINK_COMMIT_STUCK, stuck)
 

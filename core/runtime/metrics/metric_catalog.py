@@ -217,6 +217,13 @@ SINK_REJECTED = _counter(
     "How many bad rows the writers of a sink have left out.",
     "sink",
 )
+WAITING = _gauge(
+    "waiting_seconds",
+    "seconds",
+    "For how many seconds a source or sink has waited for a server outside. Absent while it does"
+    " not wait.",
+    "operator",
+)
 SINK_BLOCKERS = _gauge(
     "sink_blockers",
     "others",

@@ -247,6 +247,8 @@ class CommitWorker(CommitThread[Committable]):
             self._condition.notify_all()
 
     def _commit(self, commit: Committable) -> CommitOutcome:
+        # Until one succeeds, all tries are one wait.
+        self.metrics.calls.begin("to commit")
         outcome = self._committer.commit(commit)
         with self._condition:
             self._early.record_end()
@@ -276,6 +278,7 @@ class CommitWorker(CommitThread[Committable]):
     def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
             self._is_patient = True
+            self.metrics.calls.end("to commit")
             self.metrics.note_committed(commit)
         else:
             self.metrics.note_retry(describe_refusal(commit, step), is_stuck=step.is_stuck)
@@ -360,7 +363,7 @@ class SlotCommits:
     ) -> CommitWorker | GlobalPreCommits:
         """Return the running committer of one sink of subtask `ref`, or what stands for it."""
         slot, uid = self._context, operator.uid
-        metrics = SinkMetricGroup(uid, work.sink_id, ref.index)
+        metrics = SinkMetricGroup(uid, work.sink_id, ref.index, work.sink.describe_target())
         if work.sink.committed_by is CommittedBy.DRIVER:
             pre_commits = GlobalPreCommits(metrics)
             self._global.append(pre_commits)

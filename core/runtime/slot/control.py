@@ -256,7 +256,8 @@ class SlotControl:
         if chains is None:
             return Heartbeat(slot, rss_bytes=rss_bytes())
         subtasks = tuple(subtask.metrics() for subtask in chains.subtasks)
-        return Heartbeat(slot, subtasks, rss_bytes(), chains.commits.metrics())
+        waits = tuple(wait for subtask in chains.subtasks for wait in subtask.list_waits())
+        return Heartbeat(slot, subtasks, rss_bytes(), chains.commits.metrics(), waits)
 
     def _send(self, *messages: SlotMessage) -> None:
         with contextlib.suppress(SlotLost):  # the stream's end is mail, too

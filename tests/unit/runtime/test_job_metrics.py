@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
     SubtaskSnapshot,
 )
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics
+from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
 from onceflow.core.runtime.driver.health import Health
 from onceflow.core.runtime.driver.http_server import Request, Response
 from onceflow.core.runtime.driver.metrics_server import MetricsApi, ShownJob, ShownMetrics
@@ -294,8 +295,9 @@ def every_event() -> Iterable[JobEvent]:
     yield from (*fail(), *begin(2), SinksRecovered(()), AttemptRunning())
     yield SinkBlocked("out", ("session 7",))
     yield LagMeasured("in", (SplitOffsets("0", 3, 10),))
-    yield report(records_in=40, sinks=(sink(prepared=1),))
-    yield JobEnded(JobState.STOPPED)
+    yield SlotJoined(0, 1, 1, "here")
+    waits = (Wait("out", "database 'shop' at db:5432 (to commit)", 12.0),)
+    yield replace(report(records_in=40, sinks=(sink(prepared=1),)), waits=waits)
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])

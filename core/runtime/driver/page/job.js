@@ -124,6 +124,7 @@ export class JobView {
     else if (this.problem) this.page.tell("bad", `${this.problem}.${asOf}`);
     else if (this.isSilent()) this.page.tell("bad", `Nobody answers here: the driver has ended, was killed, or stands still.${asOf} Asking again every second.`);
     else if (now?.state === "restarting") this.page.tell("", `Restarting: ${now.last_error.split("\n")[0]}`);
+    else if (now?.waits?.length) this.page.tell("", now.waits.map((one) => one.summary).join("; "));
     else this.page.tell("", "");
   }
 
