@@ -396,12 +396,12 @@ def count() -> Aggregate:
 
 
 def min_(column: str) -> Aggregate:
-    """Return the smallest value of `column` so far; nulls are skipped."""
+    """Return the smallest value of `column` so far; nulls are skipped, and -0.0 is below 0.0."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """Return the largest value of `column` so far; nulls are skipped."""
+    """Return the largest value of `column` so far; nulls are skipped, and 0.0 is above -0.0."""
     return Aggregate("max", column)
 
 

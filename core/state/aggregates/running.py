@@ -21,6 +21,8 @@ SEGMENT_ROUNDS_MAX = 64
 segments are accumulated one by one: at most rows / 64 calls of some 3 µs in a batch."""
 _LIMIT = 1 << 63
 """The first sum that 64 bits with sign do not hold."""
+_MAGNITUDE = (1 << 63) - 1
+"""The bits of a float without its sign."""
 
 
 class SumOverflow(Exception):
@@ -133,6 +135,42 @@ def accumulate(
     ufunc: np.ufunc, group: Grouping, totals: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """Return `ufunc` folded over each segment, from left to right, at each position."""
+    # A sum of floats may be infinite or NaN, as in any database: that is no reason to warn.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _accumulate(ufunc, group, totals, values)
+
+
+def accumulate_extreme(
+    ufunc: np.ufunc, group: Grouping, totals: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return the least or greatest of floats over each segment, at each position.
+
+    `ufunc` runs over integers that sort as floats: np.fmin, np.minimum or np.maximum. -0.0 is less
+    than 0.0, and NaN is the greatest.
+    """
+    words = accumulate(ufunc, group, to_ordered_words(totals), to_ordered_words(values))
+    return from_ordered_words(words)
+
+
+def to_ordered_words(floats: npt.NDArray[np.float64]) -> Ints:
+    """Return integers that sort as the floats do, with -0.0 before 0.0 and NaN as the greatest.
+
+    numpy's own minimum takes either of -0.0 and 0.0, by the length of its input.
+    """
+    # `nan` alone, for its bits may have a sign, with which it would be the least.
+    words: Ints = np.where(np.isnan(floats), np.nan, floats).view(np.int64)
+    # Magnitudes of negative floats grow downwards: all bits but the sign are inverted.
+    return words ^ ((words >> 63) & _MAGNITUDE)
+
+
+def from_ordered_words(words: Ints) -> npt.NDArray[np.float64]:
+    """Return the floats of `to_ordered_words`."""
+    return (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
+
+
+def _accumulate(
+    ufunc: np.ufunc, group: Grouping, totals: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
     out: npt.NDArray[Any] = values[group.order]
     firsts, counts = group.firsts, group.counts
     # The total so far goes into each segment's first value; the rounds carry it on.

@@ -14,6 +14,7 @@ from onceflow.core.state.aggregates.decimal_words import greatest_start, least_s
 from onceflow.core.state.aggregates.running import (
     Grouping,
     accumulate,
+    accumulate_extreme,
     running_count,
     running_sum,
     surely_fits,
@@ -98,6 +99,8 @@ class Totals:
             running = running_count(group, totals, valid)
         elif self.column.op == "sum" and not self._floating:
             running = running_sum(group, totals, data)
+        elif self._has_zeros(data):
+            running = accumulate_extreme(self._ufunc(), group, totals, data)
         else:
             running = accumulate(self._ufunc(), group, totals, data)
         out = self._from_numbers(group.in_row_order(running))
@@ -161,9 +164,22 @@ class Totals:
                 # Raises where a running sum overflows; `np.add.at` would wrap without a word.
                 group = Grouping.of(entries)
                 running_sum(group, self.totals[group.entries], data)
-            np.add.at(self.totals, entries, data)
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add.at(self.totals, entries, data)
+        elif self._has_zeros(data):
+            group = Grouping.of(entries)
+            running = accumulate_extreme(self._ufunc(), group, self.totals[group.entries], data)
+            self.totals[group.entries] = group.lasts(running)
         else:
             self._ufunc().at(self.totals, entries, data)
+
+    def _has_zeros(self, data: npt.NDArray[Any]) -> bool:
+        """Return whether a minimum or maximum of floats may have to choose between 0.0 and -0.0.
+
+        Without a zero in `data` the only zero is the total so far.
+        """
+        is_extreme = self._floating and self.column.op in ("min", "max")
+        return is_extreme and not bool(data.all())
 
     def _ufunc(self) -> np.ufunc:
         if self.column.op == "sum":

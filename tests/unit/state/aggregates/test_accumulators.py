@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from datetime import date, datetime
 from typing import Any
 
@@ -14,6 +15,8 @@ from onceflow.core.errors import ConfigError, StateError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.state import AccumulatorColumn, AccumulatorTable
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
+from onceflow.core.state.aggregates.byte_values import totals_of
+from onceflow.core.state.aggregates.totals import Totals
 
 
 def table(*columns: AccumulatorColumn, key: Any = None) -> AccumulatorTable:
@@ -55,6 +58,71 @@ def test_a_count_without_values_counts_rows() -> None:
 def test_negative_zero_is_not_lost_by_a_null_behind_it() -> None:
     made = table(AccumulatorColumn("v", "max", pa.float64()))
     assert math.copysign(1, run(made, ["a", "a"], pa.array([-0.0, None]))[1]) == -1
+
+
+def _in_order(value: float) -> tuple[bool, float, float]:
+    """Return a key that sorts -0.0 before 0.0, and NaN behind all others."""
+    return math.isnan(value), 0.0 if math.isnan(value) else value, math.copysign(1, value)
+
+
+_ZEROS = [0.0, -0.0, 0.0, -1.0, -0.0, math.nan, 0.0, math.inf, -0.0, 1.0, -math.inf, 0.0, -0.0]
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 64, 65, 200])
+@pytest.mark.parametrize("seed", range(3))
+def test_negative_zero_is_less_than_zero_whatever_the_length_of_a_batch(
+    op: Any, step: int, seed: int
+) -> None:
+    """Of rows that are accumulated together, and of a long segment, which is accumulated alone."""
+    drawn = random.Random(seed)
+    chosen = _ZEROS if seed else [0.0, -0.0]
+    values = [drawn.choice(chosen) for _ in range(200)]
+    keys = [drawn.choice("aab") for _ in values]
+    best = min if op == "min" else max
+    so_far: dict[str, float] = {}
+    expected: list[float] = []
+    for key, value in zip(keys, values, strict=True):
+        so_far[key] = best(so_far.get(key, value), value, key=_in_order)
+        expected.append(so_far[key])
+    made = table(AccumulatorColumn("v", op, pa.float64()))
+    rows: list[float] = []
+    for start in range(0, len(values), step):
+        part = slice(start, start + step)
+        rows += run(made, keys[part], pa.array(values[part]))
+    assert list(map(repr, rows)) == list(map(repr, expected))
+
+
+@pytest.mark.parametrize(("op", "expected"), [("min", [-0.0, -0.0]), ("max", [0.0, -0.0])])
+def test_negative_zero_is_less_than_zero_where_windows_are_folded_and_merged(
+    op: Any, expected: list[float]
+) -> None:
+    column = AccumulatorColumn("v", op, pa.float64())
+    for values in ([-0.0, 0.0, -0.0], [0.0, -0.0, -0.0]):
+        folded = Totals(column)
+        folded.reserve(1, 3)
+        folded.fold(np.array([1, 1, 2]), pa.array(values))
+        assert repr(folded.values(np.array([1, 2])).to_pylist()) == repr(expected)
+        apart = Totals(column)
+        apart.reserve(1, 4)
+        apart.fold(np.array([1, 2, 3]), pa.array(values))
+        merged = apart.merge(np.array([1, 2, 3]), np.array([1, 1, 2]), 2)
+        assert repr(merged.values(np.array([1, 2])).to_pylist()) == repr(expected)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_infinities_of_both_signs_and_sums_beyond_floats_are_summed_without_a_warning(
+    op: Any,
+) -> None:
+    """Warnings are errors in tests."""
+    made = table(AccumulatorColumn("v", op, pa.float64()))
+    rows = run(made, ["a", "a", "b", "b"], pa.array([math.inf, -math.inf, 1.7e308, 1.7e308]))
+    assert math.isnan(rows[1])
+    assert rows[3] == math.inf
+    folded = totals_of(AccumulatorColumn("v", op, pa.float64()))
+    folded.reserve(1, 3)
+    folded.fold(np.array([1, 1, 2, 2]), pa.array([math.inf, -math.inf, 1.7e308, 1.7e308]))
+    assert math.isnan(folded.values(np.array([1])).to_pylist()[0])
 
 
 INTEGERS = [pa.int8(), pa.int32(), pa.uint8(), pa.uint32(), pa.uint64()]
