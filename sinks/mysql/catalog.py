@@ -109,6 +109,8 @@ class MySQLType:
     octets: int | None = None
     charset: str = ""
     collation: str = ""
+    has_negative_zero: bool = True
+    """Whether a float keeps the sign of zero; MariaDB's does not."""
 
     @property
     def unsigned(self) -> bool:
@@ -136,12 +138,13 @@ def find_table(session: Session, name: TableName) -> Table | None:
     database = "DATABASE()" if name.schema is None else literal(name.schema)
     where = f"table_schema = {database} AND table_name = {literal(name.name)}"
     known = session.query(
-        "SELECT table_schema, table_name, table_type, engine, CURRENT_USER() "
+        "SELECT table_schema, table_name, table_type, engine, CURRENT_USER(), VERSION() "
         f"FROM information_schema.tables WHERE {where}"
     )
     if not known:
         return None
-    schema, table, kind, engine, user = known[0]
+    schema, table, kind, engine, user, version = known[0]
+    is_mariadb = "mariadb" in str(version).lower()
     shown = TableName(str(schema), str(table))
     rows = session.query(
         "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, "
@@ -157,7 +160,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
     return Table(
         name=shown,
-        columns=tuple(_column(shown, row) for row in rows),
+        columns=tuple(_column(shown, row, is_mariadb=is_mariadb) for row in rows),
         unfit=_unfit(shown, str(kind), str(engine or "")),
         unique_keys=keys,
         other_unique=other_unique,
@@ -202,7 +205,7 @@ def _unique_keys(
     return whole_ones, len(whole_ones) < len(parts)
 
 
-def _column(table: TableName, row: tuple[Any, ...]) -> TableColumn:
+def _column(table: TableName, row: tuple[Any, ...], *, is_mariadb: bool) -> TableColumn:
     (name, data_type, column_type, precision, scale, fraction, length, octets) = row[:8]
     (charset, collation, nullable, default, extra, privileges) = row[8:]
     extra, granted = str(extra).lower(), str(privileges).split(",")
@@ -216,6 +219,7 @@ def _column(table: TableName, row: tuple[Any, ...]) -> TableColumn:
         octets=_number(octets),
         charset=str(charset or ""),
         collation=str(collation or ""),
+        has_negative_zero=not is_mariadb,
     )
     return TableColumn(
         name=str(name),

@@ -107,7 +107,13 @@ class ColumnsStatement:
         return f"{name}_rows" if self.target.name.name.lower() == name else name
 
 
-_TEMPORALS = {"date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)"}
+# Text is compared with a TIME letter by letter: 12:00:00.000000 is not 12:00:00.000.
+_TEMPORALS = {
+    "date": "DATE",
+    "datetime": "DATETIME(6)",
+    "timestamp": "DATETIME(6)",
+    "time": "TIME(6)",
+}
 
 
 def load_statement(target: Target) -> str:
@@ -346,8 +352,17 @@ def _value(fit: MySQLFit, column: pa.Array) -> pa.Array:
         case Spelling.QUOTED:
             column = _between("'", _to_text(column))
         case Spelling.NUMBER | Spelling.BITS:
-            column = _to_text(column)
+            column = _literals(column)
     return column if not column.null_count else pc.fill_null(column, _text("NULL"))
+
+
+def _literals(numbers: pa.Array) -> pa.Array:
+    """Return numbers as SQL's literals; -0 would be an integer, which has no sign at zero."""
+    texts = _to_text(numbers)
+    if not arrow.is_floating(numbers.type):
+        return texts
+    literals: pa.Array = pc.if_else(pc.equal(texts, _text("-0")), _text("-0e0"), texts)
+    return literals
 
 
 def _to_text(column: pa.Array) -> pa.Array:

@@ -21,8 +21,15 @@ from typing_extensions import override
 
 from onceflow.core.arrow.kinds import cast_rows, is_bytes, is_text
 from onceflow.sinks.mysql.catalog import TEXTS, MySQLType
+from onceflow.sinks.sql.json_documents import find_double_fault
 from onceflow.sinks.sql.tables import ColumnFit, Target
-from onceflow.sinks.sql.values import decimal_digits, float_type
+from onceflow.sinks.sql.values import (
+    NO_NEGATIVE_ZERO,
+    are_negative_zeros,
+    decimal_digits,
+    find_remainder,
+    float_type,
+)
 
 _INTEGERS: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "tinyint": (pa.int8(), pa.uint8()),
@@ -149,6 +156,8 @@ class MySQLFit(ColumnFit):
     def check_float(self, values: pa.Array) -> None:
         """Refuse what is no number."""
         self.refuse(values, pc.invert(pc.is_finite(values)), "it stores neither NaN nor infinity")
+        if not self.type.has_negative_zero:
+            self.refuse(values, are_negative_zeros(values), NO_NEGATIVE_ZERO)
         if self.type.unsigned:
             self.refuse(values, pc.less(values, 0), "below zero")
 
@@ -213,6 +222,10 @@ class MySQLFit(ColumnFit):
         )
         self.require_one_form(values)
 
+    def check_json(self, values: pa.Array) -> None:
+        """Refuse what is no JSON, and what loses a key or digits when it is parsed."""
+        self.check_documents(values, find_double_fault)
+
     def check_bytes(self, values: pa.Array) -> None:
         """Refuse what is too long, or would be padded."""
         limit = self.type.length
@@ -228,8 +241,7 @@ class MySQLFit(ColumnFit):
         if digits >= _MICROSECOND_DIGITS:
             return
         unit = 10 ** (_MICROSECOND_DIGITS - digits)
-        numbers = values.view(pa.int64())
-        remainder = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
+        remainder = find_remainder(values.view(pa.int64()), unit)
         self.refuse(values, pc.not_equal(remainder, 0), f"it keeps {digits} digits of a second")
 
     def _check_range(self, values: pa.Array, numbers: pa.Array, first: int, last: int) -> None:
@@ -269,6 +281,7 @@ _CHECKS: Mapping[str, Callable[[MySQLFit, pa.Array], None]] = MappingProxyType(
         "timestamp": MySQLFit.check_timestamp,
         "time": MySQLFit.check_time,
         "enum": MySQLFit.check_enum,
+        "json": MySQLFit.check_json,
         "uuid": MySQLFit.check_uuid,
     }
 )

@@ -13,8 +13,9 @@ at all.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +25,9 @@ from typing_extensions import override
 
 from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.postgres.catalog import PostgresType
+from onceflow.sinks.sql.json_documents import find_binary_fault, find_syntax_fault
 from onceflow.sinks.sql.tables import ColumnFit, Target
-from onceflow.sinks.sql.values import decimal_digits, float_type
+from onceflow.sinks.sql.values import decimal_digits, find_remainder, float_type
 
 DECIMAL_PRECISION_MAX = 38
 """The digits of decimal128, the widest decimal that the encoder writes."""
@@ -46,6 +48,10 @@ _ELEMENTS = frozenset(
 _DAY_FIRST = -2_440_588
 _DAY_END = 2_145_042_906
 _MICROSECOND_FIRST = -210_866_803_200_000_000
+_WHOLE_UNITS = {3_600_000_000: "whole hours", 60_000_000: "whole minutes"}
+_DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _DAY_US = -719_162, 2_932_897, 86_400_000_000
+_OF_DATES = "Postgres has 4714-11-24 BC to 5874897-12-31"
+_IN_ARRAY = "arrays take the years 1 to 9999"
 _UUID_DIGITS = "[0-9a-fA-F]{32}"
 
 
@@ -67,7 +73,7 @@ def _list_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
     is_list = arrow.is_list(given) or arrow.is_large_list(given) or arrow.is_fixed_size_list(given)
     if not is_list or target.element not in _ELEMENTS:
         return None
-    element = _scalar_wire(given.value_type, PostgresType(target.element, target.shown))
+    element = _scalar_wire(given.value_type, target.element_type)
     return None if element is None else pa.list_(element)
 
 
@@ -81,7 +87,7 @@ def _scalar_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None
         return given if arrow.is_boolean(given) else None
     if name in ("bytea", "uuid"):
         return _bytes_wire(given, name)
-    return _number_wire(given, target) or _temporal_wire(given, name)
+    return _number_wire(given, target) or _temporal_wire(given, target)
 
 
 def _number_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
@@ -109,7 +115,8 @@ def _numeric_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | Non
     return pa.decimal128(precision, digits[1]) if 0 < precision <= DECIMAL_PRECISION_MAX else None
 
 
-def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
+def _temporal_wire(given: pa.DataType, target: PostgresType) -> pa.DataType | None:
+    name = target.name
     if name == "date":
         return pa.date32() if arrow.is_date(given) else None
     if name == "timestamp":
@@ -119,7 +126,8 @@ def _temporal_wire(given: pa.DataType, name: str) -> pa.DataType | None:
     if name == "time":
         return pa.time64("us") if arrow.is_time(given) else None
     if name == "interval":
-        return pa.duration("us") if arrow.is_duration(given) else None
+        # The encoder writes hours and smaller parts alone, and `interval day` keeps none of them.
+        return pa.duration("us") if arrow.is_duration(given) and target.unit_us else None
     return None
 
 
@@ -143,14 +151,15 @@ class PostgresFit(ColumnFit):
     @override
     def check(self, values: pa.Array) -> None:
         if arrow.is_list(values.type):
-            self._check_values(values.flatten())
+            self._check_elements(values.flatten())
         else:
             self._check_values(values)
             if is_text(values.type):
                 self._check_length(values)
-                if self.is_key and self.type.name == "bpchar":
-                    last = pc.ends_with(values, " ")
-                    self.refuse(values, last, "spaces at its end are not told apart in a key")
+                self._check_last_spaces(values)
+            find_fault = _DOCUMENT_FAULTS.get(self.type.name)
+            if find_fault is not None:
+                self.check_documents(values, find_fault)
 
     def _check_length(self, values: pa.Array) -> None:
         limit = self.type.length
@@ -160,23 +169,52 @@ class PostgresFit(ColumnFit):
         if longest is not None and longest > limit:
             self.refuse(values, pc.greater(pc.utf8_length(values), limit), f"over {limit} letters")
 
+    def _check_elements(self, elements: pa.Array) -> None:
+        self._check_values(elements)
+        # In changes by key arrays go as text, in which Arrow spells other years as Postgres does
+        # not read them.
+        if arrow.is_date32(elements.type):
+            days = elements.view(pa.int32())
+            self._check_range(elements, days, _DAY_OF_YEAR_1, _DAY_OF_YEAR_10000, _IN_ARRAY)
+        elif arrow.is_timestamp(elements.type):
+            microseconds = elements.view(pa.int64())
+            first, end = _DAY_OF_YEAR_1 * _DAY_US, _DAY_OF_YEAR_10000 * _DAY_US
+            self._check_range(elements, microseconds, first, end, _IN_ARRAY)
+
+    def _check_last_spaces(self, values: pa.Array) -> None:
+        """Refuse spaces at the end where the server fills up with them, or compares without."""
+        if self.type.name == "bpchar" and (self.is_key or self.type.length is not None):
+            last = pc.ends_with(values, " ")
+            self.refuse(values, last, "spaces at its end are not kept, or not told apart")
+
     def _check_values(self, values: pa.Array) -> None:
         if is_text(values.type):
             if _may_hold_nul(values):
                 self.refuse(values, pc.match_substring(values, "\0"), "Postgres stores no NUL")
         elif arrow.is_date32(values.type):
-            self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_END)
+            self._check_range(values, values.view(pa.int32()), _DAY_FIRST, _DAY_END, _OF_DATES)
         elif arrow.is_timestamp(values.type):
-            self._check_range(values, values.view(pa.int64()), _MICROSECOND_FIRST, None)
+            microseconds = values.view(pa.int64())
+            self._check_range(values, microseconds, _MICROSECOND_FIRST, None, _OF_DATES)
+            self._check_unit(values)
+        elif arrow.is_time64(values.type) or arrow.is_duration(values.type):
+            self._check_unit(values)
+
+    def _check_unit(self, values: pa.Array) -> None:
+        """Refuse times that the server would round to fewer digits or to other fields."""
+        unit = self.type.unit_us
+        if unit > 1:
+            remainder = find_remainder(values.view(pa.int64()), unit)
+            self.refuse(values, pc.not_equal(remainder, 0), f"it keeps {_unit_in_words(unit)}")
 
     def _check_range(
-        self, values: pa.Array, numbers: pa.Array, first: int, end: int | None
+        self, values: pa.Array, numbers: pa.Array, first: int, end: int | None, years: str
     ) -> None:
         span = pc.min_max(numbers).as_py()
         if span["min"] is not None and span["min"] < first:
-            self.refuse(values, pc.less(numbers, first), "before 4714-11-24 BC")
+            self.refuse(values, pc.less(numbers, first), years)
         if end is not None and span["max"] is not None and span["max"] >= end:
-            self.refuse(values, pc.greater_equal(numbers, end), "after 5874897-12-31")
+            self.refuse(values, pc.greater_equal(numbers, end), years)
 
     def _parse_uuids(self, given: pa.Array) -> pa.Array:
         digits = pc.replace_substring(given, "-", "")
@@ -187,6 +225,15 @@ class PostgresFit(ColumnFit):
         every = pa.Array.from_buffers(pa.binary(16), len(given), [None, octets])
         result: pa.Array = pc.if_else(given.is_valid(), every, pa.scalar(None, pa.binary(16)))
         return result
+
+
+def _unit_in_words(unit_us: int) -> str:
+    return _WHOLE_UNITS.get(unit_us) or f"{6 - len(str(unit_us)) + 1} digits of a second"
+
+
+_DOCUMENT_FAULTS: Mapping[str, Callable[[str], str | None]] = MappingProxyType(
+    {"json": find_syntax_fault, "jsonb": find_binary_fault}
+)
 
 
 def fits_of(target: Target, names: Sequence[str] | None = None) -> tuple[PostgresFit, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -169,6 +169,8 @@ class ColumnFit(ABC):
         """Return `given`, which is decoded, as the wire's type; `check` comes after it."""
         if arrow.is_integer(given.type) and arrow.is_decimal(self.wire):
             given = cast_rows(given, _ANY_INTEGER)
+        elif arrow.is_list(self.wire) and arrow.is_decimal(self.wire.value_type):
+            given = _widen_integers(given)
         return fit_column(given, self.wire, name=self.name, target=self.shown)
 
     def refuse(self, values: pa.Array, bad: pa.Array, why: str) -> None:
@@ -180,6 +182,13 @@ class ColumnFit(ABC):
         if row >= 0:
             raise bad_row_at(values, row, name=self.name, target=self.shown, why=why)
 
+    def check_documents(self, documents: pa.Array, find_fault: Callable[[str], str | None]) -> None:
+        """Raise BadRow for the first JSON document that `find_fault` finds a fault in."""
+        for row, text in enumerate(documents.to_pylist()):
+            fault = None if text is None else find_fault(text)
+            if fault is not None:
+                raise bad_row_at(documents, row, name=self.name, target=self.shown, why=fault)
+
     def require_one_form(self, uuids: pa.Array) -> None:
         """Raise BadRow for text in a key that spells a UUID otherwise than servers show it.
 
@@ -190,6 +199,12 @@ class ColumnFit(ABC):
             odd = pc.invert(pc.match_substring_regex(uuids, _UUID_IN_ONE_FORM))
             why = "a key has one form, small letters with hyphens: use str(uuid.UUID(…)) before"
             self.refuse(uuids, odd, why)
+
+
+def _widen_integers(lists: pa.Array) -> pa.Array:
+    """Return lists of integers as lists of decimals that hold each of them; others as given."""
+    is_whole = arrow.is_integer(lists.type.value_type)
+    return cast_rows(lists, pa.list_(_ANY_INTEGER)) if is_whole else lists
 
 
 @dataclass(frozen=True, slots=True)

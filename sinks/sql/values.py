@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.arrow.kinds import cast_rows
@@ -12,6 +13,7 @@ from onceflow.core.spi.bad_rows import quote_value
 _FLOAT_BITS = 32
 _MANTISSA_BITS_OF_DOUBLE = 53
 _WIDEST_INTEGER_BITS = 64
+NO_NEGATIVE_ZERO = "the column makes 0.0 of it; add 0.0 to the values before the sink"
 
 
 def fit_column(column: pa.Array, wire: pa.DataType, *, name: str, target: str) -> pa.Array:
@@ -60,6 +62,18 @@ def decimal_digits(
     if precision is not None and scale is not None:
         digits, decimals = min(digits, precision - scale), min(decimals, scale)
     return digits, decimals
+
+
+def find_remainder(numbers: pa.Array, unit: int) -> pa.Array:
+    """Return what is left of each whole number beyond a multiple of `unit`; 0 if nothing is."""
+    remainder: pa.Array = pc.subtract(numbers, pc.multiply(pc.divide(numbers, unit), unit))
+    return remainder
+
+
+def are_negative_zeros(floats: pa.Array) -> pa.Array:
+    """Return for each value whether it is -0.0."""
+    negative: pa.Array = pc.and_(pc.equal(floats, 0.0), pc.less(pc.divide(1.0, floats), 0.0))
+    return negative
 
 
 def bad_row_at(column: pa.Array, row: int, *, name: str, target: str, why: str = "") -> BadRow:

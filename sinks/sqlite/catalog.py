@@ -56,10 +56,14 @@ def literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def parse_declaration(words: str) -> SQLiteType:
-    """Return the type that `words` declare, by SQLite's rules in their order."""
+def parse_declaration(words: str, *, is_strict: bool = False) -> SQLiteType:
+    """Return the type that `words` declare, by SQLite's rules in their order.
+
+    `is_strict` is true for a column of a STRICT table. There alone ANY keeps each value: in an
+    ordinary table it is a word without a meaning, and the column makes numbers of text.
+    """
     upper = words.strip().upper()
-    if not upper or upper == "ANY":
+    if not upper or (is_strict and upper == "ANY"):
         affinity = Affinity.NONE
     elif "INT" in upper:
         affinity = Affinity.INTEGER
@@ -89,6 +93,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     table, kind = known[0]
     shown = TableName(None, str(table))
     columns = session.query(f"PRAGMA table_xinfo({literal(shown.name)})")
+    is_strict = _is_strict(session, shown.name)
     keys, collations = _unique_keys(session, shown.name)
     primary = [str(column[1]) for column in columns if column[5]]
     # The one integer that is the primary key is the row's own number, and has no index.
@@ -102,13 +107,25 @@ def find_table(session: Session, name: TableName) -> Table | None:
     return Table(
         name=shown,
         columns=tuple(
-            _column(column, is_number=column[1] == number, collation=collations.get(column[1], ""))
+            _column(
+                column,
+                is_strict=is_strict,
+                is_number=column[1] == number,
+                collation=collations.get(column[1], ""),
+            )
             for column in columns
         ),
         unfit=_VIEW if kind == "view" else None,
         unique_keys=tuple(keys),
         grantee="",
     )
+
+
+def _is_strict(session: Session, table: str) -> bool:
+    """Return whether each value in the table must have the type of its column."""
+    # SQLite before 3.37 knows neither STRICT tables nor this pragma, and answers without a row.
+    listed = session.query(f"PRAGMA main.table_list({literal(table)})")
+    return any(row[5] for row in listed)
 
 
 def _unique_keys(
@@ -138,7 +155,7 @@ def _unique_keys(
     return keys, collations
 
 
-def _column(row: Sequence[Any], *, is_number: bool, collation: str) -> TableColumn:
+def _column(row: Sequence[Any], *, is_strict: bool, is_number: bool, collation: str) -> TableColumn:
     _, name, words, not_null, default, primary, hidden = row
     fault = (
         f"key column {name!r} has the collation {collation}, by which two keys of the stream may "
@@ -147,7 +164,7 @@ def _column(row: Sequence[Any], *, is_number: bool, collation: str) -> TableColu
     )
     return TableColumn(
         name=name,
-        type=parse_declaration(words),
+        type=parse_declaration(words, is_strict=is_strict),
         # A null for the row's own number would become a number.
         nullable=not (not_null or primary),
         has_default=default is not None or is_number,

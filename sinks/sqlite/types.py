@@ -17,7 +17,13 @@ from typing_extensions import override
 from onceflow.core.arrow.instants import rows_beyond_python
 from onceflow.core.arrow.kinds import is_bytes, is_text
 from onceflow.sinks.sql.tables import ColumnFit
-from onceflow.sinks.sql.values import bad_row_at, fit_column, float_type
+from onceflow.sinks.sql.values import (
+    NO_NEGATIVE_ZERO,
+    are_negative_zeros,
+    bad_row_at,
+    fit_column,
+    float_type,
+)
 from onceflow.sinks.sqlite.catalog import Affinity, SQLiteType
 
 _MANTISSA_BITS = 53
@@ -50,6 +56,9 @@ class SQLiteFit(ColumnFit):
     def check(self, values: pa.Array) -> None:
         if arrow.is_floating(values.type):
             self.refuse(values, pc.is_nan(values), "SQLite makes null of it")
+            if self.type.affinity is Affinity.REAL:
+                # Such a column keeps whole numbers as integers in the file.
+                self.refuse(values, are_negative_zeros(values), NO_NEGATIVE_ZERO)
         elif self.type.affinity is Affinity.TEMPORAL:
             numerals = pc.match_substring_regex(values, _NUMERAL)
             self.refuse(values, numerals, "SQLite makes a number of it")
@@ -61,7 +70,9 @@ class SQLiteFit(ColumnFit):
             raise bad_row_at(given, rows[0], name=self.name, target=self.shown, why=_OUTSIDE)
 
     def _texts(self, given: pa.Array) -> pa.Array:
-        """Return dates, times and instants, exact to the microsecond, as text; others as given."""
+        """Return decimals, and times exact to the microsecond, as text; other values as given."""
+        if arrow.is_decimal(given.type):
+            return _digits(given)
         if arrow.is_time(given.type):
             return self._exact(given, pa.time64("us"))
         if not arrow.is_timestamp(given.type):
@@ -77,6 +88,15 @@ class SQLiteFit(ColumnFit):
 
     def _exact(self, given: pa.Array, kind: pa.DataType) -> pa.Array:
         return fit_column(given, kind, name=self.name, target=self.shown)
+
+
+def _digits(decimals: pa.Array) -> pa.Array:
+    """Return decimals as text without an exponent, which Arrow gives the smallest ones."""
+    texts = decimals.cast(pa.large_string())
+    if not pc.any(pc.match_substring(texts, "E")).as_py():
+        return texts
+    spelled = [None if value is None else f"{value:f}" for value in decimals.to_pylist()]
+    return pa.array(spelled, pa.large_string())
 
 
 def wire_of(given: pa.DataType, target: SQLiteType) -> pa.DataType | None:

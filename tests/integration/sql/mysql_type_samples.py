@@ -18,6 +18,9 @@ from tests.integration.sql.type_tables import Refused, Samples, TypeTables
 UTC = dt.timezone.utc
 D = decimal.Decimal
 
+_NEGATIVE_ZERO = -0.0
+"""A value that MariaDB does not have."""
+
 _SAMPLES: Samples = [
     ("tinyint", pa.int8(), [-128, 127, None]),
     ("tinyint", pa.int64(), [-128, 127]),
@@ -37,6 +40,7 @@ _SAMPLES: Samples = [
     ("float", pa.float32(), [1.5, -2.0, 3.4028234663852886e38, None]),
     ("float", pa.float16(), [0.5]),
     ("float", pa.int16(), [-32768]),
+    ("double", pa.float64(), [_NEGATIVE_ZERO, 1.0]),
     ("double", pa.float64(), [0.1, 1.7976931348623157e308, 5e-324, -1e22, None]),
     ("double", pa.float32(), [0.10000000149011612]),
     ("double", pa.int32(), [2**31 - 1]),
@@ -202,6 +206,8 @@ _KEYS: Sequence[tuple[str, pa.Array]] = [
     ("timestamp", pa.array([2, 1, 2], pa.timestamp("s", "UTC"))),
     ("tinyint(1)", pa.array([True, False, True])),
     ("time(6)", pa.array([2, 1, 2], pa.time64("us"))),
+    ("time(3)", pa.array([2, 1, 2], pa.time32("ms"))),
+    ("time", pa.array([2, 1, 2], pa.time32("s"))),
 ]
 
 _FINITE = st.floats(allow_nan=False, allow_infinity=False).map(lambda one: one + 0.0)
@@ -265,6 +271,8 @@ MYSQL = TypeTables(
 )
 MARIADB = dataclasses.replace(
     MYSQL,
+    samples=[sample for sample in _SAMPLES if sample[2][0] is not _NEGATIVE_ZERO],
+    misfits=[*_MISFITS, ("double", pa.array([-0.0]), "-0.0")],
     refused_by_server=[
         ("json", pa.array(["[1]", "{"]), "json_valid", "CONSTRAINT `t.v`"),
         ("varchar(9) character set latin1", pa.array(["日"]), "column.*v", "column.*v"),
