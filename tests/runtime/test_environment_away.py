@@ -17,11 +17,11 @@ from tests.support.ledger import assert_exactly_once, ledger
 
 from onceflow import (
     ExponentialDelay,
+    FixedDelay,
     Job,
     JobState,
     JobStatus,
     LocalProcesses,
-    NoRestart,
     OnceflowError,
 )
 from onceflow.core.errors import ConfigError, SettingsRefused
@@ -148,14 +148,19 @@ def test_a_strategy_that_gives_up_ends_the_job_by_the_words_of_the_environment(
         WorkersAway(away=str(away)),
         tmp_path,
         CountingSource(2_000, pause_s=0.005, endless=True),
-        restart=NoRestart(),
+        restart=FixedDelay(attempts=2, delay_s=0.01),
     )
     job = pipeline.start()
     running = await_status(job, lambda now: now.checkpoints_completed > 1)
     away.touch()
     os.kill(running.slots[0].pid, signal.SIGKILL)
-    with pytest.raises(OnceflowError, match="no further restart: failure 1, 0 restarts allowed"):
+    with pytest.raises(ConfigError) as raised:
         job.wait(TIMEOUT_S)
+    text = str(raised.value)
+    assert text.startswith("parallelism=2 needs 2 task slots at once; add executors or cores")
+    assert "(failure 3 in " in text
+    assert "; the first was SlotLost: slot 0 is lost" in text
+    assert text.endswith("(no further restart: failure 3, 2 restarts allowed)")
 
 
 def test_a_driver_that_cannot_listen_says_where_and_what_to_set() -> None:

@@ -383,9 +383,9 @@ class JobDriver:
                 if not isinstance(error, OnceflowError):
                     _log.error("no further restart of job %s: %s", self._plan.name, reason)
                     raise error
-                first_line, line_end, trace = str(error).partition("\n")
+                first_line, line_end, trace = self._failures.describe(text, now).partition("\n")
                 text = f"{first_line} (no further restart: {reason}){line_end}{trace}"
-                raise type(error)(text) from error
+                raise type(error)(text.removeprefix(f"{type(error).__name__}: ")) from error
             case RestartAfter(delay_s):
                 self._cluster.check_alive()
                 # Since the failure: a part has passed while the slots left.
