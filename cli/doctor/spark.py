@@ -19,6 +19,7 @@ from typing import Any
 import onceflow
 from onceflow.cli.doctor.machine import install_command
 from onceflow.cli.doctor.storage import remove_empty
+from onceflow.core.protocol.loops.slots import ADDRESS_ADVICE
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.core.storage import FileSystemStorage
 from onceflow.core.storage.filesystems.bucket_settings import is_bucket
@@ -75,6 +76,7 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
     return [
         *_session(area, facts, question.parallelism),
         *_executors(Area("executors"), facts, (began, ended)),
+        *check_addresses(facts),
         *(_check_shared_storage(facts, shared) if shared.asked else ()),
     ]
 
@@ -219,6 +221,32 @@ def _executors(area: Area, answer: Mapping[str, Any], asked: tuple[float, float]
                 )
             )
     return findings
+
+
+def check_addresses(answer: Mapping[str, Any]) -> list[Finding]:
+    """Return how slots on the executors will be reached; nothing where all are on one machine."""
+    if answer["one_machine"]:
+        return []
+    area, findings = Area("addresses"), list[Finding]()
+    owners: dict[str, tuple[str, str]] = {}
+    for executor in answer["executors"]:
+        host, reached = executor["host"], executor["reached"]
+        if reached is None:
+            continue
+        at, network_id = reached.get("at", ""), reached.get("network_id", "")
+        owner, owner_id = owners.setdefault(at, (host, network_id)) if at else (host, network_id)
+        if trouble := reached.get("trouble"):
+            mistake = f"{host}: {trouble}"
+        elif reached["loopback"]:
+            mistake = f"slots on {host} are reached at {at}, which other machines cannot reach"
+        elif "" not in {owner_id, network_id} and owner_id != network_id:
+            mistake = f"slots on {owner} and on {host} are both reached at {at}"
+        else:
+            findings.append(area.ok(f"slots on {host} are reached at {at}"))
+            continue
+        needed = "an address of its own for each machine"
+        findings.append(area.problem(mistake, needed, ADDRESS_ADVICE))
+    return list(dict.fromkeys(findings))
 
 
 def _check_shared_storage(answer: Mapping[str, Any], shared: _Shared) -> list[Finding]:

@@ -19,8 +19,9 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     """Write what is found into `answer`."""
     from pyspark.sql import SparkSession
 
-    from onceflow.core.runtime.cluster.spark import free_slots, use_own_interpreter
+    from onceflow.core.runtime.cluster.spark import SparkCluster, free_slots, use_own_interpreter
     from onceflow.core.runtime.slot.context import versions
+    from onceflow.core.runtime.transport.addresses import leads_to_loopback, to_location
 
     builder = SparkSession.builder.appName("onceflow doctor").config("spark.ui.enabled", "false")
     if settings["master"]:
@@ -39,6 +40,8 @@ def main(settings: dict[str, Any], answer: Path) -> None:
             name: str(context.getConf().get(name, "false")).lower()
             for name in ("spark.dynamicAllocation.enabled", "spark.speculation")
         },
+        # Then every slot is on the driver's machine, and loopback will do.
+        "one_machine": leads_to_loopback(SparkCluster(session).driver_host),
         "error": "",
         "executors": [],
     }
@@ -46,7 +49,8 @@ def main(settings: dict[str, Any], answer: Path) -> None:
         use_own_interpreter(context)
         count = max(1, min(free_slots(context) or 1, settings["tasks"]))
         numbers = context.parallelize(range(count), count)
-        look = _looker(settings["probe"], settings["token"])
+        driver = to_location("grpc", SparkCluster(session).driver_host, 1)
+        look = _looker(settings["probe"], settings["token"], driver)
         facts["executors"] = numbers.mapPartitions(look).collect()
     except Exception as error:
         facts["error"] = str(error)
@@ -54,7 +58,9 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     session.stop()
 
 
-def _looker(probe: str, token: str) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
+def _looker(
+    probe: str, token: str, driver: str
+) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     def look(numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         import importlib
         import pathlib
@@ -82,8 +88,21 @@ def _looker(probe: str, token: str) -> Callable[[Iterable[int]], Iterator[dict[s
             except OSError as error:
                 seen = seen or f"{error.strerror}"
                 written = f"{error.strerror}"
+        try:
+            addresses = importlib.import_module("onceflow.core.runtime.transport.addresses")
+            host = addresses.find_slot_host(driver, None)
+            reached: dict[str, Any] | None = {
+                "at": host,
+                "loopback": addresses.leads_to_loopback(host),
+                "network_id": addresses.read_network_id(),
+            }
+        except ImportError:
+            reached = None  # the versions above say so
+        except Exception as error:
+            reached = {"trouble": str(error)}
         yield {
             "host": socket.gethostname(),
+            "reached": reached,
             "executable": executor_sys.executable,
             "versions": installed,
             "time": time.time(),

@@ -33,6 +33,12 @@ class Hello:
     versions: dict[str, str]
     storage_probe: str = ""
     """What the slot read where the driver had written a token: shows that storage is shared."""
+    machine: str = ""
+    """The host name of its machine, for people."""
+    network_id: str = ""
+    """The identity of its network stack. Slots with different ones cannot have one address."""
+    loopback: bool = False
+    """Whether `host` leads to the slot from its own machine alone."""
 
 
 @dataclass(frozen=True, slots=True)

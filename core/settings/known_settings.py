@@ -550,6 +550,7 @@ OPTIONS: tuple[Option, ...] = (
     _option("runtime.commit_deadline", _D, RuntimeSettings, target="commit_deadline_s"),
     _option("runtime.scratch_dir", _T, RuntimeSettings, "io.tmp.dirs"),
     _option("runtime.driver_host", _T, RuntimeSettings),
+    _option("runtime.slot_host", _T, RuntimeSettings),
     _option(
         "runtime.tls",
         _W,

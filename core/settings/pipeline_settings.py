@@ -358,6 +358,9 @@ class RuntimeSettings:
     """Where slots keep working files; default: a temporary directory, deleted with the slot."""
     driver_host: str | None = None
     """Address at which slots reach the driver; default: what Spark knows of it."""
+    slot_host: str | None = None
+    """Address at which other slots reach a slot. A reference such as `${env:SLOT_HOST}` is read in
+    each slot. Default: the address of its host name, or else of its route to the driver."""
     tls: Literal["auto", "on", "off"] | TlsFiles = "auto"
     """Mutual TLS between driver and slots. On: with certificates that each attempt draws; auto: so
     unless the master is local, where all of it stays on one machine."""

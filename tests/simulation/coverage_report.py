@@ -158,7 +158,11 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "slot.py:SlotLoop._on_restored_late": Excuse(_SLOTS_DIE),
         "slot.py:SlotLoop._end": Excuse(_SLOTS_DIE),
         "slot.py:SlotLoop._exit": Excuse(_SLOTS_DIE),
-        "slots.py:SlotRoster.find_refusal": Excuse(_NO_HEARTBEATS, ("return ConfigError",)),
+        "slots.py:SlotRoster.find_refusal": Excuse(_NO_HEARTBEATS, ("return SettingsRefused",)),
+        "slots.py:SlotRoster._find_address_refusal": Excuse(
+            "slots of the model have no addresses",
+            ("return SettingsRefused", "other = ", "is_elsewhere = ", "if slot != "),
+        ),
         "slots.py:SlotRoster.find_lost": Excuse(_NO_HEARTBEATS),
         "alignment.py:Barrier.overtakes": Excuse("asked by the runtime's metrics"),
         "alignment.py:SourceBarriers.overtakes_at_s": Excuse("sources of the model poll"),
@@ -221,6 +225,8 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
         "savepoint.py:check_form": Excuse("the model has one state backend"),
         "target_records.py:newest_attempt": Excuse("attempts of the model are never claimed above"),
         "snapshots.py:paths_of": Excuse("the model asks for handles"),
+        "splits.py:merge_discovered": Excuse("splits of the model have no event time"),
+        "splits.py:describe_moved": Excuse("sources of the model lose no split"),
         "splits.py:default_max_parallelism": Excuse("once in a job's life, before it begins"),
         "splits.py:assign_splits": Excuse("refuses an argument", ("twice = ",)),
     }

@@ -334,6 +334,7 @@ class Attempt:
             versions={},
             storage="",
             storage_token="",
+            one_machine=True,
             start_timeout_s=NEVER_S,
             heartbeat_interval_s=NEVER_S,
             heartbeat_timeout_s=NEVER_S,

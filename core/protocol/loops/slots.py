@@ -10,6 +10,13 @@ from onceflow.core.errors import OnceflowError, SettingsRefused, SlotFailed, Slo
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.messages import Failed, Hello
 
+ADDRESS_ADVICE = (
+    "Let each machine's own host name resolve to its address in the network (/etc/hosts; Docker:"
+    " --network host, or a network that all share), or set RuntimeSettings(slot_host=…), for"
+    ' example "${env:SLOT_HOST}" with a variable of each machine'
+)
+"""The way out where slots do not reach each other at their addresses."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
@@ -24,6 +31,8 @@ class AttemptSettings:
     """The checkpoint storage, for people."""
     storage_token: str
     """What a slot reads there when it sees the same storage."""
+    one_machine: bool
+    """Whether all slots are on the driver's machine: the driver is reached at loopback alone."""
     start_timeout_s: float
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
@@ -57,7 +66,8 @@ class SlotRoster:
     def find_refusal(self, hello: Hello) -> SettingsRefused | None:
         """Return why the slot cannot take part, if so.
 
-        Its versions, or what it sees of checkpoint storage, are not the driver's.
+        Its versions, or what it sees of checkpoint storage, are not the driver's. Or other slots
+        do not reach it at its address.
         """
         settings = self._settings
         if hello.versions != settings.versions:
@@ -70,6 +80,23 @@ class SlotRoster:
                 f"slot {hello.slot} on {hello.host} does not see the checkpoint storage of the"
                 f" driver ({settings.storage}): use a directory that every executor shares"
             )
+        return self._find_address_refusal(hello)
+
+    def _find_address_refusal(self, hello: Hello) -> SettingsRefused | None:
+        if hello.loopback and not self._settings.one_machine:
+            return SettingsRefused(
+                f"slot {hello.slot} on {hello.machine} is reached at {hello.host}, which is"
+                f" loopback: other machines do not reach it there. {ADDRESS_ADVICE}"
+            )
+        for slot, member in self._members.items():
+            other = member.hello
+            is_elsewhere = hello.network_id and other.network_id not in {"", hello.network_id}
+            if slot != hello.slot and other.host == hello.host and is_elsewhere:
+                return SettingsRefused(
+                    f"slot {slot} on {other.machine} and slot {hello.slot} on {hello.machine} are"
+                    f" on different machines or in different containers, and both say that they"
+                    f" are reached at {hello.host}. {ADDRESS_ADVICE}"
+                )
         return None
 
     def admit(self, hello: Hello, now_s: float) -> None:

@@ -23,6 +23,7 @@ from onceflow.core.errors import ConfigError, OnceflowError, SparkStopped
 from onceflow.core.runtime.cluster.spark import stage_error, take_signals_from_jvm
 from onceflow.core.runtime.slot.context import AttemptPlan
 from onceflow.core.runtime.slot.slot import run_slot
+from onceflow.core.runtime.transport.addresses import find_route_source
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
@@ -55,13 +56,7 @@ class SparkConnectCluster:
         """The address of this machine on its way to the server: executors are taken to be there."""
         if self.is_local:
             return "127.0.0.1"
-        # A datagram socket sends nothing when it connects: it only chooses its own address.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-            try:
-                route.connect((self._server, 9))
-            except OSError:
-                return socket.gethostname()
-            return str(route.getsockname()[0])
+        return find_route_source(self._server) or socket.gethostname()
 
     def check(self, parallelism: int) -> None:
         """Raise ConfigError if the server would take slots away or run them twice.

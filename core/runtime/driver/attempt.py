@@ -98,6 +98,7 @@ from onceflow.core.runtime.events.job_events import (
     SubtaskCommitted,
 )
 from onceflow.core.runtime.slot.context import versions
+from onceflow.core.runtime.transport.addresses import host_of, leads_to_loopback
 from onceflow.core.runtime.transport.control_plane import SlotConnected, SlotLink
 
 _log = logging.getLogger("onceflow.runtime.attempt")
@@ -400,6 +401,7 @@ def _settings_of(context: AttemptContext) -> AttemptSettings:
         versions=versions(),
         storage=str(context.storage),
         storage_token=context.storage_token,
+        one_machine=plan.loopback or leads_to_loopback(host_of(plan.driver_address)),
         start_timeout_s=plan.settings.start_timeout_s,
         heartbeat_interval_s=plan.settings.heartbeat_interval_s,
         heartbeat_timeout_s=plan.settings.heartbeat_timeout_s,

@@ -96,7 +96,7 @@ from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
 from onceflow.core.runtime.slot.commits import SlotCommits
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.runtime.slot.program import Program
-from onceflow.core.runtime.transport.data_plane import FlightChannel
+from onceflow.core.runtime.transport.data_plane import FlightChannel, SlotIdentity
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.spi import ReaderContext, WriterContext
 from onceflow.core.state import KeyedStateStore, StateContext
@@ -181,9 +181,8 @@ class ChainBuilder:
                     self._client(target),
                     self._context.credentials,
                     chain=chain.id,
-                    attempt=self._plan.attempt,
                     source=me,
-                    target=target,
+                    target=SlotIdentity(self._plan.job, self._plan.attempt, target),
                     channel=first + me,
                     schema=edge.feed.schema,
                 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import resource
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,8 +98,3 @@ def rss_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if platform.system() == "Darwin" else peak * 1024
-
-
-def own_address() -> str:
-    """Return the address under which the other slots reach this one."""
-    return socket.gethostbyname(socket.gethostname())

@@ -12,6 +12,7 @@ import gc
 import os
 import queue
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from onceflow.core.local_files.scratch import ScratchDirectory
 from onceflow.core.protocol.loops.slot import RestoreEnded
 from onceflow.core.protocol.messages import Deploy, Hello
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
-from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, own_address, versions
+from onceflow.core.runtime.slot.context import AttemptPlan, SlotContext, versions
 from onceflow.core.runtime.slot.control import (
     ControlMail,
     Restored,
@@ -34,8 +35,13 @@ from onceflow.core.runtime.slot.control import (
     SlotControl,
 )
 from onceflow.core.runtime.slot.program import unpickle_program
+from onceflow.core.runtime.transport.addresses import (
+    find_slot_host,
+    leads_to_loopback,
+    read_network_id,
+)
 from onceflow.core.runtime.transport.credentials import Credentials, identity_in
-from onceflow.core.runtime.transport.data_plane import DataServer
+from onceflow.core.runtime.transport.data_plane import DataServer, SlotIdentity
 from onceflow.core.settings.pipeline_settings import TlsFiles
 
 
@@ -66,11 +72,15 @@ class Slot:
             beside=self._beside.submit,
             closing=threading.Event(),
         )
-        host = "127.0.0.1" if plan.loopback else own_address()
+        host = (
+            "127.0.0.1"
+            if plan.loopback
+            else find_slot_host(plan.driver_address, plan.settings.slot_host)
+        )
         self._data_server = DataServer(
             host,
             context.credentials,
-            plan.attempt,
+            SlotIdentity(plan.job, plan.attempt, slot),
             lambda reason: context.fail(SlotLost(reason)),
             plan.settings.start_timeout_s,
         )
@@ -83,6 +93,9 @@ class Slot:
             data_address=self._data_server.address,
             versions=versions(),
             storage_probe=storage.probe_read(plan.storage_token_path),
+            machine=socket.gethostname(),
+            network_id=read_network_id(),
+            loopback=leads_to_loopback(host),
         )
         self._mailbox = mailbox
         self._control = SlotControl(context, mailbox, self._data_server, plan.driver_address, hello)

@@ -30,6 +30,7 @@ from onceflow.core.protocol.messages import (
     SlotMessage,
 )
 from onceflow.core.runtime.messages import decode_message, encode_message
+from onceflow.core.runtime.transport.addresses import to_location
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 
 
@@ -155,14 +156,14 @@ class ControlServer(flight.FlightServerBase):
             SettingsRefused: `host` does not resolve here, or is no address of this machine.
         """
         try:
-            super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
+            super().__init__(to_location(credentials.scheme, host, 0), **credentials.of_server())
         except pa.ArrowException as error:
             raise SettingsRefused(
                 f"the driver cannot listen at {host}, where slots are to reach it: {error}. See"
                 " that the name resolves to an address of this machine, or set"
                 " RuntimeSettings(driver_host=…)"
             ) from error
-        self.address = f"{credentials.scheme}://{host}:{self.port}"
+        self.address = to_location(credentials.scheme, host, self.port)
         self._post = post
         self._lock = threading.Lock()
         self._links: list[SlotLink] = []

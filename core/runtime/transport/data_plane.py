@@ -20,21 +20,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from onceflow.core.errors import SlotLost
+from onceflow.core.errors import SettingsRefused, SlotLost
 from onceflow.core.msgspec_decoders import msgpack_decoder
 from onceflow.core.protocol.checkpoints.alignment import Barrier, EndOfStream
+from onceflow.core.protocol.loops.slots import ADDRESS_ADVICE
 from onceflow.core.runtime.dataflow.channels import (
     Batch,
     Element,
     InputGate,
     OutputChannel,
 )
+from onceflow.core.runtime.transport.addresses import to_location
 from onceflow.core.runtime.transport.credentials import Credentials, metadata_of
 
 HASH_COLUMN = "__onceflow_key_hash"
@@ -46,6 +49,18 @@ CHANNEL_CLOSE_TIMEOUT_S = 1.0
 """How long a peer may take to be told of the end of a channel."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotIdentity:
+    """The identity of a slot. The sender of each channel names the slot that it means."""
+
+    job: str
+    attempt: int
+    slot: int
+
+    def __str__(self) -> str:
+        return f"slot {self.slot} of job {self.job!r}, attempt {self.attempt}"
+
+
 class DataServer(flight.FlightServerBase):
     """Receives the channels that end in this slot and feeds them to their gates."""
 
@@ -53,13 +68,19 @@ class DataServer(flight.FlightServerBase):
         self,
         host: str,
         credentials: Credentials,
-        attempt: int,
+        identity: SlotIdentity,
         on_lost: Callable[[str], None],
         timeout_s: float,
     ) -> None:
-        super().__init__(f"{credentials.scheme}://{host}:0", **credentials.of_server())
-        self.address = f"{credentials.scheme}://{host}:{self.port}"
-        self._attempt = attempt
+        location = to_location(credentials.scheme, host, 0)
+        try:
+            super().__init__(location, **credentials.of_server())
+        except (pa.ArrowException, OSError) as error:
+            raise SettingsRefused(
+                f"{identity} cannot listen on its machine at {host} ({error}). {ADDRESS_ADVICE}"
+            ) from error
+        self.address = to_location(credentials.scheme, host, self.port)
+        self._identity = identity
         self._on_lost = on_lost
         self._timeout_s = timeout_s
         self._gates: dict[str, InputGate] = {}
@@ -86,11 +107,13 @@ class DataServer(flight.FlightServerBase):
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one channel until its sender closes it. Runs on a thread of Flight's."""
-        chain, attempt, source, number = (part.decode() for part in descriptor.path)
-        # An address may be used again by a later attempt; rows of an older one must not get in.
-        if int(attempt) != self._attempt:
+        job, attempt, target, chain, source, number = (part.decode() for part in descriptor.path)
+        # An address may be used again by a later attempt, and two machines may have one address:
+        # rows for another slot must not get in.
+        meant = SlotIdentity(job, int(attempt), int(target))
+        if meant != self._identity:
             raise flight.FlightServerError(
-                f"channel of attempt {attempt} refused: this slot runs attempt {self._attempt}"
+                f"the channel for {meant} reached {self._identity}. {ADDRESS_ADVICE}"
             )
         # Peers may be deployed earlier, and dial in before this slot has its gates.
         if not self._gates_set.wait(self._timeout_s):
@@ -180,17 +203,17 @@ class FlightChannel(OutputChannel):
         credentials: Credentials,
         *,
         chain: str,
-        attempt: int,
         source: int,
-        target: int,
+        target: SlotIdentity,
         channel: int,
         schema: pa.Schema,
     ) -> None:
-        """`source` and `target` are slots; `channel` is the number at the target's gate."""
+        """`source` is a slot of the target's attempt; `channel` is the number at its gate."""
         super().__init__()
-        path = [part.encode() for part in (chain, str(attempt), str(source), str(channel))]
-        self.name = f"{chain}[{target}] from {source}"
-        self.target = target
+        named = (target.job, str(target.attempt), str(target.slot), chain, str(source))
+        path = [part.encode() for part in (*named, str(channel))]
+        self.name = f"{chain}[{target.slot}] from {source}"
+        self.target = target.slot
         self.heard_at = time.monotonic()
         """When the peer last gave a sign of life, or else when the channel was opened."""
         self.answered = False

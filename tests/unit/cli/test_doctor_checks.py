@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import onceflow
 from onceflow.cli.doctor.command import Check, examine
 from onceflow.cli.doctor.machine import check_java, check_python, install_command
+from onceflow.cli.doctor.spark import check_addresses
 from onceflow.cli.doctor.storage import check_storage, missing_directories
 from onceflow.cli.main import app
 from onceflow.connectors.kafka.fitness import topic_findings
@@ -96,6 +97,32 @@ def test_a_java_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_python_has_what_a_job_needs() -> None:
     assert levels(check_python()) == [Level.OK]
+
+
+def _executor(host: str, at: str, network_id: str, *, loopback: bool = False) -> dict[str, object]:
+    reached = {"at": at, "loopback": loopback, "network_id": network_id}
+    return {"host": host, "reached": reached}
+
+
+def test_executors_that_other_machines_do_not_reach_are_problems_with_the_way_out() -> None:
+    executors = [
+        _executor("good", "10.0.0.7", "stack 1"),
+        _executor("good", "10.0.0.7", "stack 1"),
+        _executor("debian", "127.0.1.1", "stack 2", loopback=True),
+        _executor("left", "172.17.0.2", "stack 3"),
+        _executor("right", "172.17.0.2", "stack 4"),
+        {"host": "lost", "reached": {"trouble": "no address"}},
+        {"host": "bare", "reached": None},
+    ]
+    findings = check_addresses({"one_machine": False, "executors": executors})
+    assert [finding.found for finding in findings if finding.level is Level.PROBLEM] == [
+        "slots on debian are reached at 127.0.1.1, which other machines cannot reach",
+        "slots on left and on right are both reached at 172.17.0.2",
+        "lost: no address",
+    ]
+    assert all("slot_host" in finding.remedy for finding in findings if finding.remedy)
+    assert findings[0].found == "slots on good are reached at 10.0.0.7"
+    assert check_addresses({"one_machine": True, "executors": executors}) == []
 
 
 @pytest.mark.parametrize(

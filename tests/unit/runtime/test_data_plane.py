@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +21,16 @@ from onceflow.core.protocol.checkpoints.in_flight import ChannelEnd, Received
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.runtime.dataflow.channels import Batch, Element, InputGate
 from onceflow.core.runtime.transport.credentials import Credentials
-from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, KeepAlive
+from onceflow.core.runtime.transport.data_plane import (
+    DataServer,
+    FlightChannel,
+    KeepAlive,
+    SlotIdentity,
+)
 from onceflow.integration.faults.network import TcpProxy
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+OWN = SlotIdentity("ledger", 7, 0)
 
 
 def batch(first: int, count: int) -> Batch:
@@ -39,18 +46,17 @@ class Receiver:
         self.losses: list[str] = []
         self.gate = InputGate([ChannelEnd()] * 2, credit_count)
         self.gate.open()
-        self.server = DataServer("127.0.0.1", Credentials("secret"), 7, self.losses.append, 5.0)
+        self.server = DataServer("127.0.0.1", Credentials("secret"), OWN, self.losses.append, 5.0)
         self.client = flight.FlightClient(f"grpc://127.0.0.1:{network(self.server.port)}")
 
-    def channel(self, *, token: str = "secret", attempt: int = 7) -> FlightChannel:
+    def channel(self, *, token: str = "secret", target: SlotIdentity = OWN) -> FlightChannel:
         """Return a channel that has its credits."""
         channel = FlightChannel(
             self.client,
             Credentials(token),
             chain="balance",
-            attempt=attempt,
             source=1,
-            target=0,
+            target=target,
             channel=1,
             schema=SCHEMA,
         )
@@ -157,13 +163,23 @@ def test_a_sender_that_vanishes_is_reported_as_lost(receiver: Receiver) -> None:
             time.sleep(0.005)
 
 
-@pytest.mark.parametrize(("token", "attempt"), [("guess", 7), ("secret", 6)])
-def test_a_call_without_the_token_or_of_another_attempt_is_refused(
-    receiver: Receiver, token: str, attempt: int
-) -> None:
+def test_a_call_without_the_token_is_refused(receiver: Receiver) -> None:
     with pytest.raises(SlotLost):
-        receiver.channel(token=token, attempt=attempt)
+        receiver.channel(token="guess")
     assert receiver.gate.waiting() == 0
+
+
+@pytest.mark.parametrize("change", [{"job": "other"}, {"attempt": 6}, {"slot": 1}], ids=str)
+def test_channel_for_another_job_attempt_or_slot_is_refused_with_both_and_the_way_out(
+    receiver: Receiver, change: dict[str, Any]
+) -> None:
+    target = replace(OWN, **change)
+    with pytest.raises(SlotLost) as caught:
+        receiver.channel(target=target)
+    assert f"the channel for {target} reached {OWN}" in str(caught.value)
+    assert "RuntimeSettings(slot_host=…)" in str(caught.value)
+    assert receiver.gate.waiting() == 0
+    assert receiver.losses == [], "the slot that was reached has lost nothing"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from onceflow.core.runtime.transport.control_plane import (
     SlotConnected,
     SlotLink,
 )
-from onceflow.core.runtime.transport.data_plane import DataServer
+from onceflow.core.runtime.transport.data_plane import DataServer, SlotIdentity
 
 HELLO = Hello(AttemptId(1), 0, 1, 1, "here", "nowhere", {})
 
@@ -45,7 +45,9 @@ class Driver:
         self.mailbox: queue.SimpleQueue[ControlMail] = queue.SimpleQueue()
         context = slot_context(directory, self.mailbox.put)
         self.server = ControlServer("127.0.0.1", context.credentials, self._events.put)
-        data = DataServer("127.0.0.1", context.credentials, AttemptId(1), lambda _: None, 5.0)
+        data = DataServer(
+            "127.0.0.1", context.credentials, SlotIdentity("ledger", 1, 0), lambda _: None, 5.0
+        )
         self.control = SlotControl(context, self.mailbox, data, self.server.address, HELLO)
         threading.Thread(target=self.control.run, daemon=True).start()
         connected = self._events.get(timeout=60)

@@ -26,7 +26,7 @@ from onceflow.core.runtime.transport.credentials import (
     draw_identities,
     identity_in,
 )
-from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel
+from onceflow.core.runtime.transport.data_plane import DataServer, FlightChannel, SlotIdentity
 from onceflow.core.settings.pipeline_settings import RuntimeSettings, TlsFiles
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -128,7 +128,7 @@ def test_a_slot_cannot_pose_as_the_driver(
 def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, TlsIdentity]) -> None:
     slot = Credentials("secret", identities[1])
     losses: list[str] = []
-    server = DataServer("127.0.0.1", slot, 1, losses.append, 5.0)
+    server = DataServer("127.0.0.1", slot, SlotIdentity("job", 1, 0), losses.append, 5.0)
     server.serve_gates({})
     for client in (
         flight.FlightClient(server.address.replace("grpc+tls", "grpc")),
@@ -139,9 +139,8 @@ def test_channels_between_slots_are_as_closed(identities: tuple[TlsIdentity, Tls
                 client,
                 Credentials("secret"),
                 chain="balance",
-                attempt=1,
                 source=1,
-                target=0,
+                target=SlotIdentity("job", 1, 0),
                 channel=1,
                 schema=SCHEMA,
             )

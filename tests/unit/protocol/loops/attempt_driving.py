@@ -56,6 +56,7 @@ SETTINGS = AttemptSettings(
     versions=VERSIONS,
     storage="file:/checkpoints",
     storage_token="seen",
+    one_machine=False,
     start_timeout_s=60.0,
     heartbeat_interval_s=1.0,
     heartbeat_timeout_s=30.0,

@@ -53,6 +53,7 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SlotsEnded,
     TakeDiscovered,
 )
+from onceflow.core.protocol.loops.slots import SlotRoster
 from onceflow.core.protocol.messages import (
     Acked,
     Declined,
@@ -112,6 +113,45 @@ def test_a_slot_with_other_versions_or_another_storage_is_refused(hello: object,
     (end,) = driving.of_type(EndAttempt)
     assert isinstance(end.error, ConfigError)
     assert text in str(end.error)
+
+
+LOOPBACK = replace(HELLO, host="127.0.1.1", machine="worker", loopback=True)
+HERE = replace(HELLO, host="172.17.0.2", machine="left", network_id="stack 1")
+
+
+def test_slot_that_other_machines_do_not_reach_is_refused_with_the_way_out() -> None:
+    driving = Driving()
+    driving.on(LOOPBACK)
+    error = driving.of_type(EndAttempt)[0].error
+    assert isinstance(error, ConfigError)
+    assert "slot 0 on worker is reached at 127.0.1.1, which is loopback" in str(error)
+    assert "RuntimeSettings(slot_host=…)" in str(error)
+
+
+def test_slots_at_loopback_take_part_where_the_driver_is_there_too() -> None:
+    roster = SlotRoster(replace(SETTINGS, one_machine=True))
+    assert roster.find_refusal(LOOPBACK) is None
+
+
+def test_two_machines_with_one_address_are_refused_by_both_names() -> None:
+    roster = SlotRoster(SETTINGS)
+    roster.admit(HERE, 0.0)
+    other = replace(HERE, slot=1, machine="right", network_id="stack 2")
+    refusal = roster.find_refusal(other)
+    assert isinstance(refusal, ConfigError)
+    assert "slot 0 on left and slot 1 on right" in str(refusal)
+    assert "172.17.0.2" in str(refusal)
+    assert "RuntimeSettings(slot_host=…)" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    "change", [{"network_id": "stack 1"}, {"network_id": ""}, {"host": "172.17.0.3"}], ids=str
+)
+def test_slots_of_one_machine_or_of_two_addresses_take_part(change: dict[str, str]) -> None:
+    roster = SlotRoster(SETTINGS)
+    roster.admit(HERE, 0.0)
+    other = replace(HERE, slot=1, network_id="stack 2")
+    assert roster.find_refusal(replace(other, **change)) is None  # type: ignore[arg-type]
 
 
 def test_slots_that_do_not_dial_in_or_do_not_run_in_time_fail_the_attempt() -> None:
