@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.budget import DearFirst, Recorder
 from tests.red_tests import RedTests
 from tests.support.servers.database_packages import offer_packages
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from tests.support.servers.s3 import EmbeddedS3, S3Factory
 
 REPOSITORY = Path(__file__).parents[1]
+
+# On a machine under load the time of one example says nothing. Set before modules of tests begin
+# their own settings with these.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from tests.integration.file_sink_kit import FileJob
+from tests.support.stream_queries import run_to_end
 
 from onceflow import connectors
 from onceflow.core.protocol.committables import Committable, Committed
@@ -97,9 +98,9 @@ def test_a_stream_reads_each_checkpoint_once_when_all_subtasks_have_published_it
 
         def copied() -> list[int]:
             frame = spark.readStream.format(_FORMAT).load(str(out))
-            query = frame.writeStream.format("parquet").option("path", copy)
-            query = query.option("checkpointLocation", str(tmp_path / "query"))
-            query.trigger(availableNow=True).start().awaitTermination(150)
+            writer = frame.writeStream.format("parquet").option("path", copy)
+            writer = writer.option("checkpointLocation", str(tmp_path / "query"))
+            run_to_end(writer.trigger(availableNow=True).start)
             return sorted(row["id"] for row in spark.read.parquet(copy).collect())
 
         publish(1, 2)

@@ -24,6 +24,7 @@ from tests.integration.kafka_feed import (
     recreate_topic,
 )
 from tests.spark_formats.source_formats import KafkaFormat
+from tests.support.stream_queries import run_to_end
 
 from onceflow.connectors.spark.readers.kafka_offsets import StreamOffsets
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -57,11 +58,7 @@ class Query:
 
     def run(self, topic: str, **options: Any) -> list[dict[str, Any]]:
         """Return the progress of a query that read what there was."""
-        query = self.start(self.stream(topic, **options))
-        try:
-            assert query.awaitTermination(150)
-        finally:
-            query.stop()
+        query = run_to_end(lambda: self.start(self.stream(topic, **options)))
         return [json.loads(progress.json) for progress in query.recentProgress]
 
     def ids(self) -> Counter[int]:

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.integration.kafka_feed import produce, record
 from tests.integration.postgres_sink_kit import ids_in, prepared, query
+from tests.support.stream_queries import STARVED
 
 from onceflow.integration.faults.processes import kill_tree
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -29,7 +30,6 @@ _BATCH = 5_000
 _FEW, _MANY = 2 * _BATCH, 8 * _BATCH
 _PREPARED = "SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"
 _DEADLINE_S = 240.0
-_STARVED = "Python worker failed to connect back"
 
 
 class Driver:
@@ -90,7 +90,7 @@ class Driver:
         """Return when the driver ended by Spark's own impatience, and by nothing of ours."""
         assert status != 0, "it read everything before it was killed"
         log = self.log.read_bytes()[self.begun :].decode(errors="replace")
-        assert _STARVED in log, f"{status}: {self.tail()}"
+        assert STARVED in log, f"{status}: {self.tail()}"
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
