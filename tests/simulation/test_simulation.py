@@ -37,7 +37,7 @@ def test_every_invariant_holds_in_random_schedules(schedules: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", MUTANTS, ids=lambda variant: variant.name)
-@pytest.mark.only_proof
+@pytest.mark.servers  # .ci/run has script/simulate --mutants try them
 def test_a_broken_variant_is_caught(variant: Variant) -> None:
     verdict = try_mutant(variant, seed=0)
     assert verdict.caught, f"{variant.name} survived {verdict.schedules} schedules"
