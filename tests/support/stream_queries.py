@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 STARVED = "Python worker failed to connect back"
 """The error of a query whose reader was not there after ten seconds."""
 _STARTS_MAX = 6
-_TIMEOUT_S = 150
+_TIMEOUT_S = 300
 
 
 def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
