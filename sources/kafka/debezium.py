@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.fitting import Faults
+from onceflow.core.arrow.instants import values_inside
 from onceflow.core.errors import ConfigError
 
 OPERATION = "_op"
@@ -186,7 +187,9 @@ class UnavailableValues:
         if arrow.is_struct(kind):
             return any(map(self._are_in, column.flatten()))
         if arrow.is_map(kind):
-            return any(self._text in dict(one) for one in column.to_pylist() if one is not None)
+            # By the keys: the values may be dates that Python has not.
+            keys = values_inside(column)[0]
+            return arrow.is_string(keys.type) and pc.any(pc.equal(keys, self._text)).as_py() is True
         if not _is_number(kind.value_type):
             return self._are_in(pc.list_flatten(column))
         # Only a list of the word's length can be the word: then all values are one matrix of

@@ -96,19 +96,20 @@ class DebeziumAvroDecoder(AvroDecoder):
         if not self._primary_key:
             return envelopes
         before, after, operation = envelopes.columns
-        old_columns, new_columns = (
-            [_member(side, at).to_pylist() for _, at in self._primary_key]
-            for side in (before, after)
-        )
         operations: list[Any] = operation.to_pylist()
-        rows: list[int] = []
-        for row, word in enumerate(operations):
-            old, new = ([column[row] for column in side] for side in (old_columns, new_columns))
-            if word == UPDATE and None in old:
-                names = [name for name, _ in self._primary_key]
-                lacking = [name for name, value in zip(names, old, strict=True) if value is None]
-                faults.setdefault(envelopes.kept[row], describe_unknown_key(lacking))
-            rows += [row, row] if word == UPDATE and old != new and None not in old else [row]
+        is_update = np.array([word == UPDATE for word in operations], np.bool_)
+        is_known = np.ones(len(operations), np.bool_)
+        is_moved = np.zeros(len(operations), np.bool_)
+        for name, at in self._primary_key:
+            # Compared by Arrow: a key may be a date that Python has not.
+            old, new = _member(before, at), _member(after, at)
+            unknown = is_update & old.is_null().to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(unknown).tolist():
+                faults.setdefault(envelopes.kept[row], describe_unknown_key([name]))
+            is_same: Any = pc.fill_null(pc.equal(old, new), False)
+            is_known &= ~unknown
+            is_moved |= ~is_same.to_numpy(zero_copy_only=False)
+        rows = np.repeat(np.arange(len(operations)), 1 + (is_update & is_known & is_moved)).tolist()
         if len(rows) == len(operations):
             return envelopes
         words = [

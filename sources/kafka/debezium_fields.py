@@ -174,10 +174,10 @@ class _Modes:
             return self._find_two_of_text(value, kind)
         inner: list[tuple[Any, pa.DataType]] = []
         if isinstance(value, list) and (arrow.is_list(kind) or arrow.is_large_list(kind)):
-            items: list[Any] = value
+            items = cast("Sequence[Any]", value)
             inner = [(one, kind.value_type) for one in items]
         elif isinstance(value, dict):
-            entries: dict[str, Any] = value
+            entries = cast("Mapping[str, Any]", value)
             if arrow.is_map(kind):
                 inner = [(one, kind.item_type) for one in entries.values()]
             elif arrow.is_struct(kind):

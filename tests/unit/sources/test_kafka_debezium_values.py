@@ -211,7 +211,8 @@ def test_an_update_that_changes_the_target_s_key_deletes_the_old_row(
         schema_id = registry.keep("rows-value", ENVELOPE)
         buffer = io.BytesIO()
         envelope = {"before": before, "after": after, "op": "u"}
-        fastavro.schemaless_writer(buffer, fastavro.parse_schema(ENVELOPE), envelope)
+        module: Any = fastavro
+        module.schemaless_writer(buffer, module.parse_schema(ENVELOPE), envelope)
         return b"\0" + schema_id.to_bytes(4, "big") + buffer.getvalue()
 
     given: dict[str, Any] = {"on_bad_record": "dead_letter", "primary_key": "email"}

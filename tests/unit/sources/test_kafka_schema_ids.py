@@ -127,7 +127,7 @@ def test_an_id_in_a_header_is_told_at_once_and_the_registry_is_not_asked(
     assert not [asked for asked in registry.asked if "ids/1?" not in asked]
     failing = source(registry.url, format=value_format)
     rows = rows_of(failing.settings)
-    header = [("other", None), ("__value_schema_id", b"")]
+    header: list[tuple[str, str | bytes | None]] = [("other", None), ("__value_schema_id", b"")]
     rows.add([Message(topic="payments", partition=2, offset=7, value=good, headers=header)])
     with pytest.raises(BadRecord, match="offset 7: its schema id is in the record's header __val"):
         taken(rows)
