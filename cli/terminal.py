@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onceflow.core.errors import ConfigError
+from onceflow.core.printable import escape_controls, escape_terminal_codes
 from onceflow.core.spi import Sink, Source
 
 Row = Sequence[tuple[str, str]]
@@ -27,10 +28,10 @@ def print_listing(console: Console, headings: Sequence[str], rows: Sequence[Row]
         for heading in headings:
             table.add_column(heading, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell, style) for cell, style in row))
+            table.add_row(*(Text(escape_controls(cell), style) for cell, style in row))
         console.print(table)
         return
-    lines = [list(headings), *([cell for cell, _ in row] for row in rows)]
+    lines = [list(headings), *([escape_controls(cell) for cell, _ in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -44,7 +45,8 @@ def console() -> Console:
 
 def say(text: str, style: str = "") -> None:
     """Print what is not a result, for people."""
-    Console(stderr=True, highlight=False).print(text, markup=False, style=style, soft_wrap=True)
+    shown = escape_terminal_codes(text)
+    Console(stderr=True, highlight=False).print(shown, markup=False, style=style, soft_wrap=True)
 
 
 def read_password(path: Path) -> str:

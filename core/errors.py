@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from onceflow.core.printable import escape_terminal_codes
 from onceflow.core.protocol.invariant import InvariantViolation
 
 Domain = Literal["user", "external", "internal"]
@@ -64,7 +65,8 @@ class OnceflowError(Exception):
 
     def __init__(self, message: str, *, fingerprint: str = "") -> None:
         """Keep `fingerprint`: equal when the same mistake is made again, empty for no mistake."""
-        super().__init__(message)
+        # A message may quote a record, a file name or what a server says of them.
+        super().__init__(escape_terminal_codes(message))
         self.fingerprint = fingerprint
 
 

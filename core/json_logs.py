@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from onceflow.core.printable import escape_terminal_codes
 from onceflow.core.protocol.ids import SubtaskRef, TransactionId
 from onceflow.core.settings.pipeline_settings import Logging, LogLevel
 
@@ -132,7 +133,7 @@ class TextFormatter(logging.Formatter):
         """Return the line, and below it the traceback if there is one."""
         known = ", ".join(f"{name} {value}" for name, value in _process.items())
         record.process_fields = f"{known}: " if known else ""
-        return super().format(record)
+        return escape_terminal_codes(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):

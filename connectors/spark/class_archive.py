@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from onceflow.core.local_files.cache import cache_directory, exclusive, publish
+from onceflow.core.local_files.cache import cache_directory, exclusive, is_private, publish
 
 _FILE = "classes.jsa"
 _TIMEOUT_S = 900.0
@@ -84,7 +84,9 @@ def archive_classes() -> str:
 
 
 def _option(archive: Path) -> str:
-    return shlex.quote(f"-XX:SharedArchiveFile={archive}") if archive.is_file() else ""
+    # A JVM runs what is in the archive, so nobody else may have written it.
+    is_usable = archive.is_file() and is_private(archive.parent)
+    return shlex.quote(f"-XX:SharedArchiveFile={archive}") if is_usable else ""
 
 
 def _archive_path() -> Path:

@@ -13,8 +13,6 @@ import hashlib
 import importlib.util
 import inspect
 import logging
-import os
-import stat
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,7 +24,7 @@ from onceflow.core.compiled import arithmetic
 from onceflow.core.compiled.program import BOOLEAN, FLOAT, CompiledFunction, Kind
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras, require_package
-from onceflow.core.local_files.cache import cache_directory, publish
+from onceflow.core.local_files.cache import cache_directory, is_private, publish
 
 Kernel: TypeAlias = Callable[..., int]
 
@@ -112,11 +110,7 @@ def _publish_module(directory: Path, text: str) -> Path | None:
         if not directory.is_dir():
             with publish(directory) as fresh:
                 (fresh / path.name).write_text(text)
-        status = directory.stat()
-        is_ours = status.st_uid == os.geteuid() and not status.st_mode & (
-            stat.S_IWGRP | stat.S_IWOTH
-        )
-        return path if is_ours and path.read_text() == text else None
+        return path if is_private(directory) and path.read_text() == text else None
     except OSError:
         return None
 

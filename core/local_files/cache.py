@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Generator
@@ -24,6 +25,30 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "onceflow"
 
 
+def make_private_directory(path: Path) -> None:
+    """Create directory `path` and its missing parents for the user alone, whatever the umask says.
+
+    Leaves the modes of existing directories alone.
+    """
+    missing: list[Path] = []
+    directory = path
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for directory in reversed(missing):
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_private(directory: Path) -> bool:
+    """Return whether no other user but root can change what is below a directory of the cache."""
+    cache = cache_directory()
+    above = [parent for parent in directory.parents if parent.is_relative_to(cache)]
+    return all(
+        status.st_uid in {0, os.geteuid()} and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for status in (path.stat() for path in (directory, *above))
+    )
+
+
 @contextmanager
 def publish(target: Path) -> Generator[Path, None, None]:
     """Yield an empty directory beside `target` that becomes `target` when the block ends well.
@@ -32,7 +57,7 @@ def publish(target: Path) -> Generator[Path, None, None]:
     the same target, the first wins and the other's copy is dropped. An error in the block leaves
     nothing.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(target.parent)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield fresh
@@ -54,7 +79,7 @@ def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
     Raises:
         TimeoutError: Another process held it for `timeout_s`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(path.parent)
     deadline = time.monotonic() + timeout_s
     with path.open("w") as file:
         while True:

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from onceflow.core.errors import BadRow, SinkError, TargetRefused
+from onceflow.core.printable import escape_controls
 
 
 class SqlError(Exception):
@@ -36,7 +37,8 @@ class SqlError(Exception):
 
     def __init__(self, text: str, code: str = "") -> None:
         """Take the server's text, and its code: SQLSTATE, or the number of the error."""
-        super().__init__(text, code)
+        # Servers quote keys and values, which may hold line breaks and escape sequences.
+        super().__init__(escape_controls(text), code)
         self.code = code
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from confluent_kafka import Message
 from onceflow.connectors.kafka.decoding import describe_position
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
 from onceflow.core.errors import BadRecord
+from onceflow.core.printable import escape_controls
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.dead_letters import DeadLetter
 from onceflow.sources.kafka.fetched import NO_TIME, FetchedRecords
@@ -154,7 +155,7 @@ def bad_record_error(message: Message, fault: str) -> BadRecord:
 
 def _describe_bad(message: Message, fault: str) -> str:
     excerpt = _excerpt(message.value())
-    return f"{describe_position(message)}: {fault}. The value starts {excerpt}"
+    return f"{describe_position(message)}: {escape_controls(fault)}. The value starts {excerpt}"
 
 
 def _excerpt(value: bytes | None) -> str:

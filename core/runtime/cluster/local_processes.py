@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from onceflow.core.errors import ConfigError, OnceflowError, SettingsRefused, SlotLost
+from onceflow.core.local_files.cache import make_private_directory
 from onceflow.core.runtime.cluster.process_host import (
     Link,
     ProcessHost,
@@ -171,7 +172,7 @@ class LocalSlots:
             later.start()
 
     def _log_path(self, directory: Path, slot: int) -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(directory)
         plan = self._plan
         return directory / f"{plan.job}-attempt-{plan.attempt}-slot-{slot}.log"
 
