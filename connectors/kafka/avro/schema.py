@@ -402,7 +402,24 @@ def _type_text(kind: pa.DataType, name: str, column: str) -> Any:
         return {"type": "array", "items": _nullable_text(kind.value_field, f"{name}_item", column)}
     if arrow.is_map(kind) and is_text(kind.key_type):
         return {"type": "map", "values": _nullable_text(kind.item_field, f"{name}_item", column)}
+    if arrow.is_decimal(kind):
+        _require_scale(kind, column)
     return _logical_text(kind) or require_kind(kind, _WRITTEN, column, "Avro")
+
+
+def _require_scale(kind: pa.DataType, column: str) -> None:
+    """Raise ConfigError unless Avro's decimals have the scale of `kind`.
+
+    Readers take a field of another scale for bytes, or refuse the schema.
+    """
+    if 0 <= kind.scale <= kind.precision:
+        return
+    scale = max(kind.scale, 0)
+    wider = f"decimal({max(kind.precision - min(kind.scale, 0), scale)}, {scale})"
+    raise ConfigError(
+        f"column {column!r} is {kind}, and a decimal of Avro has a scale from 0 to its precision: "
+        f"cast the column to {wider} before the sink, which holds the same numbers"
+    )
 
 
 def _logical_text(kind: pa.DataType) -> dict[str, Any] | None:
