@@ -189,7 +189,7 @@ class BatchCommits:
 
         Raises:
             ConfigError: Rows of `schema` cannot be written, or the batch must not be.
-            Fenced: Another run keeps claiming the sink id.
+            Fenced: Another run has claimed the sink id since this one did, or keeps claiming it.
             CommitFailed: What is decided cannot be committed now.
             PreparedTransactionLost: What is decided is gone.
             SinkError: The target cannot be asked now.
@@ -311,6 +311,11 @@ class BatchCommits:
             one.attempt > attempt for one in self.decisions.read_claim().decisions
         )
 
+    @property
+    def has_claimed(self) -> bool:
+        """Whether a claim was made here that no other driver is known to have overtaken."""
+        return self._claimed is not None
+
     def has_claimed_after(self, attempt: AttemptId) -> bool:
         """Return whether the newest claim is this driver's own, made right after `attempt`.
 
@@ -361,10 +366,32 @@ class BatchCommits:
         if self._claimed is not None and self._opened == schema and after in (None, self._claimed):
             claim = self.decisions.claim_next(self._claimed)
         if claim is None:
-            claim = self.decisions.claim(lambda one: self._open(one, schema), after=after)
+            newest = self._require_own_claim() if after is None else after
+            claim = self.decisions.claim(lambda one: self._open(one, schema), after=newest)
             self._opened = schema
         self._claimed = claim.attempt
         return claim
+
+    def _require_own_claim(self) -> AttemptId | None:
+        """Return the newest claim, which is this driver's own; None before the first one here.
+
+        A driver that stood still may have been overtaken. It must not take the sink id back: its
+        successor would end, and Spark's own log then ends this run, too.
+
+        Raises:
+            Fenced: Another driver has claimed the sink id since; names it. The next call claims,
+                for that is a run that was started after this error.
+        """
+        if self._claimed is None:
+            return None
+        newest = self.decisions.claimant()
+        # Our other process may have claimed: the one that commits does so when a batch has failed.
+        # An old record names nobody.
+        if newest.attempt == self._claimed or newest.name in {"", self.target.claimant}:
+            return newest.attempt
+        own, self._claimed = self._claimed, None
+        self.decisions.check_newest(own)
+        return None
 
     def _open(self, attempt: AttemptId, schema: pa.Schema) -> None:
         context = self.target.committer_context(attempt)

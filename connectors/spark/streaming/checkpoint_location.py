@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from onceflow.core.errors import StorageError
+from onceflow.core.errors import Fenced, StorageError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX
 from onceflow.core.storage.filesystems.file_location import FileLocation
 from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE
@@ -97,6 +97,21 @@ class CheckpointLocation:
         if data is None:
             raise self._unreadable("offsets")
         return PlannedBatch(query_id, max(numbers), hashlib.sha256(data).hexdigest())
+
+    def require_not_done(self, planned: PlannedBatch) -> None:
+        """Raise Fenced if Spark's log has `planned` as committed: another run has gone on.
+
+        Raises:
+            Fenced: Spark plans no batch that is committed, so this run stood still meanwhile.
+            StorageError: Spark's files cannot be listed.
+        """
+        if planned.number in self._numbers("commits"):
+            raise Fenced(
+                f"the checkpoint {self} says that batch {planned.number}, which is being planned,"
+                " is committed: another run of the query has done it while this one stood still."
+                " That one goes on, and nothing of this one is written. If it has ended, start the"
+                " query again"
+            )
 
     def batches(self) -> tuple[int | None, int | None]:
         """Return the last batch that is planned, and the last that Spark's log calls committed.

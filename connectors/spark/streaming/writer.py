@@ -27,12 +27,13 @@ from onceflow.connectors.spark.batch.commits import BatchCommits, BatchPlan, Tas
 from onceflow.connectors.spark.batch.task_writer import TaskIdentity, write_task
 from onceflow.connectors.spark.options.words import Speaker, in_option_words
 from onceflow.connectors.spark.packages import Shipped
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, Fenced
 
 if TYPE_CHECKING:
     from onceflow.connectors.spark.batch.identity import MakeSink
     from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
     from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
+    from onceflow.connectors.spark.streaming.query_runs import QueryRuns
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_RUN = "spark.jobGroup.id"
@@ -56,6 +57,7 @@ class _KeptQuery:
     options: bytes
     commits: BatchCommits
     sinks: NotedSinks
+    runs: QueryRuns
 
 
 class BatchStreamWriter(Speaker, Shipped, DataSourceStreamWriter, DataSourceArrowWriter):
@@ -112,9 +114,16 @@ def make_planned_writer(
     query, location = _keep_query(make_sink, options, overwrite=overwrite)
     rows = arrow_schema(schema)
     planned = location.read_planned_batch()
+    if not query.commits.has_claimed:
+        query.runs.require_newest()
+        location.require_not_done(planned)
     # Before the claim: a target that is refused is to know nothing of the query.
     query.sinks.require()
-    plan = query.commits.plan(rows, planned.number, planned.fingerprint)
+    try:
+        plan = query.commits.plan(rows, planned.number, planned.fingerprint)
+    except Fenced:
+        query.runs.forget()
+        raise
     return BatchStreamWriter(query, rows, plan)
 
 
@@ -157,6 +166,7 @@ def _keep_query(
     from onceflow.connectors.spark.batch.replaced_tables import replace_rows
     from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
     from onceflow.connectors.spark.streaming.noted_sinks import NotedSinks
+    from onceflow.connectors.spark.streaming.query_runs import QueryRuns
 
     checkpoint = options.get("checkpointlocation")
     if not checkpoint:
@@ -178,7 +188,8 @@ def _keep_query(
         if overwrite:
             named = replace_rows(named, "outputMode('complete')")
         commits = BatchCommits(*resolve_keeper(named))
-        query = _KeptQuery(given, commits, NotedSinks(location.url, commits.target))
+        runs = QueryRuns(location.url, commits.target.driver)
+        query = _KeptQuery(given, commits, NotedSinks(location.url, commits.target), runs)
         # The oldest goes; if its query still runs, its next batch connects anew.
         if len(_KEPT) == _KEPT_MAX:
             _KEPT.pop(next(iter(_KEPT))).commits.close()
