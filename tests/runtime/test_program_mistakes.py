@@ -30,7 +30,7 @@ from onceflow import (
 )
 from onceflow.core.api.functions import Record
 from onceflow.core.api.stream import Stream
-from onceflow.core.errors import ConfigError, SlotFailed, UserFunctionError
+from onceflow.core.errors import ConfigError, TargetRefused, UserFunctionError
 from onceflow.core.spi import SinkWriter, WriterContext
 
 
@@ -182,7 +182,7 @@ def test_a_sink_with_a_mistake_ends_the_job_by_the_error_that_it_raised(
     pipeline, stream = begin(cluster, tmp_path)
     stream.write(MistakenSink(str(tmp_path / "out")), uid="out")
     job = pipeline.start()
-    with pytest.raises(SlotFailed, match="AttributeError: .*no_such_method"):
+    with pytest.raises(TargetRefused, match="AttributeError: .*no_such_method"):
         job.wait(60)
     assert job.status().restores == 2
 

@@ -97,7 +97,7 @@ def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
     text = str(refused.value)
     for words in (
         "sink 'ledger': checkpoint 1 was not pre-committed: ValueError: 3: a value of checkpoint 1",
-        "change the rows before the sink, or the target, and start the job again",
+        "change the rows before the sink, the sink, or its target, and start the job again",
         "no further restart: it has failed in the same way 3 times, same_mistakes=3",
     ):
         assert words in text

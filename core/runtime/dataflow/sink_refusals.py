@@ -18,7 +18,7 @@ from onceflow.core.spi.refusals import is_data_at_fault
 _TRACE_LENGTH_MAX = 4000
 _ADVICE = (
     "No row is lost: all rows since the last checkpoint are read again. If this comes again, change"
-    " the rows before the sink, or the target, and start the job again"
+    " the rows before the sink, the sink, or its target, and start the job again"
 )
 
 
