@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.arrow.nested_rows import take_batch, to_numpy
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.setting_values import choice_of
 from onceflow.core.spi import OnBadRow, RejectedRows
@@ -68,13 +70,14 @@ class BadRows:
         if self.fail:
             value = f", but {quote_value(batch.column(shows), first)}" if shows else ""
             raise self._make_error(f"{why}{value} (row {first} of its batch)")
-        rows = batch.filter(bad)
+        is_bad = to_numpy(bad)
+        rows = take_batch(batch, np.flatnonzero(is_bad))
         reasons = [
             f"{why}, but {quote_value(rows.column(shows), row)}" if shows else why
             for row in range(rows.num_rows)
         ]
         self.reject(rows, reasons)
-        return batch.filter(pc.invert(bad))
+        return take_batch(batch, np.flatnonzero(~is_bad))
 
     def reject(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
         """Record `rows` as rejected, with one reason each.
@@ -99,9 +102,9 @@ class BadRows:
         bad = sorted(refusals)
         if self.fail:
             raise self._make_error(f"{refusals[bad[0]]} (row {bad[0]} of its batch)")
-        self.reject(batch.take(pa.array(bad, pa.int64())), [refusals[row] for row in bad])
-        keep = [row not in refusals for row in range(batch.num_rows)]
-        return batch.filter(pa.array(keep, pa.bool_()))
+        rows = np.array(bad, np.int64)
+        self.reject(take_batch(batch, rows), [refusals[row] for row in bad])
+        return take_batch(batch, np.setdiff1d(np.arange(batch.num_rows), rows))
 
     def _make_error(self, reason: str) -> BadRow:
         return BadRow(f"{self._where}{reason}. {_ADVICE}")

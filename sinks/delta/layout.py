@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.kinds import holds, is_bytes, is_text
+from onceflow.core.arrow.nested_rows import TIMES_BEYOND_PYTHON, Rows, ValueTrait, to_numpy
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.delta.location import TableLocation
-from onceflow.sinks.lake.columns import TableColumns, to_plain_schema
+from onceflow.sinks.lake.columns import TableColumns, ValueRule, to_plain_schema
 from onceflow.sinks.lake.errors import describe_error, library_errors
 
 _RULES_OF_FIELDS = ("delta.invariants", "delta.generationExpression", "delta.identity")
-_WITH_EMPTY_VALUES = frozenset(
-    {
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary_view(),
-    }
-)
+_NAME_LENGTH_MAX_BYTES = 255
+"""The length of one name in a directory, on the usual file systems."""
+_NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
 _KNOWN_FEATURES = frozenset(
     {
         "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors",
@@ -42,21 +42,20 @@ def to_arrow_schema(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def make_columns(name: str, table: DeltaTable, rows: pa.Schema) -> TableColumns:
-    """Return how rows of schema `rows` become rows of `table`.
+def make_columns(
+    name: str, table: DeltaTable, rows: pa.Schema, rules: Sequence[ValueRule] = ()
+) -> TableColumns:
+    """Return how rows of schema `rows` become rows of `table`; `rules` are those of the write mode.
 
     Raises:
         ConfigError: They cannot; names the column, both types, and what to do.
     """
     schema = to_arrow_schema(table)
     required = [field.name for field in schema if not field.nullable]
-    # The protocol reads an empty partition value as null.
-    never_empty = [
-        column
-        for column in table.metadata().partition_columns
-        if schema.field(column).type in _WITH_EMPTY_VALUES
-    ]
-    columns = TableColumns(name, schema.names, required, schema, rows, never_empty)
+    partitions = [schema.field(column) for column in table.metadata().partition_columns]
+    _check_partitions(name, partitions)
+    all_rules = (*_list_partition_rules(partitions), *rules)
+    columns = TableColumns(name, schema.names, required, schema, rows, all_rules)
     for field in to_plain_schema(rows):
         expected = schema.field(field.name).type
         if not _fits(field.type, expected):
@@ -65,6 +64,106 @@ def make_columns(name: str, table: DeltaTable, rows: pa.Schema) -> TableColumns:
                 f" {field.type}; cast it before the sink"
             )
     return columns
+
+
+def list_merge_rules(table: DeltaTable) -> Iterator[ValueRule]:
+    """Yield the rules of rows that a merge writes: deltalake itself writes its log."""
+    schema = to_arrow_schema(table)
+    yield from map(_make_time_rule, schema.names)
+    for column in table.metadata().partition_columns:
+        yield ValueRule(
+            column,
+            _make_trait(partial(_is_long, column)),
+            "is a partition column, and the row's value makes a directory name of more than"
+            f" {_NAME_LENGTH_MAX_BYTES} bytes",
+        )
+        yield ValueRule(
+            column,
+            _make_trait(_is_default_name),
+            f"is a partition column, in which a merge takes {_NULL_DIRECTORY!r} for null, and the"
+            " row has this text",
+        )
+        kind = schema.field(column).type
+        if _is_fraction(kind):
+            yield ValueRule(
+                column,
+                _make_trait(_is_negative),
+                f"is a partition column of type {kind}, whose negative values a merge writes into"
+                " the log as text that no reader takes, and the row has a negative one",
+            )
+
+
+def _check_partitions(name: str, partitions: Sequence[pa.Field]) -> None:
+    for field in partitions:
+        if is_bytes(field.type):
+            raise ConfigError(
+                f"{name}, column {field.name!r}: it is a partition column of bytes, which every"
+                " library writes in another way into the log; partition by another column"
+            )
+
+
+def _list_partition_rules(partitions: Sequence[pa.Field]) -> Iterator[ValueRule]:
+    for field in partitions:
+        yield _make_time_rule(field.name)
+        if is_text(field.type):
+            # The protocol reads an empty partition value as null.
+            yield ValueRule(
+                field.name,
+                _make_trait(_is_empty),
+                "is a partition column, in which the table has null in place of an empty value, and"
+                " the row has an empty one",
+            )
+
+
+def _is_fraction(kind: pa.DataType) -> bool:
+    return arrow.is_decimal(kind) and kind.scale > 0
+
+
+def _make_trait(is_so: Callable[[Any], bool]) -> ValueTrait:
+    """Return the trait of values for which `is_so`; looks at each value of a column once."""
+
+    def find(column: pa.Array) -> Rows:
+        encoded = column.dictionary_encode()
+        marked = [value is not None and is_so(value) for value in encoded.dictionary.to_pylist()]
+        return to_numpy(pa.array(marked, pa.bool_()).take(encoded.indices).fill_null(False))
+
+    return ValueTrait(_is_any, find)
+
+
+def _is_any(kind: pa.DataType) -> bool:
+    del kind
+    return True
+
+
+def _is_empty(value: str) -> bool:
+    return not value
+
+
+def _is_negative(value: Decimal) -> bool:
+    return value < 0
+
+
+def _is_default_name(value: object) -> bool:
+    return value == _NULL_DIRECTORY
+
+
+def _is_long(name: str, value: object) -> bool:
+    return _measure_directory(name, value) > _NAME_LENGTH_MAX_BYTES
+
+
+def _measure_directory(name: str, value: object) -> int:
+    """Return the length of the name that a merge gives to the directory of a partition."""
+    text = format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
+    return len(f"{quote(name, safe='')}={quote(text, safe='')}")
+
+
+def _make_time_rule(column: str) -> ValueRule:
+    return ValueRule(
+        column,
+        TIMES_BEYOND_PYTHON,
+        "has a date that is not in the years 1 to 9999, which deltalake writes into no partition"
+        " and into no bound",
+    )
 
 
 def check_table(location: TableLocation, table: DeltaTable) -> None:
@@ -99,13 +198,34 @@ def check_replaceable(location: TableLocation, table: DeltaTable) -> None:
     """Raise ConfigError unless rows of `table` may be replaced and deleted.
 
     Raises:
-        ConfigError: The table only takes new ones.
+        ConfigError: The table only takes new ones, or has partitions that a merge would damage.
     """
     if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
         raise ConfigError(
             f"{location} has delta.appendOnly=true, and write_mode='upsert' replaces and deletes"
             " rows: remove this property from the table, or append to it"
         )
+    harmful = _find_harmful_partition(table)
+    if harmful:
+        raise ConfigError(
+            f"{location} has the partition {harmful}, which deltalake writes as another value when"
+            " write_mode='upsert' rewrites its files: append to the table, or partition it by"
+            " another column"
+        )
+
+
+def _find_harmful_partition(table: DeltaTable) -> str:
+    """Return the partition that a merge would give another value; empty if there is none."""
+    schema = to_arrow_schema(table)
+    for column in table.metadata().partition_columns:
+        kind = schema.field(column).type
+        if not (_is_fraction(kind) or is_text(kind)):
+            continue
+        for partition in table.partitions():
+            value = str(partition.get(column) or "")
+            if value == _NULL_DIRECTORY or (_is_fraction(kind) and value.startswith("-")):
+                return f"{column}={value}"
+    return ""
 
 
 def check_names(location: TableLocation, rows: pa.Schema) -> None:
@@ -157,12 +277,41 @@ def make_schema(location: TableLocation, rows: pa.Schema, partition_by: Sequence
     missing = [name for name in partition_by if name not in rows.names]
     if missing:
         raise ConfigError(f"partition_by names {missing}, and the rows have {rows.names}")
+    for field in rows:
+        if holds(field.type, _is_beyond_delta):
+            raise ConfigError(
+                f"{location} cannot be made: column {field.name!r} has type {field.type}, which the"
+                " sink does not write into Delta tables; cast it before the sink"
+            )
+    plain = to_plain_schema(rows)
+    _check_partitions(str(location), [plain.field(name) for name in partition_by])
     try:
-        return Schema.from_arrow(to_plain_schema(rows))
+        schema = Schema.from_arrow(plain)
+        _probe_naive_times(plain)
     except Exception as error:
         raise ConfigError(
             f"{location} cannot be made from columns {rows.names}: {describe_error(error)}"
         ) from error
+    return schema
+
+
+def _probe_naive_times(rows: pa.Schema) -> None:
+    """Raise deltalake's error if it cannot make a table of a nested column of timestamps.
+
+    It misses a timestamp without a zone that is two levels deep, and says so when it makes a table.
+    """
+    for field in rows:
+        if arrow.is_nested(field.type) and holds(field.type, arrow.is_timestamp):
+            with TemporaryDirectory() as directory:
+                DeltaTable.create(directory, Schema.from_arrow(pa.schema([field])))
+
+
+def _is_beyond_delta(kind: pa.DataType) -> bool:
+    """Return whether deltalake takes `kind` and other readers, or this sink, cannot.
+
+    It makes a feature `timestampNanos` of its own, and a type of nothing but nulls.
+    """
+    return arrow.is_null(kind) or (arrow.is_timestamp(kind) and kind.unit == "ns")
 
 
 def evolve_table(location: TableLocation, table: DeltaTable, rows: pa.Schema) -> None:

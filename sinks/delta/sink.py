@@ -151,10 +151,11 @@ class DeltaSink(LakeSink):
         bad_rows = BadRows(context.on_bad_row, context.schema, where=f"sink {context.sink_id}")
         table = DeltaLakeTable(self._location, context.sink_id).load().table
         if self.upserts:
-            from onceflow.sinks.delta.layout import make_columns
+            from onceflow.sinks.delta.layout import list_merge_rules, make_columns
 
             rows = self.rules.select_table_columns(context.schema)
-            columns = make_columns(str(self._location), table, rows)
+            merge_rules = list(list_merge_rules(table))
+            columns = make_columns(str(self._location), table, rows, merge_rules)
             table_id = str(table.metadata().id)
             return LakeChangeWriter(context, self.rules, columns, table_id, bad_rows)
         files = DeltaDataFiles(self._location, table, context, bad_rows)

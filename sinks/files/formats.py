@@ -5,22 +5,33 @@ from __future__ import annotations
 import gzip
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import IO, Any, Literal, cast
+from typing import IO, Literal, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types as arrow
 from typing_extensions import override
 
-from onceflow.core.arrow.kinds import holds, is_bytes, is_finite, is_list, is_text
+from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text
+from onceflow.core.arrow.nested_rows import (
+    TIMES_BEYOND_PYTHON,
+    Rows,
+    ValueTrait,
+    find_rows,
+    to_numpy,
+)
+from onceflow.core.arrow.required_parts import complete_column
 from onceflow.core.errors import ConfigError
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 
 _JSON_CHUNK_ROWS = 10_000
 _GZIP_LEVEL = 6
+_MILLISECOND_SECONDS_MAX = (2**63 - 1) // 1000
+"""The most seconds that 64 bits of milliseconds hold."""
 
 
 class FileEncoder(ABC):
@@ -60,6 +71,10 @@ class FileFormat(ABC):
         del rows
         return {}
 
+    def prepare(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return `rows`, which are not refused, as the encoder takes them: the same values."""
+        return rows
+
 
 def file_format(name: str, compression: str | None) -> FileFormat:
     """Return the format called `name`; without `compression` the usual one.
@@ -95,13 +110,32 @@ class ParquetFormat(FileFormat):
 
     @override
     def require(self, schema: pa.Schema) -> None:
+        for field in schema:
+            if arrow.is_nested(field.type) and holds(field.type, _is_view):
+                raise ConfigError(
+                    f"column {field.name!r} of type {field.type}: Parquet's writer takes no views"
+                    " inside of other values; cast it to string or binary before the sink"
+                )
         probe = cast("IO[bytes]", pa.BufferOutputStream())
         try:
             encoder = self.encoder(probe, schema)
             encoder.write(schema.empty_table())
             encoder.end()
-        except (pa.ArrowException, ValueError, NotImplementedError) as error:
+        except (pa.ArrowException, ValueError, NotImplementedError, OSError) as error:
             raise ConfigError(f"the rows' columns do not go into Parquet: {error}") from error
+
+    @override
+    def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
+        return _refuse(
+            rows,
+            _SECONDS_BEYOND_MILLISECONDS,
+            "Parquet has timestamps in milliseconds, and this number of seconds is too large",
+        )
+
+    @override
+    def prepare(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [complete_column(column, column.type) for column in rows.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     @override
     def encoder(self, file: IO[bytes], schema: pa.Schema) -> FileEncoder:
@@ -156,18 +190,10 @@ class JsonFormat(FileFormat):
 
     @override
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:
-        refusals: dict[int, str] = {}
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            for row in _not_finite(column):
-                refusals.setdefault(
-                    row, f"column {name!r}: JSON has no NaN and no infinity; replace it by null"
-                )
-            for row in _beyond_python(column):
-                refusals.setdefault(
-                    row,
-                    f"column {name!r}: a date beyond the years 1 to 9999 does not go into JSON",
-                )
-        return refusals
+        return {
+            **_refuse(rows, TIMES_BEYOND_PYTHON, "JSON has dates of the years 1 to 9999 alone"),
+            **_refuse(rows, _NOT_FINITE, "JSON has no NaN and no infinity; replace it by null"),
+        }
 
 
 class _JsonEncoder(FileEncoder):
@@ -207,26 +233,33 @@ def _in_json(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in simple)
 
 
-def _not_finite(column: pa.Array) -> list[int]:
-    """Return the rows that hold NaN or infinity, at any depth."""
-    kind = column.type
-    if arrow.is_floating(kind):
-        bad = pc.invert(pc.is_finite(column))
-        return _rows_where(bad)
-    if holds(kind, arrow.is_floating):
-        return [row for row, value in enumerate(column.to_pylist()) if not is_finite(value)]
-    return []
+def _is_view(kind: pa.DataType) -> bool:
+    return arrow.is_string_view(kind) or arrow.is_binary_view(kind)
 
 
-def _beyond_python(column: pa.Array) -> list[int]:
-    kind = column.type
-    if not (arrow.is_date(kind) or arrow.is_timestamp(kind)):
-        return []
-    years = pc.year(column)
-    return _rows_where(pc.or_(pc.less(years, 1), pc.greater(years, 9999)))
+def _refuse(rows: pa.RecordBatch, trait: ValueTrait, why: str) -> dict[int, str]:
+    """Return `why`, after the column's name, for each row of which a value has `trait`."""
+    refusals: dict[int, str] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        for row in np.flatnonzero(find_rows(column, trait)).tolist():
+            refusals.setdefault(row, f"column {name!r}: {why}")
+    return refusals
 
 
-def _rows_where(mask: Any) -> list[int]:
-    if not pc.any(mask).as_py():
-        return []
-    return cast("list[int]", pc.indices_nonzero(mask).to_pylist())
+def _find_not_finite(column: pa.Array) -> Rows:
+    return to_numpy(pc.invert(pc.is_finite(column)).fill_null(False))
+
+
+_NOT_FINITE = ValueTrait(arrow.is_floating, _find_not_finite)
+
+
+def _is_in_seconds(kind: pa.DataType) -> bool:
+    return arrow.is_timestamp(kind) and kind.unit == "s"
+
+
+def _find_seconds_beyond_milliseconds(column: pa.Array) -> Rows:
+    seconds = to_numpy(column.view(pa.int64()).fill_null(0))
+    return np.logical_or(seconds < -_MILLISECOND_SECONDS_MAX, seconds > _MILLISECOND_SECONDS_MAX)
+
+
+_SECONDS_BEYOND_MILLISECONDS = ValueTrait(_is_in_seconds, _find_seconds_beyond_milliseconds)

@@ -18,7 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types as arrow
 
-from onceflow.core.arrow.kinds import cast_rows, is_text, to_plain_type
+from onceflow.core.arrow.kinds import is_text, to_plain_column, to_plain_type
+from onceflow.core.arrow.nested_rows import TIMES_BEYOND_PYTHON, find_rows, take_batch
 from onceflow.core.errors import ConfigError
 
 NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
@@ -65,7 +66,7 @@ class Partitions:
             return
         order = np.argsort(groups, kind="stable")
         ends = np.cumsum(np.bincount(groups, minlength=len(values)))
-        taken = unpartitioned.take(pa.array(order))
+        taken = take_batch(unpartitioned, order)
         begin = 0
         for value, end in zip(values, ends.tolist(), strict=True):
             yield self._directory(value), taken.slice(begin, end - begin)
@@ -75,8 +76,11 @@ class Partitions:
         """Return, by row, why a row's values cannot name a directory; empty when all can."""
         refusals: dict[int, str] = {}
         for name in self._columns:
-            column = rows.column(name)
-            if not is_text(to_plain_type(column.type)):
+            column = to_plain_column(rows.column(name))
+            if arrow.is_date(column.type):
+                for row in np.flatnonzero(find_rows(column, TIMES_BEYOND_PYTHON)).tolist():
+                    refusals.setdefault(row, _describe_date(name))
+            if not is_text(column.type):
                 continue
             values = column.unique().to_pylist()
             refused = {value: why for value in values if (why := _refusal(name, value))}
@@ -155,11 +159,17 @@ def _refusal(column: str, value: str | None) -> str | None:
     return None
 
 
+def _describe_date(column: str) -> str:
+    return (
+        f"partition column {column!r}: readers take dates of the years 1 to 9999 from the name of a"
+        " directory, and the row has another one"
+    )
+
+
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Return the index of each row's value, and the values as texts."""
-    kind = to_plain_type(column.type)
-    if column.type != kind:
-        column = cast_rows(column, kind)
+    column = to_plain_column(column)
+    kind = column.type
     encoded = column.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.cast(pa.date32()) if arrow.is_date64(kind) else encoded.dictionary
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

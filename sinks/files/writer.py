@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import IO, Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from onceflow.core.arrow.required_parts import find_incomplete_rows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import (
     BadRow,
@@ -341,7 +343,7 @@ class FileWriter(SinkWriter):
             **self._partitions.refusals(batch),
             **_missing_values(batch),
         }
-        return self._bad_rows.without(batch, refusals)
+        return self._settings.form.prepare(self._bad_rows.without(batch, refusals))
 
     @contextmanager
     def _or_close(self, doing: str, kind: type[SinkError]) -> Generator[None]:
@@ -370,4 +372,8 @@ def _missing_values(batch: pa.RecordBatch) -> dict[int, str]:
         if not field.nullable and column.null_count:
             for row in pc.indices_nonzero(column.is_null()).to_pylist():
                 refusals.setdefault(row, f"column {field.name!r} is null, and may not be")
+        for row in np.flatnonzero(find_incomplete_rows(column)).tolist():
+            refusals.setdefault(
+                row, f"column {field.name!r}: a part of the value is null, and may not be"
+            )
     return refusals

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 from pyiceberg.exceptions import ResolveError
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, promote, sanitize_column_names
 from pyiceberg.types import (
     DecimalType,
@@ -14,12 +17,13 @@ from pyiceberg.types import (
     StructType,
 )
 
+from onceflow.core.arrow.nested_rows import TIMES_BEYOND_PYTHON
 from onceflow.core.errors import ConfigError
-from onceflow.sinks.lake.columns import TableColumns, to_plain_schema
+from onceflow.sinks.lake.columns import TableColumns, ValueRule, to_plain_schema
 
 
-def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
-    """Return how rows of schema `rows` become rows of a table of `schema`.
+def make_columns(table: str, schema: Schema, spec: PartitionSpec, rows: pa.Schema) -> TableColumns:
+    """Return how rows of schema `rows` become rows of a table of `schema`, partitioned by `spec`.
 
     Raises:
         ConfigError: They cannot; names the column, both types, and what to do.
@@ -27,7 +31,8 @@ def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
     fields = {field.name: field for field in schema.fields}
     required = [name for name, field in fields.items() if field.required]
     target = to_file_schema(schema)
-    columns = TableColumns(table, fields.keys(), required, target, rows)
+    rules = list(_list_partition_rules(schema, spec))
+    columns = TableColumns(table, fields.keys(), required, target, rows, rules)
     try:
         given = pyarrow_to_schema(to_plain_schema(rows), name_mapping=schema.name_mapping)
     except Exception as error:
@@ -40,6 +45,27 @@ def make_columns(table: str, schema: Schema, rows: pa.Schema) -> TableColumns:
                 " the table's column"
             )
     return columns
+
+
+def _list_partition_rules(schema: Schema, spec: PartitionSpec) -> Iterator[ValueRule]:
+    """Yield the rules of columns by whose dates or times rows are partitioned."""
+    for partition in spec.fields:
+        column = find_source_column(schema, partition.source_id)
+        yield ValueRule(
+            column,
+            TIMES_BEYOND_PYTHON,
+            "partitions the table, and the row has a date that is not in the years 1 to 9999, which"
+            " pyiceberg does not make a partition of",
+        )
+
+
+def find_source_column(schema: Schema, field_id: int) -> str:
+    """Return the top-level column that has the field `field_id`, or is it."""
+    for field in schema.fields:
+        inner = Schema(field)
+        if field_id in inner.field_ids:
+            return field.name
+    raise ValueError(f"the table has no field {field_id}")
 
 
 def to_file_schema(schema: Schema) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Data files of one subtask: Parquet by pyiceberg's own writer, in the table's layout.
+"""Data files of one subtask: Parquet in the table's layout, with the table's settings.
 
 Rows wait until they make a row group; a file is ended when it has the table's target size. Its name
 is of `lake.data_file_names`, below the directories of its partition.
@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 from urllib.parse import urlparse
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
-from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
-from pyiceberg.io.fileformat import FileFormatFactory
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import FileIO, OutputStream
+from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
+    _get_parquet_writer_kwargs,  # pyright: ignore[reportPrivateUsage]
+)
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.schema import sanitize_column_names
@@ -35,6 +38,7 @@ from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.columns import make_columns
 from onceflow.sinks.iceberg.partitions import split_rows
 from onceflow.sinks.iceberg.staged_files import encode_files
+from onceflow.sinks.iceberg.statistics import describe_statistics
 from onceflow.sinks.lake.data_file_names import DataFileNames
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
@@ -42,6 +46,9 @@ from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles
 from onceflow.sinks.lake.table import DataFiles
 
 _logger = logging.getLogger("onceflow.sinks.iceberg")
+
+_NAME_LENGTH_MAX_BYTES = 255
+"""The length of one name in a directory, on the usual file systems."""
 
 
 class IcebergDataFiles(DataFiles):
@@ -56,7 +63,7 @@ class IcebergDataFiles(DataFiles):
             ConfigError: The rows cannot go into the table.
         """
         self._address, self._table, self._bad_rows = address, table, bad_rows
-        self._columns = make_columns(str(address), table.schema(), context.schema)
+        self._columns = make_columns(str(address), table.schema(), table.spec(), context.schema)
         self._names = DataFileNames.of_writer(context)
         self._files = PartitionedFiles(table, self._names)
 
@@ -107,7 +114,11 @@ class PartitionedFiles:
         delete_files(self._table.io, self._files.drop())
 
     def _begin(self, key: PartitionKey | None) -> _OpenFile:
-        path = self._table.location_provider().new_data_location(self._names.next(), key)
+        provider, name = self._table.location_provider(), self._names.next()
+        path = provider.new_data_location(name, key)
+        if any(len(part.encode()) > _NAME_LENGTH_MAX_BYTES for part in path.split("/")):
+            # Only manifests say which partition a file belongs to; directories are for people.
+            path = provider.new_data_location(name, None)
         return _OpenFile(self._table, path, key)
 
 
@@ -150,28 +161,42 @@ class _OpenFile(EncodedFile[DataFile]):
     def __init__(self, table: Table, path: str, key: PartitionKey | None) -> None:
         self.path = path
         self._key = key
-        self._spec_id = table.metadata.default_spec_id
-        self._output = _CountedOutput(table.io.new_output(path))
-        self._writer = FileFormatFactory.get(FileFormat.PARQUET).create_writer(
-            self._output, sanitize_column_names(table.schema()), table.properties
-        )
+        self._table = table
+        self._output = table.io.new_output(path)
+        self._stream: OutputStream | None = None
+        self._writer: pq.ParquetWriter | None = None
 
     @property
     @override
     def size_bytes(self) -> int:
-        return self._output.size_bytes
+        stream = self._stream
+        return stream.tell() if stream is not None and hasattr(stream, "tell") else 0
 
     @override
     def write(self, rows: pa.Table) -> None:
-        if not self._output.is_created:
-            # The library has no setting for it, and makes its file with the first row group.
-            settings: dict[str, Any] = cast("Any", self._writer)._parquet_writer_kwargs
-            settings["use_dictionary"] = choose_dictionaries(rows)
-        self._writer.write(rows)
+        properties = self._table.properties
+        if self._writer is None:
+            self._stream = self._output.create(overwrite=True)
+            self._writer = pq.ParquetWriter(
+                cast("IO[bytes]", self._stream),
+                rows.schema,
+                store_decimal_as_integer=True,
+                use_dictionary=choose_dictionaries(rows),
+                **_get_parquet_writer_kwargs(properties),
+            )
+        row_group_rows = properties.get(
+            TableProperties.PARQUET_ROW_GROUP_LIMIT,
+            TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT,
+        )
+        self._writer.write_table(rows, row_group_size=int(row_group_rows))
 
     @override
     def end(self) -> DataFile:
-        statistics = self._writer.close()
+        assert self._writer is not None
+        assert self._stream is not None
+        self._writer.close()
+        footer = cast("Any", self._writer).writer.metadata
+        self._stream.close()
         _make_local_file_durable(self.path)
         return DataFile.from_args(
             content=DataFileContent.DATA,
@@ -180,54 +205,18 @@ class _OpenFile(EncodedFile[DataFile]):
             partition=self._key.partition if self._key else Record(),
             file_size_in_bytes=len(self._output),
             sort_order_id=None,
-            spec_id=self._spec_id,
+            spec_id=self._table.metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **statistics.to_serialized_dict(),
+            **describe_statistics(
+                footer, sanitize_column_names(self._table.schema()), self._table.properties
+            ),
         )
 
     @override
     def drop(self) -> None:
-        self._output.close()
-
-
-class _CountedOutput(OutputFile):
-    """An output that knows its stream."""
-
-    def __init__(self, output: OutputFile) -> None:
-        super().__init__(output.location)
-        self._output = output
-        self._stream: OutputStream | None = None
-
-    @property
-    def is_created(self) -> bool:
-        return self._stream is not None
-
-    @property
-    def size_bytes(self) -> int:
-        stream = self._stream
-        return stream.tell() if stream is not None and hasattr(stream, "tell") else 0
-
-    def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
-
-    @override
-    def __len__(self) -> int:
-        return len(self._output)
-
-    @override
-    def exists(self) -> bool:
-        return self._output.exists()
-
-    @override
-    def create(self, overwrite: bool = False) -> OutputStream:
-        self._stream = self._output.create(overwrite)
-        return self._stream
-
-    @override
-    def to_input_file(self) -> InputFile:
-        return self._output.to_input_file()
 
 
 def _make_local_file_durable(location: str) -> None:

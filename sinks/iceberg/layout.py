@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
+from pyarrow import types as arrow
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import ResolveError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import (
@@ -16,6 +17,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids, promote
 from pyiceberg.table import Table
 from pyiceberg.types import PrimitiveType
 
+from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.columns import make_columns
@@ -58,7 +60,7 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
             f" `{address.branch}`"
         )
     schema = _union(address, table, rows) if evolve else table.schema()
-    make_columns(str(address), schema, rows)
+    make_columns(str(address), schema, table.spec(), rows)
 
 
 def check_new_table(address: TableAddress, rows: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -156,9 +158,20 @@ def _new_schema(address: TableAddress, rows: pa.Schema) -> Schema:
     Raises:
         ConfigError: A type has no counterpart in Iceberg.
     """
+    for field in rows:
+        if holds(field.type, _is_decimal_beyond_parquet):
+            raise ConfigError(
+                f"{address} cannot be made: column {field.name!r} has type {field.type}, and"
+                " decimals of Iceberg have a scale from 0 to their precision; cast it before the"
+                " sink"
+            )
     try:
         return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(to_plain_schema(rows)))
     except Exception as error:
         raise ConfigError(
             f"{address} cannot be made from columns {rows.names}: {describe_error(error)}"
         ) from error
+
+
+def _is_decimal_beyond_parquet(kind: pa.DataType) -> bool:
+    return arrow.is_decimal(kind) and not 0 <= kind.scale <= kind.precision

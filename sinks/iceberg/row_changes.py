@@ -29,16 +29,17 @@ from pyiceberg.expressions import (
     LessThanOrEqual,
     Reference,
 )
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 
-from onceflow.core.arrow.kinds import cast_chunks, cast_table
+from onceflow.core.arrow.kinds import cast_table
 from onceflow.core.errors import SinkError
 from onceflow.sinks.iceberg.columns import to_file_schema
+from onceflow.sinks.iceberg.data_file_rows import read_rows
 from onceflow.sinks.iceberg.data_files import PartitionedFiles
 from onceflow.sinks.lake.changes import RowChanges
+from onceflow.sinks.lake.columns import to_type
 from onceflow.sinks.lake.data_file_names import DataFileNames
 
 _logger = logging.getLogger("onceflow.sinks.iceberg")
@@ -77,7 +78,7 @@ def rewrite_files(
     removed: list[DataFile] = []
     try:
         for task in _plan(table, branch, changes):
-            rows = _read(table, task)
+            rows = read_rows(table, task)
             kept = _find_other_rows(rows, changes)
             if len(kept) < rows.num_rows:
                 removed.append(task.file)
@@ -120,11 +121,6 @@ def _require_no_equality_deletes(table: Table, snapshot: Snapshot) -> None:
                 )
 
 
-def _read(table: Table, task: FileScanTask) -> pa.Table:
-    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
-    return scan.to_table([task])
-
-
 def _find_other_rows(rows: pa.Table, changes: RowChanges) -> pa.Array:
     """Return the positions of the rows whose keys do not change, rising."""
     schema = pa.schema(
@@ -148,15 +144,17 @@ def _choose_key_type(staged: pa.DataType, current: pa.DataType) -> pa.DataType:
 def _write(table: Table, files: PartitionedFiles, rows: pa.Table) -> None:
     """Write `rows`, whose columns have the table's names; columns that they lack are null."""
     target = to_file_schema(table.schema())
-    columns = [
-        cast_chunks(rows[name], field.type)
-        if name in rows.column_names
-        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-        for name, field in zip((f.name for f in table.schema().fields), target, strict=True)
-    ]
-    for batch in pa.Table.from_arrays(columns, schema=target).to_batches():
+    names = [field.name for field in table.schema().fields]
+    for batch in rows.to_batches():
+        columns = [
+            to_type(
+                batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows),
+                field.type,
+            )
+            for name, field in zip(names, target, strict=True)
+        ]
         if batch.num_rows:
-            files.write(batch)
+            files.write(pa.RecordBatch.from_arrays(columns, schema=target))
 
 
 def _to_filter(changes: RowChanges) -> BooleanExpression:

@@ -160,7 +160,8 @@ class IcebergSink(LakeSink):
             from onceflow.sinks.iceberg.columns import make_columns
 
             rows = self.rules.select_table_columns(context.schema)
-            columns = make_columns(str(self._address), version.table.schema(), rows)
+            loaded = version.table
+            columns = make_columns(str(self._address), loaded.schema(), loaded.spec(), rows)
             return LakeChangeWriter(context, self.rules, columns, version.table_id, bad_rows)
         files = IcebergDataFiles(self._address, version.table, context, bad_rows)
         return LakeWriter(context, files, bad_rows)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from onceflow.core.arrow.kinds import cast_rows, to_plain_column
+from onceflow.core.arrow.kinds import to_plain_rows
 from onceflow.core.crash_points import reach
 from onceflow.core.errors import PreCommitFailed, StorageError
 from onceflow.core.protocol.committables import Committable
@@ -50,7 +50,7 @@ class LakeChangeWriter(SinkWriter):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        classified = self._rules.classify(batch, self._bad_rows)
+        classified = self._rules.classify(to_plain_rows(batch), self._bad_rows)
         rows = self._empty_deletes(classified.rows, classified.deletes)
         rows = self._columns.sift(rows, self._bad_rows, exempt=classified.deletes)
         if not rows.num_rows:
@@ -98,7 +98,5 @@ class LakeChangeWriter(SinkWriter):
 
 
 def _set_null(column: pa.Array, deletes: pa.BooleanArray) -> pa.Array:
-    plain = to_plain_column(column)
-    emptied: pa.Array = pc.if_else(deletes, pa.scalar(None, plain.type), plain)
-    # Rejected rows leave the writer in the schema of the sink, dictionaries included.
-    return cast_rows(emptied, column.type)
+    emptied: pa.Array = pc.if_else(deletes, pa.scalar(None, column.type), column)
+    return emptied

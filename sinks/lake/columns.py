@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.core.arrow.kinds import cast_rows, to_plain_column, to_plain_type
+from onceflow.core.arrow.kinds import (
+    cast_rows,
+    to_plain_column,
+    to_plain_rows,
+    to_plain_type,
+)
+from onceflow.core.arrow.nested_rows import ValueTrait, find_rows
+from onceflow.core.arrow.required_parts import complete_column, hide_values, to_optional_parts
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.bad_rows import BadRows, quote_value
+
+
+@dataclass(frozen=True)
+class ValueRule:
+    """Values of one column that the table cannot hold."""
+
+    column: str
+    trait: ValueTrait
+    why: str
+    """Says what is wrong with them, after the column's name."""
+
+    def find_bad_rows(self, column: pa.Array) -> pa.BooleanArray:
+        """Return which rows of `column` have such a value."""
+        return pa.array(find_rows(column, self.trait))
 
 
 class TableColumns:
@@ -22,7 +44,7 @@ class TableColumns:
         required: Collection[str],
         target: pa.Schema,
         rows: pa.Schema,
-        never_empty: Collection[str] = (),
+        rules: Sequence[ValueRule] = (),
     ) -> None:
         """Check that rows of schema `rows` have the right columns.
 
@@ -32,7 +54,8 @@ class TableColumns:
             required: Those that take no null.
             target: What is written: one field for each of `names`, maybe under another name.
             rows: The schema of the rows.
-            never_empty: Columns of text or bytes in which the table has no empty value.
+            rules: What else the table cannot hold; those of columns that the rows lack are left
+                out.
 
         Raises:
             ConfigError: They have not; names the column, and what to do.
@@ -43,7 +66,7 @@ class TableColumns:
         """The table's columns, in its order."""
         self._names = [name if name in rows.names else None for name in names]
         self._required = [name for name in names if name in required]
-        self._never_empty = [name for name in never_empty if name in rows.names]
+        self._rules = [rule for rule in rules if rule.column in rows.names]
 
     def convert(self, rows: pa.RecordBatch, bad_rows: BadRows) -> pa.RecordBatch:
         """Return `rows` as the table has them; rows that it can never take are rejected.
@@ -51,7 +74,7 @@ class TableColumns:
         Raises:
             BadRow: There is such a row, and bad rows fail the job.
         """
-        rows = self._sift_values(rows, bad_rows, None)
+        rows = self._sift_values(to_plain_rows(rows), bad_rows, None)
         try:
             return self.cast(rows)
         except pa.ArrowInvalid:
@@ -91,12 +114,8 @@ class TableColumns:
         for name in self._required:
             why = f"column {name!r} is required in the table, and the row has a null in it"
             yield name, pa.Array.is_null, why
-        for name in self._never_empty:
-            why = (
-                f"column {name!r} is a partition column, in which the table has null in place of an"
-                " empty value, and the row has an empty one"
-            )
-            yield name, _find_empty, why
+        for rule in self._rules:
+            yield rule.column, rule.find_bad_rows, f"column {rule.column!r} {rule.why}"
 
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return `rows` with the table's columns.
@@ -105,9 +124,7 @@ class TableColumns:
             ArrowInvalid: A value does not fit.
         """
         columns = [
-            pa.nulls(rows.num_rows, field.type)
-            if name is None
-            else _to_type(rows.column(name), field.type)
+            to_type(pa.nulls(rows.num_rows) if name is None else rows.column(name), field.type)
             for name, field in zip(self._names, self._target, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
@@ -119,7 +136,7 @@ class TableColumns:
             column = rows.column(name)
             for row in range(rows.num_rows):
                 try:
-                    _to_type(column.slice(row, 1), field.type)
+                    to_type(column.slice(row, 1), field.type)
                 except pa.ArrowInvalid:
                     value = quote_value(column, row)
                     yield row, f"column {name!r} is {field.type} in the table, and {value} is not"
@@ -130,17 +147,21 @@ def to_plain_schema(rows: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(to_plain_type(field.type)) for field in rows])
 
 
-def _to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    plain = to_plain_type(column.type)
-    if column.type != plain:
-        column = cast_rows(column, plain)
-    # A cast to the same type takes as long as its call.
-    return column if plain == kind else cast_rows(column, kind)
+def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the values of `column` as `kind`, as writers of Parquet take them.
 
-
-def _find_empty(column: pa.Array) -> pa.BooleanArray:
-    lengths = pc.binary_length(to_plain_column(column))
-    return pc.equal(lengths, 0).fill_null(False)
+    Raises:
+        ArrowInvalid: A value does not fit, or a required part of it is null.
+    """
+    column = to_plain_column(column)
+    if column.type != kind:
+        # A cast to the same type takes as long as its call.
+        optional = to_optional_parts(kind, column.type)
+        try:
+            column = cast_rows(column, optional)
+        except pa.ArrowInvalid:
+            column = cast_rows(hide_values(column), optional)
+    return complete_column(column, kind)
 
 
 def _require_columns(

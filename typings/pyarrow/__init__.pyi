@@ -184,7 +184,9 @@ class ListArray(Array):
     values: Array
     offsets: Array
     @staticmethod
-    def from_arrays(offsets: Any, values: Any, type: DataType | None = ...) -> ListArray: ...
+    def from_arrays(
+        offsets: Any, values: Any, type: DataType | None = ..., mask: Any = ...
+    ) -> ListArray: ...
 
 class ChunkedArray:
     type: DataType

@@ -1,0 +1,243 @@
+"""Nested values in the type of a target: parts that are required, and parts that have other names.
+
+A part is required in `struct<a: int32 not null>` and in `list<item: string not null>`.
+
+Below a null parent a part has no value, and Arrow keeps whatever lies in its place: often a null.
+Writers of Parquet refuse such a null, although no reader can see it. So a value takes its place.
+They also convert values that no reader can see, and fail if one does not fit. So a null takes its
+place. A null that a reader can see in a required part is an error of the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types as arrow
+
+from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text
+from onceflow.core.arrow.nested_rows import (
+    Rows,
+    list_parts,
+    read_lengths,
+    take_rows,
+    to_numpy,
+)
+
+
+def has_required_parts(kind: pa.DataType) -> bool:
+    """Return whether a part of a value of `kind`, at any depth, may not be null."""
+    return any(not part.nullable or has_required_parts(part.type) for part in _list_parts(kind))
+
+
+def to_optional_parts(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
+    """Return `kind` with parts that may all be null, by the names that they have in `given`.
+
+    A cast finds the fields of a struct by their names, and makes nulls of those that it does not
+    find. Keys of maps stay required.
+    """
+    names = [part.name for part in _list_parts(given)]
+    parts = [
+        pa.field(name, to_optional_parts(part.type, inner.type))
+        for name, part, inner in zip(names, _list_parts(kind), _list_parts(given), strict=False)
+    ]
+    if len(parts) != kind.num_fields and not arrow.is_map(kind):
+        return kind
+    if arrow.is_map(kind):
+        return pa.map_(
+            parts[0].with_nullable(False), parts[1], keys_sorted=cast("Any", kind).keys_sorted
+        )
+    return _with_parts(kind, parts) if parts else kind
+
+
+def complete_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return `column` as `kind`, with a value for each required part below a null parent.
+
+    `column` has the type `kind`, or the same with optional parts and other names.
+
+    Raises:
+        ArrowInvalid: A required part is null and its parent is not.
+    """
+    completed, incomplete = _complete(column, kind)
+    if incomplete.any():
+        raise pa.ArrowInvalid(f"a part of a value is null, and the type is {kind}")
+    return completed
+
+
+def hide_values(column: pa.Array) -> pa.Array:
+    """Return `column` with nulls for all parts below a null parent."""
+    own_rows = take_rows(column, np.arange(len(column)))
+    every = np.ones(len(column), np.bool_)
+    return _complete_part(own_rows, pa.field("", column.type), every)[0]
+
+
+def find_incomplete_rows(column: pa.Array) -> Rows:
+    """Return for each row whether a required part of its value is null and its parent is not."""
+    return _complete(column, column.type)[1]
+
+
+def _complete(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Rows]:
+    complete = np.zeros(len(column), np.bool_)
+    if column.type == kind and not (_can_be_incomplete(kind) and _has_nulls(column)):
+        return column, complete
+    # Rows of their own: a slice of nested values has parts of other rows, too.
+    own_rows = take_rows(column, np.arange(len(column)))
+    return _complete_part(own_rows, pa.field("", kind), np.ones(len(column), np.bool_))
+
+
+def _can_be_incomplete(kind: pa.DataType) -> bool:
+    """Return whether a null in values of `kind` is more than writers of Parquet may take."""
+    return has_required_parts(kind) or holds(kind, _is_converted)
+
+
+def _is_converted(kind: pa.DataType) -> bool:
+    """Return whether writers convert every value of `kind`, also one below a null parent."""
+    return arrow.is_dictionary(kind) or (arrow.is_timestamp(kind) and kind.unit == "s")
+
+
+def _complete_part(column: pa.Array, field: pa.Field, is_visible: Rows) -> tuple[pa.Array, Rows]:
+    """Return `column` as a part of the type of `field`, and which rows lack a required part.
+
+    `is_visible` says for each row whether all of its parents have a value.
+    """
+    has_value = to_numpy(column.is_valid())
+    incomplete = np.zeros(len(column), np.bool_)
+    if not field.nullable and column.null_count:
+        incomplete = is_visible & ~has_value
+        column = _fill_nulls(column)
+    parts = _list_parts(field.type)
+    if not parts:
+        return _drop_nulls_of_dictionary(column), incomplete
+    is_visible = is_visible & has_value
+    if arrow.is_struct(field.type):
+        completed: list[pa.Array] = []
+        for given, part in zip(list_parts(column), parts, strict=True):
+            inner, lacking = _complete_part(_hide_values(given, has_value), part, is_visible)
+            completed.append(inner)
+            incomplete |= lacking
+        rebuilt = pa.StructArray.from_arrays(completed, fields=parts, mask=_find_nulls(column))
+        return rebuilt, incomplete
+    row_of_element = np.repeat(np.arange(len(column)), read_lengths(column))
+    elements: list[pa.Array] = []
+    for elements_given, part in zip(list_parts(column), parts, strict=True):
+        inner, lacking = _complete_part(elements_given, part, is_visible[row_of_element])
+        elements.append(inner)
+        incomplete[row_of_element[lacking]] = True
+    offsets = None if arrow.is_fixed_size_list(field.type) else cast("Any", column).offsets
+    return make_lists(offsets, elements, field.type, _find_nulls(column)), incomplete
+
+
+def _hide_values(part: pa.Array, parent_has_value: Rows) -> pa.Array:
+    """Return `part` with nulls below a null parent."""
+    if parent_has_value.all() or arrow.is_null(part.type):
+        return part
+    try:
+        return part.take(pa.array(np.arange(len(part)), mask=~parent_has_value))
+    except pa.ArrowNotImplementedError:
+        # Views of text and bytes.
+        positions = np.where(parent_has_value, np.arange(len(part)), len(part))
+        return take_rows(pa.concat_arrays([part, pa.nulls(1, part.type)]), positions)
+
+
+def _drop_nulls_of_dictionary(column: pa.Array) -> pa.Array:
+    """Return `column` with nulls as such: Parquet has no null in a dictionary."""
+    if not arrow.is_dictionary(column.type) or not cast("Any", column).dictionary.null_count:
+        return column
+    return column.dictionary_decode().dictionary_encode().cast(column.type)
+
+
+def make_lists(
+    offsets: pa.Array | None,
+    elements: list[pa.Array],
+    kind: pa.DataType,
+    nulls: pa.BooleanArray | None,
+) -> pa.Array:
+    """Return lists or maps of type `kind` over their `elements`: of maps, keys and values.
+
+    Lists of a fixed size have no `offsets`.
+    """
+    rebuilt: Any
+    if arrow.is_fixed_size_list(kind):
+        rebuilt = pa.FixedSizeListArray.from_arrays(elements[0], type=kind, mask=nulls)
+    elif arrow.is_map(kind):
+        rebuilt = pa.MapArray.from_arrays(offsets, *elements, type=kind, mask=nulls)
+    elif arrow.is_large_list(kind):
+        rebuilt = pa.LargeListArray.from_arrays(offsets, elements[0], type=kind, mask=nulls)
+    else:
+        rebuilt = pa.ListArray.from_arrays(offsets, elements[0], type=kind, mask=nulls)
+    return cast("pa.Array", rebuilt)
+
+
+def _fill_nulls(column: pa.Array) -> pa.Array:
+    """Return `column` with some value in the place of each null."""
+    if arrow.is_dictionary(column.type):
+        return _fill_nulls(column.dictionary_decode()).dictionary_encode().cast(column.type)
+    positions = np.where(to_numpy(column.is_valid()), np.arange(len(column)), len(column))
+    return take_rows(pa.concat_arrays([column, _make_value(column.type)]), positions)
+
+
+def _make_value(kind: pa.DataType) -> pa.Array:
+    """Return one value of `kind`: zero, or an empty one."""
+    parts = _list_parts(kind)
+    made: pa.Array
+    if isinstance(kind, pa.BaseExtensionType):
+        made = pa.ExtensionArray.from_storage(kind, _make_value(kind.storage_type))
+    elif arrow.is_struct(kind):
+        values = [_make_value(part.type) for part in parts]
+        made = pa.StructArray.from_arrays(values, fields=parts)
+    elif arrow.is_fixed_size_list(kind):
+        elements = pa.concat_arrays([_make_value(kind.value_type)] * kind.list_size)
+        made = pa.FixedSizeListArray.from_arrays(elements, type=kind)
+    elif parts:
+        offsets = pa.array([0, 0], pa.int64() if arrow.is_large_list(kind) else pa.int32())
+        made = make_lists(offsets, [pa.nulls(0, part.type) for part in parts], kind, None)
+    elif arrow.is_nested(kind):  # a view of a list
+        made = pa.array([[]], kind)
+    else:
+        made = _make_simple_value(kind)
+    return made
+
+
+def _make_simple_value(kind: pa.DataType) -> pa.Array:
+    if arrow.is_null(kind):
+        return pa.nulls(1)
+    if arrow.is_dictionary(kind):
+        return _make_value(kind.value_type).dictionary_encode().cast(kind)
+    if is_text(kind):
+        return pa.array([""], kind)
+    if is_bytes(kind) and not arrow.is_fixed_size_binary(kind):
+        return pa.array([b""], kind)
+    zero = pa.py_buffer(bytes(max(1, kind.bit_width // 8)))
+    return pa.Array.from_buffers(kind, 1, [None, zero])
+
+
+def _has_nulls(column: pa.Array) -> bool:
+    """Return whether a null may be anywhere in `column`."""
+    if column.null_count:
+        return True
+    kind = column.type
+    if arrow.is_dictionary(kind):
+        return bool(cast("Any", column).dictionary.null_count)
+    return any(map(_has_nulls, list_parts(column)))
+
+
+def _find_nulls(column: pa.Array) -> pa.BooleanArray | None:
+    return column.is_null() if column.null_count else None
+
+
+def _list_parts(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a struct, the element of a list, the key and the value of a map."""
+    if arrow.is_struct(kind):
+        return [kind.field(index) for index in range(kind.num_fields)]
+    if arrow.is_map(kind):
+        return [cast("Any", kind).key_field, kind.item_field]
+    return [kind.value_field] if is_list(kind) else []
+
+
+def _with_parts(kind: pa.DataType, parts: list[pa.Field]) -> pa.DataType:
+    if arrow.is_struct(kind):
+        return pa.struct(parts)
+    if arrow.is_fixed_size_list(kind):
+        return pa.list_(parts[0], kind.list_size)
+    return pa.large_list(parts[0]) if arrow.is_large_list(kind) else pa.list_(parts[0])
