@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 from onceflow.core.errors import CheckpointCorrupt, ConfigError
 from onceflow.core.protocol.ids import SINK_ID_LENGTH_MAX, AttemptId, CheckpointId
+from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 JOB_NAME_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
@@ -214,15 +215,14 @@ StatePaths: TypeAlias = JobPaths | SavepointPaths
 
 
 def _inside(path: str, owner: str) -> str:
-    parts = path.split("/")
     # A handle comes from a file that somebody may have edited: it must not make a sweep delete
     # elsewhere.
-    if not path or any(part in {"", ".", ".."} for part in parts):
+    try:
+        return resolve_stored_name(path)
+    except UnsafeName as error:
         raise CheckpointCorrupt(
-            f"{owner}: a state handle names the file {path!r}, which leads out of its directory;"
-            " what names it was not written by onceflow"
-        )
-    return path
+            f"{owner}: of a state handle, {error}; what names it was not written by onceflow"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
-from onceflow.sinks.lake.data_file_names import DataFileNames
+from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
 from onceflow.sinks.lake.rolling_files import EncodedFile, RollingFiles, group_rows
@@ -57,10 +57,17 @@ def encode_files(table_id: str, files: Sequence[DeltaFile]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
 
-def decode_files(staged: pa.RecordBatch) -> tuple[str, list[DeltaFile]]:
-    """Return the table's id and the files that `staged` describes."""
+def decode_files(staged: pa.RecordBatch, sink_id: str) -> tuple[str, list[DeltaFile]]:
+    """Return the table's id and the files that `staged` describes.
+
+    Raises:
+        SinkError: A file is none that the sink id writes.
+    """
     (row,) = staged.to_pylist()
-    return row["table_id"], json_decoder(list[DeltaFile]).decode(row["files"])
+    files = json_decoder(list[DeltaFile]).decode(row["files"])
+    for file in files:
+        check_own_path(file.path, sink_id)
+    return row["table_id"], files
 
 
 def delete_files(fs: FileSystem, paths: Sequence[str]) -> None:

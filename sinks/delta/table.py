@@ -64,7 +64,7 @@ class DeltaLakeTable(LakeTable):
 
     @override
     def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
-        return [file.path for file in decode_files(staged)[1]]
+        return [file.path for file in decode_files(staged, self._sink_id)[1]]
 
     @override
     def list_files(self) -> Iterator[tuple[str, datetime]]:
@@ -136,7 +136,7 @@ class DeltaVersion(TableVersion):
 
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        decoded = [decode_files(one) for one in staged]
+        decoded = [decode_files(one, self.sink_id) for one in staged]
         other = next((table_id for table_id, _ in decoded if table_id != self.table_id), "")
         if other:
             return self.describe_replaced(other)
@@ -209,7 +209,7 @@ class DeltaVersion(TableVersion):
 
     @override
     def refers_to(self, staged: pa.RecordBatch) -> bool:
-        table_id, files = decode_files(staged)
+        table_id, files = decode_files(staged, self.sink_id)
         if table_id != self.table_id:
             return False
         paths = {file.path for file in files}
@@ -283,7 +283,7 @@ class DeltaVersion(TableVersion):
         self, staged: Sequence[pa.RecordBatch], record: SinkRecord, info: dict[str, Any]
     ) -> int:
         now_ms = int(time.time() * 1000)
-        files = [file for one in staged for file in decode_files(one)[1]]
+        files = [file for one in staged for file in decode_files(one, self.sink_id)[1]]
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.statistics)
             for file in files

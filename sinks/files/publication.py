@@ -42,8 +42,9 @@ from onceflow.core.storage.filesystems.filesystem import (
     StorageRefused,
     StreamedFiles,
 )
-from onceflow.core.storage.filesystems.local import Advice
-from onceflow.sinks.files.layout import SinkPaths, create_file, name_of
+from onceflow.core.storage.filesystems.local import Advice, LocalFileSystem
+from onceflow.core.stored_names import UnsafeName, resolve_stored_name
+from onceflow.sinks.files.layout import HIDDEN, SinkPaths, create_file, name_of
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,7 +215,31 @@ class Publication(ABC):
         data = self._fs.read(path)
         if data is None:
             return None
-        return TransactionManifest.decode(data, transaction, self._fs.location(path))
+        location = self._fs.location(path)
+        manifest = TransactionManifest.decode(data, transaction, location)
+        try:
+            for file in manifest.files:
+                self._check_names(file, transaction)
+        except UnsafeName as error:
+            raise SinkError(
+                f"{location} is damaged: {error}, and no writer of {transaction} has written it."
+                " Restore the manifest from a copy; nothing of the transaction was published or"
+                " deleted"
+            ) from error
+        return manifest
+
+    def _check_names(self, file: ManifestFile, transaction: TransactionId) -> None:
+        """Raise UnsafeName unless a writer of `transaction` may have given `file` its names."""
+        root = self._fs.location("") if isinstance(self._fs, LocalFileSystem) else None
+        for name in (file.staged, file.path):
+            resolve_stored_name(name, root)
+        directory, _, part = file.path.rpartition("/")
+        if (
+            file.staged.rpartition("/")[0] != self._paths.open
+            or directory.partition("/")[0] == HIDDEN
+            or self._paths.transaction_of_part(part) != transaction
+        ):
+            raise UnsafeName(f"the file {file.staged!r} may not become {file.path!r}")
 
     def _has_proof(self, transaction: TransactionId) -> bool:
         return self._fs.size(self._at(self._paths.committed, transaction)) is not None

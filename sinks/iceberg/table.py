@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
+from pathlib import Path
+from urllib.parse import urlparse
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -39,7 +41,7 @@ from onceflow.sinks.iceberg.data_files import delete_files, list_files
 from onceflow.sinks.iceberg.row_changes import RewrittenFiles, rewrite_files
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
 from onceflow.sinks.lake.changes import RowChanges
-from onceflow.sinks.lake.data_file_names import DataFileNames, to_name
+from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.requests import Requests
 from onceflow.sinks.lake.sink_record import (
@@ -110,6 +112,7 @@ class IcebergTable(LakeTable):
     def delete_files(self, paths: Sequence[str]) -> None:
         table = self.find_table()
         if table is not None:
+            _check_own_paths(table, self._sink_id, paths)
             delete_files(table.io, paths)
 
     @override
@@ -294,7 +297,11 @@ class IcebergVersion(TableVersion):
     def _decode(self, staged: Sequence[pa.RecordBatch]) -> Sequence[StagedFiles]:
         """Decode once: files are first looked for, and then committed."""
         if id(staged) not in self._decoded:
-            self._decoded[id(staged)] = staged, decode_files(staged)
+            decoded = decode_files(staged)
+            paths = [file.file_path for one in decoded for file in one.files]
+            if all(one.table_uuid == self.table_id for one in decoded):
+                _check_own_paths(self.table, self.sink_id, paths)
+            self._decoded[id(staged)] = staged, decoded
         return self._decoded[id(staged)][1]
 
     def _has_expired(
@@ -413,6 +420,20 @@ class _Commit(Transaction):
             raise CommitUnknown(
                 f"{table}: whether the snapshot was made is not known: {describe_error(error)}"
             ) from error
+
+
+def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
+    """Raise SinkError unless each of `paths` is a data file of the sink id in the table's place."""
+    roots = [table.location_provider().data_path.rstrip("/"), table.location().rstrip("/")]
+    for path in paths:
+        root = next((one for one in roots if path.startswith(f"{one}/")), None)
+        if root is None:
+            raise SinkError(
+                f"a staged description is damaged: {path!r} is not in the table's place {roots[0]}"
+            )
+        url = urlparse(root)
+        directory = Path(url.path) if url.scheme in ("", "file") else None
+        check_own_path(path[len(root) + 1 :], sink_id, directory)
 
 
 def _spec_of(one: tuple[int, DataFile]) -> int:

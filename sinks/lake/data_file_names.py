@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from pathlib import Path
 
+from onceflow.core.errors import SinkError
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import WriterContext
+from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 
 class DataFileNames:
@@ -39,6 +42,24 @@ class DataFileNames:
     def advance_past(self, checkpoint: CheckpointId) -> None:
         """Name files from now on for the checkpoint after `checkpoint`."""
         self._checkpoint = checkpoint + 1
+
+
+def check_own_path(path: str, sink_id: str, directory: Path | None = None) -> None:
+    """Raise SinkError unless `path`, below the table's directory, is a data file of the sink id.
+
+    A staged description is read from checkpoint storage: it may add and delete no other file.
+
+    Raises:
+        SinkError: It is none, or a link leads from `directory` to it.
+    """
+    try:
+        resolve_stored_name(path, directory)
+    except UnsafeName as error:
+        raise SinkError(f"a staged description is damaged: {error}") from error
+    if not compile_own_name(sink_id).fullmatch(to_name(path)):
+        raise SinkError(
+            f"a staged description is damaged: {path!r} is no data file of sink id {sink_id!r}"
+        )
 
 
 def to_name(path: str) -> str:

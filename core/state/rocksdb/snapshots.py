@@ -54,6 +54,7 @@ from onceflow.core.state.snapshots.canonical import (
 )
 from onceflow.core.state.snapshots.known_files import FileHandles
 from onceflow.core.state.snapshots.state_meta import StateMeta
+from onceflow.core.stored_names import UnsafeName, resolve_file_name
 
 FORMAT = 2
 """2: a map's decimal keys are without zeros behind their last digit, instants in their own unit."""
@@ -178,6 +179,14 @@ def download_copy(
             f" {missing[0]}; restore an older checkpoint"
         )
     directory.mkdir(parents=True)
+    try:
+        for name in (*manifest.small_files, *manifest.files):
+            resolve_file_name(name, directory)
+    except UnsafeName as error:
+        raise CheckpointCorrupt(
+            f"of a snapshot of RocksDB, {error}; the manifest was not written by onceflow: restore"
+            " an older checkpoint"
+        ) from error
     for name, data in manifest.small_files.items():
         (directory / name).write_bytes(data)
     files = {name: handles[handle] for name, handle in manifest.files.items()}

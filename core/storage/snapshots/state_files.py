@@ -27,8 +27,9 @@ from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.log.rules import LogView
 from onceflow.core.storage.filesystems.filesystem import AdoptsFiles, FileSystem
-from onceflow.core.storage.filesystems.local import CHUNK_BYTES, write_all
+from onceflow.core.storage.filesystems.local import CHUNK_BYTES, LocalFileSystem, write_all
 from onceflow.core.storage.layout import JobPaths, StateNames, StatePaths
+from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 
 T = TypeVar("T", bytes, memoryview)
 
@@ -253,7 +254,7 @@ class FileStateReader:
     def _chunks(self, handle: StateHandle) -> Iterable[bytes]:
         if not handle.path:
             return (handle.inline,)
-        chunks = self._fs.read_chunks(self._paths.in_job(handle.path))
+        chunks = self._fs.read_chunks(_resolve_path(self._fs, self._paths, handle))
         if chunks is None:
             raise CheckpointCorrupt(
                 f"state file {self._location(handle)} ({handle.name}, {handle.size_bytes} bytes,"
@@ -335,6 +336,22 @@ def _local_error(path: Path, error: OSError) -> StorageError:
     )
 
 
+def _resolve_path(fs: FileSystem, paths: StatePaths, handle: StateHandle) -> str:
+    """Return the path of the file of `handle`, which belongs to the job or to the savepoint.
+
+    Raises:
+        CheckpointCorrupt: The handle or a link leads out of their directory.
+    """
+    path = paths.in_job(handle.path)
+    if isinstance(fs, LocalFileSystem):
+        directory = fs.location(path.removesuffix(handle.path))
+        try:
+            resolve_stored_name(handle.path, directory)
+        except UnsafeName as error:
+            raise CheckpointCorrupt(f"{paths.owner}: of a state handle, {error}") from error
+    return path
+
+
 def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> None:
     """Delete the files of `handles`, and directories that they leave empty. Idempotent.
 
@@ -344,7 +361,7 @@ def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> 
         StorageError: The first failure; some files are still there, for `sweep` to find.
     """
     # A handle without a path is inline; a file that several handles name is deleted once.
-    files = {paths.in_job(handle.path): handle for handle in handles if handle.path}
+    files = {_resolve_path(fs, paths, handle): handle for handle in handles if handle.path}
     failures: list[StorageError] = []
     for path in files:
         with _note_failure(failures):
