@@ -24,9 +24,9 @@ class QueryRuns:
     """The notes of one query, for the driver `name`. Any process of the driver."""
 
     def __init__(self, checkpoint: str, name: str) -> None:
-        """Name the place; touches nothing."""
-        place = FileLocation.parse(checkpoint, publish="auto", options={})
-        self._files = place.open(CHECKPOINT_STORAGE)
+        """Name the location; touches nothing."""
+        location = FileLocation.parse(checkpoint, publish="auto", options={})
+        self._files = location.open(CHECKPOINT_STORAGE)
         self._name = name
         self._digest = hashlib.sha256(name.encode()).hexdigest()[:16]
 
