@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import types as arrow
 
+from onceflow.core.arrow.instants import map_entries
 from onceflow.core.arrow.kinds import cast_rows
 
 Faults: TypeAlias = dict[int, str]
@@ -171,22 +172,14 @@ def list_offsets(column: pa.Array) -> pa.Array:
 
 def list_lengths(column: pa.Array) -> NDArray[np.int64]:
     """Return how many items each list, or map, has; 0 for one that is null."""
-    lists = _as_lists(column) if arrow.is_map(column.type) else column
-    lengths: Any = pc.fill_null(pc.list_value_length(lists), 0)
-    counts: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    return counts
-
-
-def map_entries(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the keys and the values of all maps."""
-    keys, items = _as_lists(column).flatten().flatten()
-    return keys, items
-
-
-def _as_lists(maps: pa.Array) -> pa.Array:
-    kind = maps.type
-    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field])
-    return maps.cast(pa.list_(pa.field("item", entry)))
+    if arrow.is_map(column.type):
+        offsets: pa.Array = cast("pa.MapArray", column).offsets
+        present: Any = column.is_valid().to_numpy(zero_copy_only=False)
+        counts: Any = np.where(present, np.diff(offsets.to_numpy()), 0)
+    else:
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        counts = lengths.to_numpy(zero_copy_only=False)
+    return cast("NDArray[np.int64]", counts.astype(np.int64))
 
 
 class Fitting:

@@ -7,6 +7,8 @@ others: a record that holds one is a bad record.
 
 from __future__ import annotations
 
+from typing import cast
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -56,14 +58,18 @@ def values_inside(column: pa.Array) -> list[pa.Array]:
     if types.is_dictionary(kind):
         return [column.cast(kind.value_type)]
     if types.is_map(kind):
-        entries: list[pa.Array] = column.cast(_as_list(kind)).flatten().flatten()
-        return entries
+        return [*map_entries(column)]
     return [pc.list_flatten(column)]
 
 
-def _as_list(kind: pa.DataType) -> pa.DataType:
-    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])
-    return pa.list_(entry)
+def map_entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the keys and the values of all `maps`, without those that a null map may hide."""
+    # A cast to lists would refuse a null struct whose members are required.
+    present = cast("pa.MapArray", maps.drop_null())
+    # The keys and items of a slice are those of the whole array.
+    offsets = present.offsets
+    first, end = offsets[0].as_py(), offsets[len(present)].as_py()
+    return present.keys.slice(first, end - first), present.items.slice(first, end - first)
 
 
 def _within_a_day(column: pa.Array) -> bool:

@@ -39,14 +39,17 @@ from onceflow.connectors.kafka.fitting import (
     fit_values,
     list_lengths,
     list_offsets,
-    map_entries,
     repeat_value,
 )
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
+from onceflow.core.arrow.instants import map_entries
 from onceflow.core.errors import ConfigError
 
 Owners: TypeAlias = NDArray[np.int64]
 """The row that each value is of, or is inside of; -1: it stands in no value that counts."""
+
+_Named: TypeAlias = Record | Symbols | Fixed
+"""Types with a name of their own, by which branches of unions are told apart."""
 
 _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
@@ -185,7 +188,7 @@ def _resolve_union(
 
 def _find_branch(node: AvroType, branches: Sequence[AvroType], *, alone: bool) -> int | None:
     """Return which of `branches` has the values of `node`, or None."""
-    for matches in (_is_equal, _has_same_name, _is_wider):
+    for matches in (_is_equal, _has_full_name, _has_alias, _has_short_name, _is_wider):
         for at, branch in enumerate(branches):
             if matches(node, branch):
                 return at
@@ -196,12 +199,29 @@ def _is_equal(written: AvroType, read: AvroType) -> bool:
     return written == read
 
 
-def _has_same_name(written: AvroType, read: AvroType) -> bool:
-    if isinstance(written, Record) and isinstance(read, Record):
-        # By its own name, without the namespace.
-        return written.name.rpartition(".")[2] == read.name.rpartition(".")[2]
+def _has_full_name(written: AvroType, read: AvroType) -> bool:
+    if isinstance(written, _Named) and isinstance(read, _Named):
+        return _is_same_kind(written, read) and written.name == read.name
     if isinstance(written, Scalar) and isinstance(read, Scalar):
         return written.kind == read.kind
+    return type(written) is type(read)
+
+
+def _has_alias(written: AvroType, read: AvroType) -> bool:
+    if not (isinstance(written, _Named) and isinstance(read, _Named)):
+        return False
+    return _is_same_kind(written, read) and written.name in read.aliases
+
+
+def _has_short_name(written: AvroType, read: AvroType) -> bool:
+    """Return whether both have one name without its namespace: the type may have moved."""
+    if not (isinstance(written, _Named) and isinstance(read, _Named)):
+        return False
+    is_moved = written.name.rpartition(".")[2] == read.name.rpartition(".")[2]
+    return is_moved and _is_same_kind(written, read)
+
+
+def _is_same_kind(written: _Named, read: _Named) -> bool:
     if isinstance(written, Fixed) and isinstance(read, Fixed):
         return written.size_bytes == read.size_bytes
     return type(written) is type(read)
@@ -214,9 +234,10 @@ def _is_wider(written: AvroType, read: AvroType) -> bool:
 
 
 def _describe(node: AvroType) -> str:
-    if isinstance(node, Record):
-        return f"a record {node.name}"
-    return f"a value of {arrow_type(node)}"
+    if not isinstance(node, _Named):
+        return f"a value of {arrow_type(node)}"
+    kind = {Record: "a record", Symbols: "a symbol of enum", Fixed: "a fixed"}[type(node)]
+    return f"{kind} {node.name}"
 
 
 def default_of(member: Member) -> pa.Array:

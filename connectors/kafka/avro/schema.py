@@ -10,6 +10,7 @@ Source of the format: Apache Avro 1.12 specification.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Fixed:
 
     size_bytes: int
     arrow: pa.DataType
+    name: str
+    aliases: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Symbols:
     """An enum."""
 
     names: tuple[str, ...]
+    name: str
+    aliases: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class Record:
 
     name: str
     members: tuple[Member, ...]
+    aliases: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """Full names that the type had before, like those of `Fixed` and `Symbols`."""
 
 
 AvroType: TypeAlias = Scalar | Fixed | Symbols | Items | Entries | Union | Record
@@ -212,11 +219,13 @@ class _Parser:
             case "record" | "error":
                 node_type = self._record(node, space)
             case "enum":
-                node_type = Symbols(tuple(node.get("symbols", ())))
-                self._named[_full_name(node, space)[0]] = node_type
+                name, inner = _full_name(node, space)
+                node_type = Symbols(tuple(node.get("symbols", ())), name, _aliases(node, inner))
+                self._named[name] = node_type
             case "fixed":
-                node_type = _parse_fixed(node)
-                self._named[_full_name(node, space)[0]] = node_type
+                name, inner = _full_name(node, space)
+                node_type = _parse_fixed(node, name, _aliases(node, inner))
+                self._named[name] = node_type
             case "array":
                 node_type = Items(self.parse(node.get("items"), space))
             case "map":
@@ -241,7 +250,7 @@ class _Parser:
             for one in node.get("fields", ())
         )
         self._open.pop()
-        self._named[name] = record = Record(name, members)
+        self._named[name] = record = Record(name, members, _aliases(node, inner))
         return record
 
 
@@ -255,11 +264,18 @@ def _full_name(node: Mapping[str, Any], space: str) -> tuple[str, str]:
     return (f"{inner}.{name}" if inner else name), inner
 
 
-def _parse_fixed(node: Mapping[str, Any]) -> Fixed:
+def _aliases(node: Mapping[str, Any], space: str) -> tuple[str, ...]:
+    """Return the full names that the type had before; a short one is of its own namespace."""
+    return tuple(
+        f"{space}.{alias}" if space and "." not in alias else str(alias)
+        for alias in node.get("aliases", ())
+    )
+
+
+def _parse_fixed(node: Mapping[str, Any], name: str, aliases: tuple[str, ...]) -> Fixed:
     size = int(node.get("size", 0))
-    if node.get("logicalType") == "decimal":
-        return Fixed(size, _decimal(node, size))
-    return Fixed(size, pa.binary(size))
+    is_decimal = node.get("logicalType") == "decimal"
+    return Fixed(size, _decimal(node, size) if is_decimal else pa.binary(size), name, aliases)
 
 
 def _logical(kind: str, node: Mapping[str, Any]) -> pa.DataType:

@@ -181,6 +181,10 @@ _ROW = {"a": 1, "b": "x"}
          ["null", {"type": "array", "items": ["null", _PART_OF_MORE]}], [[_ROW, None], None, []]),
         ({"type": "map", "values": _PART}, {"type": "map", "values": _PART_OF_MORE},
          [{"k": _ROW, "l": _ROW}, {}]),
+        ({"type": "map", "values": ["null", _PART]},
+         {"type": "map", "values": ["null", _PART_OF_MORE]}, [{"k": _ROW, "l": None}, {}]),
+        (["null", {"type": "map", "values": ["null", _PART]}],
+         ["null", {"type": "map", "values": ["null", _PART_OF_MORE]}], [{"k": None}, None]),
         # Branches of a union that hold the same, in another order, and with a new one in front.
         ([_MADE, _GONE], [_GONE, _MADE], [("made", {"id": 1}), ("gone", {"id": 2})]),
         ([_MADE, _GONE], ["null", _record("new", _field("id", ["int", "null"])), _MADE, _GONE],
