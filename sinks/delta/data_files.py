@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.delta.statistics import FileStatistics
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
@@ -38,7 +39,6 @@ _logger = logging.getLogger("onceflow.sinks.delta")
 
 _ROLL_BYTES = 100 * 1024 * 1024
 """Delta's own default; a table says otherwise by `delta.targetFileSize`."""
-_STATISTICS_LENGTH_MAX = 32
 _SCHEMA = pa.schema([pa.field("table_id", pa.string()), pa.field("files", pa.binary())])
 
 
@@ -151,6 +151,7 @@ class _OpenFile(EncodedFile[DeltaFile]):
         self._location, self._partition = location, dict(partition)
         self._stream = fs.open_output_stream(path)
         self._writer: pq.ParquetWriter | None = None
+        self._statistics = FileStatistics()
 
     @property
     @override
@@ -167,6 +168,7 @@ class _OpenFile(EncodedFile[DeltaFile]):
                 use_dictionary=choose_dictionaries(rows),
             )
         self._writer.write_table(rows)
+        self._statistics.add(rows)
 
     @override
     def end(self) -> DeltaFile:
@@ -178,7 +180,8 @@ class _OpenFile(EncodedFile[DeltaFile]):
         if self._location.directory is not None:
             make_durable(self._location.directory / self.path)
             make_durable(self._location.directory)
-        return DeltaFile(self.path, size_bytes, self._partition, _statistics(metadata))
+        statistics = self._statistics.describe(metadata, self._writer.schema)
+        return DeltaFile(self.path, size_bytes, self._partition, statistics)
 
     @override
     def drop(self) -> None:
@@ -209,58 +212,3 @@ def _to_partition_value(value: object) -> str | None:
             return value.decode("utf-8", "surrogateescape")
         case _:
             return str(value)
-
-
-def _statistics(metadata: Any) -> str:
-    """Return counts and bounds as Delta keeps them: JSON, of top-level columns.
-
-    Bounds of integers, dates and short text, which no rounding can make wrong.
-    """
-    nulls: dict[str, int] = {}
-    lowest: dict[str, Any] = {}
-    highest: dict[str, Any] = {}
-    unbounded: set[str] = set()
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            name, bounds = column.path_in_schema, column.statistics
-            if "." in name or bounds is None or not bounds.has_null_count:
-                continue
-            nulls[name] = nulls.get(name, 0) + bounds.null_count
-            exact = _read_exact_bounds(bounds)
-            if exact is not None:
-                lowest[name] = min(lowest.get(name, exact[0]), exact[0])
-                highest[name] = max(highest.get(name, exact[1]), exact[1])
-            elif bounds.null_count < column.num_values:
-                unbounded.add(name)
-    return json.dumps(
-        {
-            "numRecords": metadata.num_rows,
-            "nullCount": nulls,
-            "minValues": {k: _to_json(v) for k, v in lowest.items() if k not in unbounded},
-            "maxValues": {k: _to_json(v) for k, v in highest.items() if k not in unbounded},
-        }
-    )
-
-
-def _read_exact_bounds(bounds: Any) -> tuple[Any, Any] | None:
-    if not bounds.has_min_max:
-        return None
-    try:
-        lowest, highest = bounds.min, bounds.max
-    except (OverflowError, ValueError):
-        # Python has no dates before year 1 and after year 9999.
-        return None
-    return (lowest, highest) if _is_exact(lowest) and _is_exact(highest) else None
-
-
-def _is_exact(value: object) -> bool:
-    if isinstance(value, bool | datetime):
-        return False
-    if isinstance(value, str):
-        return len(value) <= _STATISTICS_LENGTH_MAX
-    return isinstance(value, int | date)
-
-
-def _to_json(value: object) -> object:
-    return value.isoformat() if isinstance(value, date) else value
