@@ -65,7 +65,7 @@ def test_role_without_privileges_is_told_the_grant(
     [
         ("uuid", (_UUID, _UUID.upper()), "a key has one form, small letters with hyphens"),
         ("uuid", (_UUID, _UUID.replace("-", "")), "a key has one form, small letters with hyphens"),
-        ("char(9)", ("a", "a "), "spaces at its end are not told apart in a key"),
+        ("char(9)", ("a", "a "), "spaces at its end are not kept, or not told apart"),
         ("jsonb", ('{"a":1}', '{"a": 1}'), "compares JSON by its meaning"),
     ],
 )

@@ -253,14 +253,17 @@ def _parse_lines(lines: bytes, columns: Sequence[ReadColumn]) -> pa.RecordBatch:
                 false_values=["0"],
             ),
         )
+        batch = table.combine_chunks().to_batches()[0]
+        # Decimals are read as text, and checked only here.
+        arrays = [
+            _array(column, one.type) for column, one in zip(batch.columns, columns, strict=True)
+        ]
     except pa.ArrowException as error:
         listed = ", ".join(f"{one.name}: {one.type}" for one in columns)
         raise ConfigError(
             f"a value does not fit the type that its column is read as ({listed}): {error}. Give a"
             " schema without it"
         ) from error
-    batch = table.combine_chunks().to_batches()[0]
-    arrays = [_array(array, one.type) for array, one in zip(batch.columns, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=[one.name for one in columns])
 
 

@@ -17,7 +17,13 @@ import pytest
 from tests.integration.sink_kit import eventually
 from tests.integration.sql.databases import PASSWORD, SECRETS, Database, SqlJob, SqlSink
 
-from onceflow.core.errors import ConfigError, Fenced, OnceflowError, SinkError
+from onceflow.core.errors import (
+    ConfigError,
+    Fenced,
+    OnceflowError,
+    SettingsRefused,
+    SinkError,
+)
 from onceflow.core.protocol.committables import Committed, RetryLater, Unknown
 from onceflow.core.storage import FileStagingArea
 
@@ -160,7 +166,8 @@ def test_refused_login_names_where_and_whom_and_never_the_password(
                      dialect.refused_databases.items()]  # fmt: skip
         for template, database, said in attempts:
             login = template.format(user=user)
-            text = _refused(guarded.by_login(login, database).sink(table="ledger"))
+            sink = guarded.by_login(login, database).sink(table="ledger")
+            text = _refused(sink, SettingsRefused)
             assert said in text
             for part in (login.partition(":")[0], database, str(place.hostname), str(place.port)):
                 assert part in text
@@ -196,7 +203,9 @@ def test_right_password_is_never_seen(
 
 
 def test_unknown_host_and_closed_port_are_told_apart(kind: type[Database]) -> None:
-    text = _refused(kind(f"{kind.scheme}://u:p@no-such-host.invalid/db").sink(table="t"))
+    text = _refused(
+        kind(f"{kind.scheme}://u:p@no-such-host.invalid/db").sink(table="t"), SettingsRefused
+    )
     assert "no-such-host.invalid" in text
     # A server that is not running may be back soon: that is no wrong setting.
     text = _refused(kind(f"{kind.scheme}://u:p@127.0.0.1:1/db").sink(table="t"), SinkError)

@@ -35,7 +35,15 @@ NEEDED: dict[type, dict[str, Any]] = {
     SQLiteSink: {"url": "sqlite:////tmp/db", "table": "t"},
 }
 """What users build, and the settings without which they cannot, or a bound would be crossed."""
-TOLD = {"AttemptStats", "CheckpointFailure", "JobRestarting", "Moment", "SinkStatus", "SlotStatus"}
+TOLD = {
+    "AttemptStats",
+    "CheckpointFailure",
+    "JobRestarting",
+    "JobStatus",
+    "Moment",
+    "SinkStatus",
+    "SlotStatus",
+}
 """What onceflow itself builds for its users to read."""
 
 

@@ -121,5 +121,5 @@ def test_a_slot_of_another_user_is_told_which_modes_to_set(tmp_path: Path) -> No
         text=True,
         check=False,
     )
-    assert "ConfigError: checkpoint storage: cannot read" in other.stderr
+    assert "SettingsRefused: checkpoint storage: cannot read" in other.stderr
     assert "directory_mode=0o2770, file_mode=0o660" in other.stderr
