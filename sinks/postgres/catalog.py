@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
 from onceflow.sinks.sql.tables import Table, TableColumn, TableName
@@ -25,12 +26,32 @@ _NO_DIGITS = 0xFFFF
 _ALL_FIELDS = 0x7FFF
 _HOURS, _MINUTES, _SECONDS = 1 << 10, 1 << 11, 1 << 12
 _HOUR_US, _MINUTE_US = 3_600_000_000, 60_000_000
+_NAME_BYTES_MAX = 63
+"""NAMEDATALEN - 1. Source: PostgreSQL's documentation, "Identifiers and Key Words"."""
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
 def quote(name: str) -> str:
-    """Return `name` as an identifier."""
+    """Return `name` as an identifier.
+
+    Raises:
+        ConfigError: Postgres would cut it.
+    """
+    check_name(name)
     return f'"{name.replace(chr(34), chr(34) * 2)}"'
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless Postgres keeps the whole of `name`.
+
+    It cuts longer names without an error, so that two names may mean one table.
+    """
+    size_bytes = len(name.encode())
+    if size_bytes > _NAME_BYTES_MAX:
+        raise ConfigError(
+            f"the name {name!r} has {size_bytes} bytes, and Postgres cuts names to"
+            f" {_NAME_BYTES_MAX}: use a shorter one"
+        )
 
 
 def literal(value: str) -> str:

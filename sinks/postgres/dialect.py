@@ -52,6 +52,10 @@ class PostgresDialect(Dialect):
         return catalog.quote(name)
 
     @override
+    def check_name(self, name: str) -> None:
+        catalog.check_name(name)
+
+    @override
     def literal(self, value: str) -> str:
         return catalog.literal(value)
 

@@ -69,6 +69,7 @@ def additions(dialect: Dialect, name: TableName, fields: Sequence[pa.Field]) -> 
 def _column(
     dialect: Dialect, field: pa.Field, *, is_key: bool, nullable: bool
 ) -> sa.Column[object]:
+    dialect.check_name(field.name)
     kind = dialect.column_type(field, is_key=is_key)
     if kind is None:
         raise ConfigError(

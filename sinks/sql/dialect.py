@@ -181,6 +181,9 @@ class Dialect(ABC):
     def quote(self, name: str) -> str:
         """Return `name` as an identifier."""
 
+    def check_name(self, name: str) -> None:  # noqa: B027 - where the server refuses by itself
+        """Raise ConfigError if the server would take another name for `name`, without an error."""
+
     @abstractmethod
     def literal(self, value: str) -> str:
         """Return `value` as SQL, whatever is in it."""

@@ -56,6 +56,43 @@ def test_a_transaction_outlives_the_limits_of_the_server(limited_database: str) 
     assert ids_in(limited_database, "t") == [1, 2]
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_rows_do_not_go_into_a_table_whose_name_is_the_given_one_cut_short(
+    postgres_database: str, create: bool
+) -> None:
+    cut = "t" * 63
+    query(postgres_database, f"CREATE TABLE {cut} (id bigint, amount bigint)")
+    sink = PostgresSink(postgres_database, table=f"{cut}_other", create=create)
+    with (
+        Job(sink, schema=SCHEMA) as job,
+        pytest.raises(ConfigError, match="'t+_other' has 69 bytes, and Postgres cuts names to 63"),
+    ):
+        job.check()
+    names = pa.schema([*SCHEMA, pa.field("target", pa.string())])
+    sink = sink_of(postgres_database, table_column="target", create=True)
+    with Job(sink, schema=names) as job:
+        rows = pa.record_batch([[1], [10], [f"{cut}_other"]], schema=names)
+        with pytest.raises(ConfigError, match="'t+_other' has 69 bytes"):
+            job.check(2).prepare(1, rows, attempt=2)
+    assert ids_in(postgres_database, cut) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_column_whose_name_postgres_cuts_short_is_not_created(
+    postgres_database: str, exists: bool
+) -> None:
+    if exists:
+        query(postgres_database, "CREATE TABLE t (id bigint)")
+    schema = pa.schema([("id", pa.int64()), ("ü" * 32, pa.int64())])
+    with (
+        Job(sink_of(postgres_database, create=True, evolve=True), schema=schema) as job,
+        pytest.raises(ConfigError, match="'ü+' has 64 bytes, and Postgres cuts names to 63"),
+    ):
+        job.check()
+    columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 't'"
+    assert query(postgres_database, columns) == [("id",)] * exists
+
+
 @pytest.mark.parametrize("mode", ["two_phase", "ledger"])
 @pytest.mark.parametrize("write_mode", ["upsert", "update"])
 def test_changes_that_would_assign_an_identity_column_are_refused_at_the_start(
