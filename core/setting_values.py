@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from onceflow.core.errors import ConfigError
 
 _Choice = TypeVar("_Choice", bound=Enum)
-_Class = TypeVar("_Class", bound=type)
+_Class = TypeVar("_Class", bound="type[Any]")
 
 _SECONDS_PER_UNIT = {
     "ms": 0.001,
@@ -67,7 +67,7 @@ def accept_durations(settings: _Class) -> _Class:
     The object holds seconds. Such a field is annotated as a float, which is what a reader gets.
     """
     initialize: Callable[..., None] = settings.__init__
-    names = [field.name for field in fields(cast("Any", settings)) if field.init]
+    names = [field.name for field in fields(settings) if field.init]
 
     @wraps(initialize)
     def initialize_in_seconds(self: object, *values: object, **by_name: object) -> None:

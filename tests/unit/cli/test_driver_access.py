@@ -54,7 +54,8 @@ def _leave(directory: Path, job: str, address: dict[str, Any] | bytes, token: st
 
 
 def _described(url: str, **more: Any) -> dict[str, Any]:
-    return msgspec.to_builtins(_address(url, **more))
+    described: dict[str, Any] = msgspec.to_builtins(_address(url, **more))
+    return described
 
 
 def _run(directory: Path, name: str, *more: str) -> tuple[int, str]:
@@ -184,7 +185,7 @@ def test_status_asks_once_in_a_terminal(
         return agrees
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr(command.typer, "confirm", confirm)
+    monkeypatch.setattr("typer.confirm", confirm)
     _leave(tmp_path, "ledger", _described("https://driver.invalid:1"), TOKEN)
     access = command.make_access(None, None, None)
     for _ in range(2):
