@@ -8,7 +8,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from onceflow.core.errors import ConfigError
 
