@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -64,12 +65,23 @@ def values_inside(column: pa.Array) -> list[pa.Array]:
 
 def map_entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the keys and the values of all `maps`, without those that a null map may hide."""
-    # A cast to lists would refuse a null struct whose members are required.
-    present = cast("pa.MapArray", maps.drop_null())
-    # The keys and items of a slice are those of the whole array.
-    offsets = present.offsets
-    first, end = offsets[0].as_py(), offsets[len(present)].as_py()
-    return present.keys.slice(first, end - first), present.items.slice(first, end - first)
+    # Neither a cast to lists nor a filter: Arrow refuses the one for a null struct whose members
+    # are required, and has no other for views.
+    whole = cast("pa.MapArray", maps)
+    ends = whole.offsets.to_numpy()
+    present = maps.is_valid().to_numpy(zero_copy_only=False)
+    if not np.diff(ends)[~present].any():
+        # The keys and items of a slice are those of the whole array.
+        first, count = int(ends[0]), int(ends[-1] - ends[0])
+        return whole.keys.slice(first, count), whole.items.slice(first, count)
+    rows = np.flatnonzero(present).tolist()
+    # With an empty part first, so that there is one.
+    spans = [(0, 0), *((int(ends[row]), int(ends[row + 1] - ends[row])) for row in rows)]
+    keys, values = (
+        pa.concat_arrays([part.slice(first, count) for first, count in spans])
+        for part in (whole.keys, whole.items)
+    )
+    return keys, values
 
 
 def _within_a_day(column: pa.Array) -> bool:
