@@ -46,6 +46,7 @@ class AvroValues:
         """
         with naming_extras():
             import fastavro
+            from fastavro.schema import SchemaParseException
         record = record_of(parse_avro(text), what="the subject's schema")
         fields = record.members
         check_fields(
@@ -55,7 +56,10 @@ class AvroValues:
             "the subject's schema",
         )
         named: dict[str, Any] = {}
-        self._schema: Any = cast("Any", fastavro).parse_schema(json.loads(text), named)
+        try:
+            self._schema: Any = cast("Any", fastavro).parse_schema(json.loads(text), named)
+        except SchemaParseException as error:
+            raise ConfigError(f"nothing can be written by the subject's schema: {error}") from error
         self._write = cast("Callable[..., None]", cast("Any", fastavro).schemaless_writer)
         member_types = {field.name: field.type for field in fields}
         self._fitted = [

@@ -274,23 +274,28 @@ def _aliases(node: Mapping[str, Any], space: str) -> tuple[str, ...]:
 
 def _parse_fixed(node: Mapping[str, Any], name: str, aliases: tuple[str, ...]) -> Fixed:
     size = int(node.get("size", 0))
+    plain = pa.binary(size)
     is_decimal = node.get("logicalType") == "decimal"
-    return Fixed(size, _decimal(node, size) if is_decimal else pa.binary(size), name, aliases)
+    return Fixed(size, _decimal(node, size, plain) if is_decimal else plain, name, aliases)
 
 
 def _logical(kind: str, node: Mapping[str, Any]) -> pa.DataType:
     logical = str(node.get("logicalType", ""))
     if (kind, logical) == ("bytes", "decimal"):
-        return _decimal(node, 0)
+        return _decimal(node, 0, pa.binary())
     known = _LOGICAL.get((kind, logical))
     named = (kind, str(node.get("connect.name", "")))
     return known or _DEBEZIUM.get(named, _PRIMITIVES[kind])
 
 
-def _decimal(node: Mapping[str, Any], size: int) -> pa.DataType:
+def _decimal(node: Mapping[str, Any], size: int, plain: pa.DataType) -> pa.DataType:
+    """Return the decimal type, or `plain` for digits that no decimal of Arrow has.
+
+    Then the logical type is ignored, as the specification says of those that are not valid.
+    """
     precision, scale = int(node.get("precision", 0)), int(node.get("scale", 0))
     if not 0 < precision <= _DECIMAL256_DIGITS:
-        raise ConfigError(f"a decimal of {precision} digits; Arrow has 1 to {_DECIMAL256_DIGITS}")
+        return plain
     wide = precision > _DECIMAL128_DIGITS or size > _DECIMAL128_BYTES
     return (pa.decimal256 if wide else pa.decimal128)(precision, scale)
 

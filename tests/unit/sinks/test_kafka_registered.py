@@ -494,3 +494,14 @@ def test_a_value_is_written_as_the_branch_of_its_column_s_type(
     members = {f"member{at}": None for at in range(count)}
     expected = wrap(None if member is None else {**members, member: value})
     assert (records, faults) == ([{"v": expected}], {})
+
+
+def test_a_decimal_with_more_scale_than_digits_in_the_subject_s_schema_is_refused_by_name(
+    registry: SchemaRegistryDouble,
+) -> None:
+    amount = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3}
+    fields = [{"name": "amount", "type": amount}]
+    registry.keep("out-value", {"type": "record", "name": "Row", "fields": fields})
+    columns = pa.schema([pa.field("amount", pa.decimal128(2, 3), nullable=False)])
+    with pytest.raises(ConfigError, match="nothing can be written by the subject's schema"):
+        encoder(columns, registry.url, auto_register=False)

@@ -143,6 +143,24 @@ def test_a_map_with_a_null_record_of_required_fields_is_read_as_other_columns(
     assert batch.to_pylist() == [{"v": [("a", {"n": 1}), ("b", None)]}, {"v": None}, {"v": []}]
 
 
+@pytest.mark.parametrize("digits", [{"precision": 0}, {"precision": 100}, {}])
+def test_bytes_with_digits_that_no_column_has_do_not_hide_the_other_fields(
+    registry: SchemaRegistryDouble, digits: dict[str, int]
+) -> None:
+    amount = {"type": "bytes", "logicalType": "decimal", **digits}
+    schema = _record("Row", {"name": "amount", "type": amount})
+    plain = _record("Row", {"name": "amount", "type": "bytes"})
+    schema_id = registry.keep("payments-value", schema)
+    given = framed(schema_id, plain, [{"n": 1, "amount": b"\1\2"}])
+    for described, expected in (
+        (source(registry.url, schema="n INT"), {"n": 1}),
+        (source(registry.url), {"n": 1, "amount": b"\1\2"}),
+    ):
+        rows = rows_of(described.settings)
+        rows.add(messages(given))
+        assert taken(rows).to_pylist() == [expected]
+
+
 def _branch(value: dict[str, Any] | None) -> tuple[int, Any] | None:
     """Return the number of the branch that is set, and its value."""
     if value is None:
