@@ -81,13 +81,26 @@ def test_a_driver_that_was_overtaken_in_recovery_says_so_when_its_sink_has_forgo
     """What it hears of the sink, "lost", is true of nothing but its own old view of the log."""
     source = CountingSource(6_000)
     plain = ForgetfulSink(str(tmp_path / "out"))
-    first = ledger(cluster, tmp_path, source.held_in_the_middle(), sink=plain)[0].start()
-    first.wait_for(checkpoints=2)
+    half = source.held_in_the_middle()
+    first = ledger(cluster, tmp_path, half, sink=plain, interval=None)[0].start()
+    # One checkpoint, with rows: an empty one after it would leave nothing to be lost.
+    first.wait_for(records=half.records)
+    first.checkpoint()
+    first.wait_for(checkpoints=1)
     first.cancel()
     held = tmp_path / "held"
     older = ledger(cluster, tmp_path, source, sink=replace(plain, held=str(held)))[0].start()
     _await(lambda: held.with_suffix(".waits").exists() and len(older.status().slots) == 2)
-    assert ledger(cluster, tmp_path, source, sink=plain)[0].run(60).state is JobState.FINISHED
+    # Later checkpoints have the sink forget the proof of the first one.
+    end = tmp_path / "end"
+    rest = replace(source, ends_with=str(end))
+    newer = ledger(cluster, tmp_path, rest, sink=plain, interval=None)[0].start()
+    for checkpoints in (1, 2):
+        newer.checkpoint()
+        newer.wait_for(checkpoints=checkpoints)
+    end.touch()
+    assert newer.wait(60).state is JobState.FINISHED
+    assert list((tmp_path / "out" / "forgotten").iterdir()) != []
     held.touch()
     with pytest.raises(Fenced, match="attempt 2 is fenced"):
         older.wait(60)
