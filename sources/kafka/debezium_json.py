@@ -153,14 +153,14 @@ class DebeziumJsonDecoder(PlainDecoder):
             return change.after
         if change.op != DELETE:
             raise ValueError(describe_other_operation(change.op))
-        if change.before is not None:
+        if change.before is not None and _has_values(change.before):
             return change.before
         row = self._read_key(message)
         if row is None:
             raise ValueError(NO_BEFORE)
-        # Without `before` (REPLICA IDENTITY DEFAULT) only the record's key says which row is
-        # deleted.
-        if all(value is None for value in msgspec.structs.astuple(row)):
+        # Without `before`, or with an empty one (REPLICA IDENTITY DEFAULT), only the record's key
+        # says which row is deleted.
+        if not _has_values(row):
             raise ValueError(NO_COLUMN_IN_KEY)
         return row
 
@@ -222,6 +222,10 @@ class DebeziumJsonDecoder(PlainDecoder):
     def _late_fault(self, record: Any) -> str | None:
         values = [column[0] for column in self._read_columns([record])]
         return late_fault_of(values, self._loose, self._converters)
+
+
+def _has_values(row: Any) -> bool:
+    return any(value is not None for value in msgspec.structs.astuple(row))
 
 
 def _with_payload(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:

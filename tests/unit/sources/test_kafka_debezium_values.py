@@ -257,3 +257,12 @@ def test_both_rows_of_an_update_are_left_out_if_one_is_bad() -> None:
     rows, why = faults(described, [bad, good])
     assert [(row["id"], row["_op"]) for row in rows] == [(1, "d"), (2, "u")]
     assert list(why) == [0]
+
+
+@pytest.mark.parametrize("before", [None, {}, {"id": None}])
+def test_a_delete_whose_before_says_nothing_deletes_the_row_of_its_key(before: Any) -> None:
+    described = source("debezium-json", "id BIGINT, name STRING", on_bad_record="dead_letter")
+    delete = change(None, before=before, operation="d")
+    rows, why = faults(described, [delete, delete, delete], [b'{"id": 7}', b'{"other": 7}'])
+    assert rows == [{"id": 7, "name": None, "_op": "d"}]
+    assert sorted(why) == [1, 2]
