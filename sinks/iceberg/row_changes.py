@@ -34,7 +34,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 
 from onceflow.core.arrow.kinds import cast_table
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import TargetRefused
 from onceflow.sinks.iceberg.columns import to_file_schema
 from onceflow.sinks.iceberg.data_file_rows import read_rows
 from onceflow.sinks.iceberg.data_files import PartitionedFiles
@@ -65,12 +65,12 @@ def rewrite_files(
     Holds `changes` and the rows of one data file in memory.
 
     Raises:
-        SinkError: The table lacks a column of `changes`.
+        TargetRefused: The table lacks a column of `changes`.
     """
     known = table.schema().column_names
     missing = [name for name in changes.puts.column_names if name not in known]
     if missing:
-        raise SinkError(
+        raise TargetRefused(
             f"the table has no column {missing[0]!r} any more, which rows that wait for their"
             " commit have: give it its name again"
         )
@@ -99,20 +99,20 @@ def _plan(table: Table, branch: str, changes: RowChanges) -> Iterator[FileScanTa
 
 
 def _require_no_equality_deletes(table: Table, snapshot: Snapshot) -> None:
-    """Raise SinkError unless all deletes of `snapshot` are positional.
+    """Raise TargetRefused unless all deletes of `snapshot` are positional.
 
     The library refuses those that it plans, and leaves out those whose bounds have no changed key.
     They may delete other rows of a file that is rewritten, which would then be rows again.
 
     Raises:
-        SinkError: One is an equality delete.
+        TargetRefused: One is an equality delete.
     """
     for manifest in snapshot.manifests(table.io):
         if manifest.content is not ManifestContent.DELETES:
             continue
         for entry in manifest.fetch_manifest_entry(table.io):
             if entry.data_file.content is DataFileContent.EQUALITY_DELETES:
-                raise SinkError(
+                raise TargetRefused(
                     f"the table has equality deletes ({entry.data_file.file_path}), which pyiceberg"
                     " does not read: rows that they delete would come back. Have an engine apply"
                     " and remove them, in Spark by CALL system.rewrite_data_files(table => …,"
