@@ -22,6 +22,9 @@ import time
 FIRST_S = 0.02
 LONGEST_S = 1.0
 """The first and the longest pause: short, so that a server is used soon after it is there."""
+JITTER = random.SystemRandom()
+"""Not the module's own generator: a pause must not change the numbers that a program draws after
+it has set a seed, and processes that are forked must not draw alike."""
 
 
 class Backoff:
@@ -45,7 +48,7 @@ class Backoff:
 
     def pause(self) -> bool:
         """Return True when it is time for the next try; False, at once, when there is none left."""
-        pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        pause_s = self._pause_s * JITTER.uniform(0.5, 1.0)
         if time.monotonic() + pause_s > self._until:
             return False
         time.sleep(pause_s)

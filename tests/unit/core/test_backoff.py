@@ -33,16 +33,18 @@ def test_pauses_double_up_to_the_longest(
     def longest(_low: float, high: float) -> float:
         return high
 
-    monkeypatch.setattr(module, "random", SimpleNamespace(uniform=longest))
+    monkeypatch.setattr(module, "JITTER", SimpleNamespace(uniform=longest))
     backoff = Backoff(until=1003.0, first_s=0.1, longest_s=1.0)
     while backoff.pause():
         pass
     assert clock == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
 
 
-def test_nobody_sleeps_past_the_deadline(clock: list[float]) -> None:
+def test_nobody_sleeps_past_the_deadline(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(50):
-        random.seed(seed)
+        monkeypatch.setattr(module, "JITTER", random.Random(seed))
         clock.clear()
         backoff = Backoff(until=1002.0)
         while backoff.pause():
@@ -57,6 +59,14 @@ def test_pauses_of_two_differ(clock: list[float]) -> None:
     assert other.pause()
     assert clock[0] != clock[1]
     assert all(0.5 <= pause_s <= 1.0 for pause_s in clock)
+
+
+def test_a_pause_leaves_the_numbers_of_a_program_with_a_seed_alone(clock: list[float]) -> None:
+    random.seed(7)
+    before = random.getstate()
+    assert Backoff(until=2000.0).pause()
+    assert random.getstate() == before
+    assert len(clock) == 1
 
 
 def test_a_call_has_what_is_left_and_a_moment_at_least(clock: list[float]) -> None:
