@@ -92,7 +92,7 @@ def cast_decimals(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if have == kind:
         return column
     if arrow.is_floating(kind):
-        # By way of text: Arrow's own cast multiplies, and is one step off for every third decimal.
+        # Convert through text. Arrow's own cast multiplies, and every third result is one step off.
         return _write(column).cast(kind)
     if arrow.is_integer(kind):
         return (_rescale(column, _ANY_WHOLE) if have.scale < 0 else column).cast(kind)

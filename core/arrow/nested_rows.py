@@ -19,7 +19,7 @@ Rows: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ValueTrait:
-    """What values of some types may be."""
+    """A property that some values of certain types have, such as a null inside a list."""
 
     is_kind: IsKind
     """Returns whether values of a type can have the trait."""

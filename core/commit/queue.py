@@ -57,7 +57,7 @@ class RetryAt:
     reason: str
     tries: int
     is_stuck: bool = False
-    """Whether the target has refused it again and again until a person changes something."""
+    """True if the target refuses the transaction until a person changes something."""
 
 
 FailureKind: TypeAlias = Literal["lost", "unknown", "failed", "committed"]

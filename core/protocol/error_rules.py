@@ -26,7 +26,7 @@ from onceflow.core.errors import ConfigError
 
 
 class Consequence(Enum):
-    """What an error of an attempt does to the job."""
+    """The effect of an error of an attempt on the job."""
 
     FINAL = "final"
     """The job has failed."""
@@ -102,11 +102,11 @@ RULES: Final[Mapping[str, ErrorRule]] = {
     "SparkStopped": _ALWAYS_FINAL,
     "UserFunctionError": _ALWAYS_RESTART,
     "JobCancelled": _ALWAYS_FINAL,
-    # Of commits by hand, which never end an attempt.
+    # Only commits by hand raise these errors. They never end an attempt.
     "ContradictsLog": _ALWAYS_FINAL,
     "SinkNeeded": _ALWAYS_FINAL,
 }
-"""By the name of the class: an error of a slot crosses a process by its name."""
+"""The rules by class name, because a slot sends an error to the driver by its name."""
 
 
 def find_rule(error_class: type[BaseException]) -> ErrorRule:

@@ -38,7 +38,7 @@ class Hello:
     network_id: str = ""
     """The identity of its network stack. Slots with different ones cannot have one address."""
     loopback: bool = False
-    """Whether `host` leads to the slot from its own machine alone."""
+    """True if `host` is a loopback address, which no other machine can reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class SinkMetrics:
     commit_refusal: str = ""
     """Why the oldest decided transaction is not committed yet, for people; empty: not refused."""
     commit_stuck: bool = False
-    """Whether the target refuses that transaction again and again until a person helps."""
+    """True if the target refuses the transaction until a person changes something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Wait:
 
     uid: str
     what: str
-    """What is awaited, and where it is; for people."""
+    """The server that the subtask waits for, and its address, as text for people."""
     waited_s: float
 
 

@@ -44,7 +44,7 @@ def describe_kind(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RefusalCount:
-    """How often in a row one commit was refused for the same reason."""
+    """The number of refusals in a row of one commit for the same reason."""
 
     reason: str = ""
     tries: int = 0
@@ -56,5 +56,5 @@ class RefusalCount:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the same answer has come so often that only a person can change it."""
+        """True after so many equal refusals that only a person can change the answer."""
         return self.tries >= STUCK_TRIES

@@ -313,7 +313,7 @@ class BatchCommits:
 
     @property
     def has_claimed(self) -> bool:
-        """Whether a claim was made here that no other driver is known to have overtaken."""
+        """True if this process claimed the sink and knows of no later claim by another driver."""
         return self._claimed is not None
 
     def has_claimed_after(self, attempt: AttemptId) -> bool:

@@ -32,7 +32,7 @@ class AttemptSettings:
     storage_token: str
     """What a slot reads there when it sees the same storage."""
     one_machine: bool
-    """Whether all slots are on the driver's machine: the driver is reached at loopback alone."""
+    """True if all slots run on the driver's machine, where loopback addresses are enough."""
     start_timeout_s: float
     heartbeat_interval_s: float
     heartbeat_timeout_s: float

@@ -110,7 +110,7 @@ class _Unreadable(Exception):
 
 
 class _Stage(Enum):
-    """How far a connection has come."""
+    """The state of one connection."""
 
     UNREAD = "its request is not yet whole"
     ASKED = "its request has no token, and is being answered"

@@ -15,7 +15,7 @@ class JobWait:
 
     uid: str
     what: str
-    """What is awaited, and where it is; for people."""
+    """The server that a subtask waits for, and its address, as text for people."""
     since_s: float
     """Since when, in seconds since the epoch."""
 
