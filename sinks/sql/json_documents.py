@@ -9,12 +9,14 @@ after it, so every document is parsed before it is sent.
 from __future__ import annotations
 
 import json
-from decimal import Decimal
-from typing import Any
+from decimal import Decimal, InvalidOperation
+from typing import Any, cast
 
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
 _INTEGER_LETTERS_MAX = 20
 """The letters of the longest integer of 64 bits. Longer ones need not be parsed."""
+_NUMERIC_DIGITS_MAX, _NUMERIC_DIGITS_BEHIND_MAX = 131_072, 16_383
+"""Source: PostgreSQL 18 documentation, 8.1.2. Numbers outside end the statement that sends them."""
 
 
 class _Refused(ValueError):
@@ -97,6 +99,22 @@ def _require_exact_integer(text: str) -> None:
         _require_exact_float(text)
 
 
+def _require_numeric(text: str) -> None:
+    """Raise _Refused unless Postgres' numeric, which jsonb makes of numbers, holds the number."""
+    if len(text) <= _NUMERIC_DIGITS_BEHIND_MAX and "e" not in text and "E" not in text:
+        return
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent beyond what Python counts
+        raise _Refused(f"Postgres' numeric does not hold {text[:80]}") from None
+    digits_behind = -cast("int", number.as_tuple().exponent)
+    if number.adjusted() >= _NUMERIC_DIGITS_MAX or digits_behind > _NUMERIC_DIGITS_BEHIND_MAX:
+        raise _Refused(
+            f"Postgres' numeric has up to {_NUMERIC_DIGITS_MAX} digits before the point and"
+            f" {_NUMERIC_DIGITS_BEHIND_MAX} behind it, and does not hold {text[:80]}"
+        )
+
+
 def _refuse_constant(name: str) -> None:
     raise _Refused(f"it is no JSON: {name} is no number of JSON")
 
@@ -104,8 +122,8 @@ def _refuse_constant(name: str) -> None:
 _CHECKS_SYNTAX = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse_constant)
 _CHECKS_KEYS = json.JSONDecoder(
     object_pairs_hook=_require_single_keys,
-    parse_float=str,
-    parse_int=str,
+    parse_float=_require_numeric,
+    parse_int=_require_numeric,
     parse_constant=_refuse_constant,
 )
 _CHECKS_KEYS_AND_NUMBERS = json.JSONDecoder(

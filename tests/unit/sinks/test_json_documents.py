@@ -62,3 +62,31 @@ def test_what_utf8_or_postgres_has_no_letter_for_is_a_fault_of_jsonb(text: str) 
 
 def test_a_document_that_is_too_deep_is_a_fault_and_no_error() -> None:
     assert "deep" in str(find_binary_fault("[" * 100_000))
+
+
+LARGEST, LONGEST = "9" * 131_072, "1." + "0" * 16_383
+
+
+@pytest.mark.parametrize(
+    "text", ["1e131071", "0.001e131074", "-1e-16383", "[0e200]", LARGEST, LONGEST], ids=len
+)
+def test_a_number_that_numeric_holds_is_no_fault_of_jsonb(text: str) -> None:
+    assert find_binary_fault(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e131072",
+        "12e131071",
+        "1e-16384",
+        "[0e-20000]",
+        '{"a": 1e99999999999999999999}',
+        f"{LARGEST}9",
+        f"{LONGEST}0",
+    ],
+    ids=len,
+)
+def test_a_number_that_numeric_does_not_hold_is_a_fault_of_jsonb_alone(text: str) -> None:
+    assert find_syntax_fault(text) is None
+    assert "numeric" in str(find_binary_fault(text))
