@@ -70,7 +70,7 @@ class RedTests:
         report.write(self._path)
 
 
-def list_red(reports: Iterable[RunReport | None]) -> list[str]:
+def list_red_tests(reports: Iterable[RunReport | None]) -> list[str]:
     """Return one line for each red test and each run that broke, the most frequent first.
 
     None is a run that ended without a report.
@@ -100,7 +100,7 @@ def _read_reports(directory: Path) -> list[RunReport | None]:
 def main(directory: str) -> int:
     """Print the red tests of all runs that `directory` knows; return 1 if there are any."""
     reports = _read_reports(Path(directory))
-    red = list_red(reports)
+    red = list_red_tests(reports)
     for line in red:
         sys.stdout.write(f"red in {line}\n")
     sys.stdout.write(f"{len(reports)} runs, {len(red)} red; see {directory}\n")

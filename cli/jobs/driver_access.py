@@ -13,7 +13,6 @@ address names neither the token nor the machine that gets the token:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
@@ -102,12 +101,22 @@ def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
 
 
 def remember_host(host: str, authority: str) -> None:
-    """Note the user's consent to send tokens to `host`, whose certificate `authority` signs."""
-    path = _find_consents()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"{_line_of(host, authority)}\n")
+    """Record the user's consent to send tokens to `host`, whose certificate `authority` signs.
+
+    Raises:
+        ConfigError: The file of consents cannot be written.
+    """
+    path, line = _find_consents(), _line_of(host, authority)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, the file of hosts that may get a token, cannot be written"
+            f" ({error.strerror}). The token was not sent: use --driver-host {host}"
+        ) from error
 
 
 def read_token_file(path: Path) -> str:
@@ -145,9 +154,11 @@ def _find_consents() -> Path:
 
 
 def _read_consents() -> frozenset[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return frozenset(_find_consents().read_text(encoding="utf-8").splitlines())
-    return frozenset()
+    try:
+        return frozenset(_find_consents().read_text("utf-8", "replace").splitlines())
+    except OSError:
+        # Without the file every host is asked about.
+        return frozenset()
 
 
 def _line_of(host: str, authority: str) -> str:

@@ -17,11 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from onceflow.connectors.kafka.client import (
     ClientTroubles,
-    access_denied,
-    authentication_refused,
     describe_error,
     error_of,
     is_denied,
+    make_access_error,
+    make_login_error,
     open_client,
 )
 from onceflow.core.backoff import Backoff
@@ -222,10 +222,10 @@ class Brokers:
         self.admin.poll(0)
         # Before the error of the call, which is a mere timeout when the password is refused.
         if self.troubles.authentication:
-            raise authentication_refused(self.settings, self.troubles.authentication)
+            raise make_login_error(self.settings, self.troubles.authentication)
         inner = error_of(error)
         if is_denied(inner.code()):
-            raise access_denied(self.settings, ", ".join(self.settings.topics))
+            raise make_access_error(self.settings, ", ".join(self.settings.topics))
         reason = describe_error(error, self.settings)
         if inner.name().endswith("AUTHORIZATION_FAILED"):
             raise SettingsRefused(f"{what}: {reason}")

@@ -140,7 +140,7 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     return LIBRDKAFKA.without_secrets(text, options)
 
 
-def authentication_refused(cluster: KafkaCluster, reason: str) -> SettingsRefused:
+def make_login_error(cluster: KafkaCluster, reason: str) -> SettingsRefused:
     """Return the error that says who was refused and how, never with what password."""
     options = cluster.options
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or "none"
@@ -158,7 +158,7 @@ def is_denied(code: int) -> bool:
     return code in _DENIED_CODES
 
 
-def access_denied(settings: TopicSettings, topic: str) -> SettingsRefused:
+def make_access_error(settings: TopicSettings, topic: str) -> SettingsRefused:
     """Return the error that says which right is missing, and the command that grants it."""
     user = settings.options.get("sasl.username", "<user>")
     doing = settings.operation.lower().removesuffix("e") + "ing"

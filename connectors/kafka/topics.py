@@ -21,7 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from onceflow.connectors.kafka.brokers import Brokers, await_result
-from onceflow.connectors.kafka.client import access_denied, error_of, is_denied
+from onceflow.connectors.kafka.client import error_of, is_denied, make_access_error
 
 _Key = TypeVar("_Key", str, tuple[str, int])
 _Answer = TypeVar("_Answer")
@@ -102,7 +102,7 @@ class Topics:
                 if not isinstance(reply, KafkaError):
                     answers[key] = reply
                 elif is_denied(reply.code()):
-                    raise access_denied(settings, key if isinstance(key, str) else key[0])
+                    raise make_access_error(settings, key if isinstance(key, str) else key[0])
                 elif reply.code() not in missing:
                     failed[key] = reply
             keys = list(failed)

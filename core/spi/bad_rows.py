@@ -18,8 +18,8 @@ from onceflow.core.spi import OnBadRow, RejectedRows
 
 _SHOWN_LENGTH_MAX = 80
 _ADVICE = (
-    "Correct or filter such rows before the sink; or leave them out, counted, with"
-    " on_bad_row='drop'; or keep them in another table with dead_letters="
+    "The job can go on without such rows: on_bad_row='drop' leaves them out and counts them, and"
+    " dead_letters= writes them to another sink"
 )
 
 

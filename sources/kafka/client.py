@@ -21,9 +21,9 @@ from typing_extensions import override
 from onceflow.connectors.kafka.brokers import Brokers
 from onceflow.connectors.kafka.client import (
     ClientTroubles,
-    authentication_refused,
     client_config,
     error_of,
+    make_login_error,
     open_client,
 )
 from onceflow.core.errors import OnceflowError, SourceUnavailable
@@ -238,7 +238,7 @@ class LivenessWatch:
 
     def _outage_error(self, reason: str, down_s: float) -> OnceflowError:
         if self._troubles.authentication:
-            return authentication_refused(self._settings, self._troubles.authentication)
+            return make_login_error(self._settings, self._troubles.authentication)
         last = self._troubles.last
         return SourceUnavailable(
             f"Kafka at {self._settings.bootstrap_servers} has not served"

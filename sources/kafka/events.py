@@ -9,9 +9,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.connectors.kafka.client import (
     ClientTroubles,
-    access_denied,
     error_of,
     is_denied,
+    make_access_error,
 )
 from onceflow.core.errors import SourceError, SourceUnavailable
 from onceflow.sources.kafka.position import describe_gap, gap_error
@@ -68,7 +68,7 @@ def classify_error(
     if code in GAP_CODES:
         return Event.GAP
     if is_denied(code):
-        raise access_denied(settings, topic)
+        raise make_access_error(settings, topic)
     if error.fatal() or code in DAMAGED_CODES:
         raise SourceError(
             f"{topic}-{partition} cannot be read on from offset {offset_next}: {error.str()}. If"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from onceflow.connectors.kafka.client import ClientTroubles, authentication_refused
+from onceflow.connectors.kafka.client import ClientTroubles, make_login_error
 from onceflow.core.errors import SourceUnavailable
 from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
@@ -413,7 +413,7 @@ class _Reading:
     def _silence_error(self) -> Exception:
         settings, troubles = self._settings, self._client.troubles
         if troubles.authentication:
-            return authentication_refused(settings, troubles.authentication)
+            return make_login_error(settings, troubles.authentication)
         partition = min(self._open)
         return SourceUnavailable(
             f"{partition[0]}-{partition[1]}: Kafka at {settings.bootstrap_servers} gave nothing for"

@@ -29,7 +29,7 @@ from tests.support.source_encoders import (
     csv_line,
     debezium_change,
     debezium_change_beside_schema,
-    framed,
+    frame,
     is_beyond_python,
     is_not_finite,
     json_record,
@@ -81,33 +81,33 @@ class Cell:
 
 
 def cell_of(edge: EdgeColumn) -> Cell:
-    return Cell(_renamed_type(edge.type), list(map(_renamed, exact_values(edge.values))))
+    return Cell(_rename_type(edge.type), list(map(_rename_fields, exact_values(edge.values))))
 
 
-def _renamed_type(kind: pa.DataType) -> pa.DataType:
+def _rename_type(kind: pa.DataType) -> pa.DataType:
     """Return `kind` without the blank in a field's name, which Avro and Protobuf have not."""
     if arrow.is_struct(kind):
         return pa.struct(
             [
-                pa.field(field.name.replace(" ", "_"), _renamed_type(field.type), field.nullable)
+                pa.field(field.name.replace(" ", "_"), _rename_type(field.type), field.nullable)
                 for field in kind
             ]
         )
     if arrow.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_renamed_type(kind.item_type)))
+        return pa.map_(kind.key_type, kind.item_field.with_type(_rename_type(kind.item_type)))
     if arrow.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_renamed_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_rename_type(kind.value_type)))
     if arrow.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_renamed_type(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(_rename_type(kind.value_type)))
     return kind
 
 
-def _renamed(value: Any) -> Any:
+def _rename_fields(value: Any) -> Any:
     if isinstance(value, list):
-        return list(map(_renamed, cast("Sequence[Any]", value)))
+        return list(map(_rename_fields, cast("Sequence[Any]", value)))
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
-        return {key.replace(" ", "_"): _renamed(one) for key, one in entries.items()}
+        return {key.replace(" ", "_"): _rename_fields(one) for key, one in entries.items()}
     return value
 
 
@@ -275,7 +275,7 @@ JSON_FORMS: dict[str, tuple[str, Callable[[Any, pa.DataType], bytes], dict[str, 
     "json": ("json", json_record, {}),
     "json-schema": (
         "json-schema",
-        lambda value, kind: framed(1, json_record(value, kind)),
+        lambda value, kind: frame(1, json_record(value, kind)),
         {"schema_registry": "http://nowhere:1"},
     ),
     "debezium-json": (
@@ -369,7 +369,7 @@ def test_values_of_avro_arrive_exactly(edge: EdgeColumn) -> None:
     kept, write = KeptSchema(1, SchemaKind.AVRO, json.dumps(row)), avro_writer(row)
 
     def encode(value: Any, kind: pa.DataType) -> bytes:
-        return framed(1, write({"v": to_avro(value, kind)}))
+        return frame(1, write({"v": to_avro(value, kind)}))
 
     values, records = writable(cell, encode)
     reader = avro_record(kept)
@@ -389,7 +389,7 @@ def test_values_of_keys_and_of_debezium_in_avro_arrive_exactly(edge: EdgeColumn)
     except NotWritable:
         return
     key, write_key = KeptSchema(1, SchemaKind.AVRO, json.dumps(schema)), avro_writer(schema)
-    values, records = writable(cell, lambda value, kind: framed(1, write_key(to_avro(value, kind))))
+    values, records = writable(cell, lambda value, kind: frame(1, write_key(to_avro(value, kind))))
     member = partial(as_member, name="v")
     columns = columns_of(member(key))
     decoder = AvroDecoder(columns, member(key), KnownSchemas(key), member)
@@ -402,7 +402,7 @@ def test_values_of_keys_and_of_debezium_in_avro_arrive_exactly(edge: EdgeColumn)
 
     def encode(value: Any, kind: pa.DataType) -> bytes:
         change = {"before": None, "after": {"v": to_avro(value, kind)}, "op": "c"}
-        return framed(2, write(change))
+        return frame(2, write(change))
 
     values, records = writable(cell, encode)
     rows = columns_of_change(avro_record(kept))
@@ -424,7 +424,7 @@ def test_values_of_protobuf_arrive_exactly(edge: EdgeColumn) -> None:
     except NotWritable:
         return
     write = message_writer(text)
-    values, records = writable(cell, lambda value, _: framed(1, b"\0" + write(value)))
+    values, records = writable(cell, lambda value, _: frame(1, b"\0" + write(value)))
     kept = KeptSchema(1, SchemaKind.PROTOBUF, text)
     compiled = CompiledSchema(kept, compile_schema(kept))
     schemas = KnownSchemas(kept)

@@ -339,7 +339,7 @@ SHAPES: dict[str, tuple[Callable[[pa.Array], pa.Array], ...]] = {
 """Each shape, as what is put around the values, the inner one first."""
 
 
-def shaped(shape: str, edge: EdgeColumn) -> pa.Array:
+def apply_shape(shape: str, edge: EdgeColumn) -> pa.Array:
     """Return the values of `edge` inside of `shape`."""
     values = edge.values
     for put_around in SHAPES[shape]:
@@ -393,7 +393,7 @@ def _nested() -> Iterable[EdgeColumn]:
                 continue
             short = _TWO_LEVELS_IN_SHORT if len(levels) > 1 else _NESTED_IN_SHORT
             name = f"{shape} of {edge.name}"
-            yield EdgeColumn(name, partial(shaped, shape, edge), edge.name in short)
+            yield EdgeColumn(name, partial(apply_shape, shape, edge), edge.name in short)
 
 
 NESTED: tuple[EdgeColumn, ...] = tuple(_nested())

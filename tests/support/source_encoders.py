@@ -284,7 +284,7 @@ def avro_writer(schema: Any) -> Callable[[Any], bytes]:
     return write
 
 
-def framed(schema_id: int, body: bytes) -> bytes:
+def frame(schema_id: int, body: bytes) -> bytes:
     """Return what a serializer of a schema registry writes."""
     return b"\0" + schema_id.to_bytes(4, "big") + body
 

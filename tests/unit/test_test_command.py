@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.red_tests import RedTests, RunReport, list_red
+from tests.red_tests import RedTests, RunReport, list_red_tests
 from tests.selection import selects_tests
 
 pytest_plugins = ["pytester"]
@@ -154,14 +154,14 @@ def test_red_tests_are_listed_by_how_often_they_were_red() -> None:
         RunReport(3, 3, [], []),
         None,
     ]
-    assert list_red(runs) == [
+    assert list_red_tests(runs) == [
         "2 of 4: b: failed with seed 1, failed with seed 2",
         "1 of 4: a: failed with seed 1",
         "1 of 4: c: passed at its second try with seed 2",
         "1 of 4: run 3 ended with status 3: seed 3",
         "1 of 4: run 4 wrote no report: see its log",
     ]
-    assert list_red([RunReport(1, 0, [], [])]) == []
+    assert list_red_tests([RunReport(1, 0, [], [])]) == []
 
 
 def test_a_run_reports_its_failures_and_its_second_tries(pytester: pytest.Pytester) -> None:

@@ -66,7 +66,7 @@ class SQLiteFile:
         return rows
 
 
-def _unchanged(value: Any) -> object:
+def _keep_value(value: Any) -> object:
     return value
 
 
@@ -78,9 +78,9 @@ class StoredAs:
     """The type as a table declares it."""
     reads: str = "{}"
     """The expression that reads the column, which stands for `{}`."""
-    shows: Meaning = _unchanged
+    shows: Meaning = _keep_value
     """Takes what the client returns to the exact form of `tests.support.exact_values`."""
-    means: Meaning = _unchanged
+    means: Meaning = _keep_value
     """Takes a value that was written to the form that the documents promise for this column."""
     edges: Sequence[EdgeColumn] = ()
     """Columns of values of its own, in place of the catalogue's: documents of JSON, for example."""

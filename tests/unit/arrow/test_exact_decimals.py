@@ -29,7 +29,7 @@ WIDE = pa.decimal128(38, 10)
 """35 digits before the point do not fit, and Arrow makes 7096988475839026925404484556 of them."""
 
 
-def unscaled(value: Decimal, kind: pa.DataType) -> int | None:
+def to_unscaled(value: Decimal, kind: pa.DataType) -> int | None:
     """Return the whole number that `kind` stores for `value`; None if it does not hold it."""
     scaled = _EXACT.scaleb(value, kind.scale)
     is_held = scaled == scaled.to_integral_value() and abs(int(scaled)) < 10**kind.precision
@@ -38,7 +38,7 @@ def unscaled(value: Decimal, kind: pa.DataType) -> int | None:
 
 def column_of(value: Decimal, kind: pa.DataType) -> pa.Array:
     """Return a column of one decimal, by its bytes."""
-    number = unscaled(value, kind)
+    number = to_unscaled(value, kind)
     assert number is not None
     words = number.to_bytes(kind.bit_width // 8, "little", signed=True)
     return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(words)])
@@ -59,7 +59,7 @@ def test_every_way_to_a_decimal_gives_the_same_number_or_an_error(seed: int) -> 
     for _ in range(150):
         have, want = rng.choice(KINDS), rng.choice(KINDS)
         value = draw(rng.choice([have, want]), rng)
-        if unscaled(value, have) is None:
+        if to_unscaled(value, have) is None:
             continue
         column = column_of(value, have)
         ways: list[Callable[[], pa.Array]] = [
@@ -69,7 +69,7 @@ def test_every_way_to_a_decimal_gives_the_same_number_or_an_error(seed: int) -> 
             partial(cast_decimals, pa.array([f"{value:f}"]), want),
             partial(cast_decimals, pa.array([str(value)]), want),
         ]
-        is_held = unscaled(value, want) is not None
+        is_held = to_unscaled(value, want) is not None
         held += is_held
         for number, way in enumerate(ways):
             if is_held:

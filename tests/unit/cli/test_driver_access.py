@@ -174,6 +174,14 @@ def test_a_token_goes_to_another_machine_only_with_consent(tmp_path: Path) -> No
     assert known.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_consent_that_cannot_be_kept_names_the_option_that_needs_no_file(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("a file where a directory should be")
+    with pytest.raises(ConfigError, match="use --driver-host driver.example"):
+        remember_host("driver.example", "")
+    with pytest.raises(UnknownDriverHost):
+        parse_target(_address("https://driver.example:1"), DriverAccess())
+
+
 @pytest.mark.parametrize("agrees", [True, False])
 def test_status_asks_once_in_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.connectors.kafka.client import access_denied, authentication_refused
+from onceflow.connectors.kafka.client import make_access_error, make_login_error
 from onceflow.core.errors import OnceflowError, SettingsRefused
 from onceflow.core.protocol.error_rules import is_final
 from onceflow.core.secret_references import follow_references
@@ -28,11 +28,11 @@ def connect_to_mysql() -> None:
 
 
 def authenticate_at_kafka() -> None:
-    raise authentication_refused(KAFKA.settings, "SASL authentication error")
+    raise make_login_error(KAFKA.settings, "SASL authentication error")
 
 
 def read_from_kafka_without_right() -> None:
-    raise access_denied(KAFKA.settings, "payments")
+    raise make_access_error(KAFKA.settings, "payments")
 
 
 def read_a_secret_that_is_being_replaced() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
-from onceflow.connectors.kafka.client import authentication_refused
+from onceflow.connectors.kafka.client import make_login_error
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import ConfigError, StateIncompatible
 from onceflow.core.spi import Split
@@ -49,7 +49,7 @@ def test_secret_in_a_message_of_the_client_is_hidden(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             troubles.note(error)
-    refused = str(authentication_refused(settings, troubles.authentication))
+    refused = str(make_login_error(settings, troubles.authentication))
     assert "hunter2" not in caplog.text + troubles.last + refused
     assert len(caplog.records) == 1
     assert "user 'ann'" in refused
