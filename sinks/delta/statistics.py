@@ -26,11 +26,10 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from onceflow.core.arrow.kinds import is_bytes
+from onceflow.sinks.lake.text_bounds import shorten_upper_text
 
 _TEXT_LENGTH_MAX = 32
 _MILLISECOND = timedelta(milliseconds=1)
-_LAST_CHARACTER = 0x10FFFF
-_BEFORE_SURROGATES, _BEHIND_SURROGATES = 0xD7FF, 0xE000
 
 
 class FileStatistics:
@@ -104,7 +103,7 @@ def _to_json(
     if isinstance(low, float) and not (math.isfinite(low) and math.isfinite(high)):
         return None
     if isinstance(low, str):
-        above = _cut_above(high)
+        above = shorten_upper_text(high, _TEXT_LENGTH_MAX)
         return None if above is None else (low[:_TEXT_LENGTH_MAX], above)
     if isinstance(low, datetime):
         return _to_milliseconds(low, high)
@@ -133,15 +132,3 @@ def _to_number(value: object) -> object:
         # A number of all digits: floats would round it.
         return msgspec.Raw(format(value, "f").encode())
     return value.isoformat() if isinstance(value, date) else value
-
-
-def _cut_above(text: str) -> str | None:
-    """Return a short text that is not below `text`, or None if there is none."""
-    if len(text) <= _TEXT_LENGTH_MAX:
-        return text
-    kept = text[:_TEXT_LENGTH_MAX].rstrip(chr(_LAST_CHARACTER))
-    if not kept:
-        return None
-    code = ord(kept[-1])
-    following = _BEHIND_SURROGATES if code == _BEFORE_SURROGATES else code + 1
-    return kept[:-1] + chr(following)

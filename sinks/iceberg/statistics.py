@@ -31,8 +31,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.decimal import unscaled_to_decimal
 from pyiceberg.utils.truncate import truncate_upper_bound_binary_string
 
-_LAST_BEFORE_SURROGATES, _FIRST_AFTER_SURROGATES = 0xD7FF, 0xE000
-_LAST_CHARACTER = 0x10FFFF
+from onceflow.sinks.lake.text_bounds import shorten_upper_text
 
 
 @dataclass
@@ -137,21 +136,6 @@ def describe_statistics(
         "upper_bounds": _drop_unknown({key: column.upper_bound for key, column in bounded.items()}),
         "split_offsets": sorted(split_offsets),
     }
-
-
-def shorten_upper_text(text: str, length: int) -> str | None:
-    """Return a text of at most `length` characters that is not below `text`; None: there is none.
-
-    UTF-8 has no surrogates, U+D800 to U+DFFF: the character after U+D7FF is U+E000.
-    """
-    if len(text) <= length:
-        return text
-    for last in range(length - 1, -1, -1):
-        code = ord(text[last])
-        if code < _LAST_CHARACTER:
-            following = _FIRST_AFTER_SURROGATES if code == _LAST_BEFORE_SURROGATES else code + 1
-            return text[:last] + chr(following)
-    return None
 
 
 def _to_value(kind: PrimitiveType, raw: Any) -> Any:

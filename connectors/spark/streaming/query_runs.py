@@ -46,10 +46,11 @@ class QueryRuns:
             for old in notes[:-_RETAINED]:
                 self._files.delete_quietly(self._path(*old))
         elif digest != self._digest:
-            newer = (self._files.read(self._path(number, digest)) or b"another driver").decode()
+            newer = self._files.read(self._path(number, digest)) or b"another driver"
             self.forget()
             raise Fenced(
-                f"this run of the query is fenced: another one has begun since, in {newer}. That"
+                f"this run of the query is fenced: another one has begun since, in"
+                f" {newer.decode('utf-8', 'replace')}. That"
                 " one goes on, and nothing of this batch is written. If it has ended, start the"
                 " query again"
             )
