@@ -148,7 +148,6 @@ COSTLY = (
     "tests/spark_formats/test_register.py::test_threads_of_a_pool_that_register_first",
     "tests/spark_formats/test_restarted_server.py::test_a_write_whose_database_is_killed_after_its_last_commit",
     "tests/spark_formats/test_stream_sink.py::test_an_older_copy_of_a_checkpoint_is_refused",
-    "tests/integration/sql/test_sql_sink_ledger_faults.py::test_frozen_server_does_not_hang_the_committer",
     "tests/integration/test_kafka_discovery_on_spark.py::test_partitions_added_under_a_running_job",
     "tests/integration/test_kafka_storage_behind.py::test_the_last_commits_of_all_subtasks",
     "tests/integration/test_moved_jobs.py::test_records_in_kafka_are_there_once",

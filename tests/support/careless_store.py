@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from typing_extensions import Self, override
@@ -94,6 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
+    def _key(self) -> str:
+        """Return `/bucket/key`, as it was before a client encoded it for a URL."""
+        return unquote(urlsplit(self.path).path)
+
     def do_HEAD(self) -> None:
         self.do_GET()
 
@@ -101,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self._refused():
             return
-        store, path = self.careless, urlsplit(self.path).path
+        store, path = self.careless, self._key()
         with store.lock:
             conditional = self.headers.get("If-None-Match") == "*" and store.heeds_conditions
             taken = conditional and path in store.objects
@@ -119,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "list-type" in parse_qs(url.query):
             self._answer(200, self._listing(url.path, parse_qs(url.query)))
             return
-        data = self.careless.objects.get(url.path)
+        data = self.careless.objects.get(self._key())
         if data is None:
             self._answer(404, "<Error><Code>NoSuchKey</Code></Error>")
         else:
@@ -127,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         if not self._refused():
-            self.careless.objects.pop(urlsplit(self.path).path, None)
+            self.careless.objects.pop(self._key(), None)
             self._answer(204)
 
     def do_POST(self) -> None:
@@ -137,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         keys = re.findall("<Key>([^<]*)</Key>", asked)
         for key in keys:
-            self.careless.objects.pop(f"{url.path.rstrip('/')}/{quote(key)}", None)
+            self.careless.objects.pop(f"{url.path.rstrip('/')}/{key}", None)
         deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>")
 

@@ -67,6 +67,14 @@ def test_every_line_has_a_proof_among_the_tests_of_this_run(request: pytest.Fixt
             run.add(("clause", clause.id))
     if not has_all_folders(request.session.items):
         pytest.skip("not all tests were asked for")
+    # .ci/run has these clauses in containers alone: what remains there is held to this, too.
+    in_containers = re.search(
+        r"^deaths=\((.+)\)\nnetworks=\((.+)\)$",
+        (ROOT / ".ci" / "run").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert in_containers is not None
+    run -= {("clause", name) for names in in_containers.groups() for name in names.split()}
     for row in _rows(_DOCUMENT.read_text(encoding="utf-8")):
         proofs = set(_PROOF.findall(row[-1]))
         assert not proofs or proofs & run, row[0]
