@@ -43,6 +43,8 @@ from onceflow import (
     Stream,
 )
 from onceflow.core.api.pipeline import Job
+from onceflow.core.protocol.checkpoints.decisions import SavepointRequest
+from onceflow.core.runtime.driver.savepoints import Savepoints
 from onceflow.core.runtime.events.job_events import CheckpointTriggered
 from onceflow.core.spi import EndOfInput, ReaderContext, SourceReader, Split
 
@@ -292,9 +294,18 @@ class SeenToEnd(CountingSource):
 
 
 def test_rows_of_the_end_are_there_once_though_the_job_stops_with_a_savepoint_when_it_comes(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All input ends while a checkpoint is taken: the savepoint comes before the last one."""
+    begun = threading.Event()  # the attempt has the request, and not only the driver
+    begin = Savepoints.begin
+
+    def begin_and_tell(savepoints: Savepoints, request: SavepointRequest) -> bool:
+        is_begun = begin(savepoints, request)
+        begun.set()
+        return is_begun
+
+    monkeypatch.setattr(Savepoints, "begin", begin_and_tell)
     end, goes_on = tmp_path / "end", tmp_path / "goes on"
     source = SeenToEnd(200, ends_with=str(end))
 
@@ -308,7 +319,7 @@ def test_rows_of_the_end_are_there_once_though_the_job_stops_with_a_savepoint_wh
     _await(lambda: all((tmp_path / f"end-{subtask}").exists() for subtask in (0, 1)))
     with ThreadPoolExecutor() as pool:
         stopped = pool.submit(job.stop, 60, savepoint=str(tmp_path / "kept"))
-        _await((tmp_path / "kept").exists)
+        assert begun.wait(60)
         goes_on.touch()
         savepoint = stopped.result().savepoints[-1].place
     assert sink.rows() == []
