@@ -27,6 +27,9 @@ from onceflow.integration.servers.mysql import MySQLAdmin, connect
 GONE = (psycopg.OperationalError, pymysql.err.OperationalError)
 """What both drivers raise when the server is not there."""
 
+_PATIENCE_S = 60
+"""How long a server may take to answer on a busy machine."""
+
 
 class Dialect(ABC):
     """How a test speaks to one kind of server."""
@@ -38,8 +41,11 @@ class Dialect(ABC):
         """Run the statements in one session of their own; return what the last answers."""
 
     @abstractmethod
-    def open(self, url: str) -> Any:
-        """Return a connection that has answered once."""
+    def open(self, url: str, timeout_s: int = _PATIENCE_S) -> Any:
+        """Return a connection that has answered once.
+
+        `timeout_s` is how long it waits for the server, each time that it asks on MySQL.
+        """
 
     @abstractmethod
     def prepare(self, url: str, name: str, value: int) -> None:
@@ -64,8 +70,8 @@ class Postgres(Dialect):
                 cursor.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def open(self, url: str) -> Any:
-        return psycopg.connect(url, autocommit=True, connect_timeout=3)
+    def open(self, url: str, timeout_s: int = _PATIENCE_S) -> Any:
+        return psycopg.connect(url, autocommit=True, connect_timeout=timeout_s)
 
     def prepare(self, url: str, name: str, value: int) -> None:
         self.rows(url, "BEGIN", f"INSERT INTO t VALUES ({value})", f"PREPARE TRANSACTION '{name}'")
@@ -82,13 +88,13 @@ class MySQL(Dialect):
 
     def rows(self, url: str, *statements: str) -> list[tuple[Any, ...]]:
         answer: list[tuple[Any, ...]] = []
-        with MySQLAdmin.session(url, timeout_s=3) as admin:
+        with MySQLAdmin.session(url, timeout_s=_PATIENCE_S) as admin:
             for statement in statements:
                 answer = admin.rows(statement)
         return answer
 
-    def open(self, url: str) -> Any:
-        return connect(url, timeout_s=3)
+    def open(self, url: str, timeout_s: int = _PATIENCE_S) -> Any:
+        return connect(url, timeout_s=timeout_s)
 
     def prepare(self, url: str, name: str, value: int) -> None:
         self.rows(
@@ -170,7 +176,7 @@ def test_paused_server_makes_clients_time_out_and_goes_on_in_the_same_session(
         assert server.running
         started = time.monotonic()
         with pytest.raises(GONE):
-            dialect.open(url)
+            dialect.open(url, timeout_s=3)
         assert time.monotonic() - started >= 2.5, "it must hang, and not refuse"
         server.unpause()
         cursor = session.cursor()
