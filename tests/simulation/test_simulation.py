@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.simulation.explorer import explore, shortest, try_mutant
+from tests.simulation.explorer import RARE, Exploration, explore, shortest, try_mutant
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import run_schedule
 from tests.simulation.variant import Variant
@@ -25,14 +25,25 @@ SCHEDULES = int(os.environ.get("ONCEFLOW_TEST_SCHEDULES", "200"))
 @pytest.mark.only_proof
 def test_every_invariant_holds_in_random_schedules(schedules: int) -> None:
     found = explore(range(SEED, SEED + schedules))
+    _fail_of_the_shortest(found)
+    # The schedules are no walks in the park: most have restarts, some a loss from outside.
+    assert found.attempts > 2 * found.schedules
+    assert found.decisions > 3 * found.schedules
+
+
+@pytest.mark.timeout(600)
+def test_every_invariant_holds_in_the_schedules_that_catch_broken_variants() -> None:
+    """They reach what few others do."""
+    assert len(RARE) > 60
+    _fail_of_the_shortest(explore(RARE))
+
+
+def _fail_of_the_shortest(found: Exploration) -> None:
     if found.failures:
         first = shortest(found.failures)
         pytest.fail(
             f"seed {first.seed}: {first.violation}\n" + "\n".join(first.trace[-40:]), pytrace=False
         )
-    # The schedules are no walks in the park: most have restarts, some a loss from outside.
-    assert found.attempts > 2 * found.schedules
-    assert found.decisions > 3 * found.schedules
 
 
 @pytest.mark.timeout(900)
