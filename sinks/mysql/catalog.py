@@ -135,8 +135,7 @@ def resolve_table(session: Session, name: TableName) -> TableName:
 
 def find_table(session: Session, name: TableName) -> Table | None:
     """Return the table called `name`, in the session's database unless it names one; or None."""
-    database = "DATABASE()" if name.schema is None else literal(name.schema)
-    where = f"table_schema = {database} AND table_name = {literal(name.name)}"
+    where = _where(name)
     known = session.query(
         "SELECT table_schema, table_name, table_type, engine, CURRENT_USER(), VERSION() "
         f"FROM information_schema.tables WHERE {where}"
@@ -166,6 +165,23 @@ def find_table(session: Session, name: TableName) -> Table | None:
         other_unique=other_unique,
         grantee=grantee(str(user)),
     )
+
+
+def read_column_types(session: Session, name: TableName) -> dict[str, str]:
+    """Return the type of each column of the table called `name`; empty if it is not InnoDB's."""
+    where = _where(name)
+    rows = session.query(
+        f"SELECT column_name, column_type FROM information_schema.columns WHERE {where} AND"
+        " (SELECT table_type = 'BASE TABLE' AND engine = 'InnoDB'"
+        f" FROM information_schema.tables WHERE {where})"
+    )
+    return {str(column): _text(shown) for column, shown in rows}
+
+
+def _where(name: TableName) -> str:
+    """Return the condition that finds a table in views of information_schema."""
+    database = "DATABASE()" if name.schema is None else literal(name.schema)
+    return f"table_schema = {database} AND table_name = {literal(name.name)}"
 
 
 def _unfit(name: TableName, kind: str, engine: str) -> Finding | None:

@@ -96,6 +96,10 @@ class MySQLDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
+    def read_column_types(self, session: Session, name: TableName) -> Mapping[str, str]:
+        return catalog.read_column_types(session, name)
+
+    @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         with endpoint.connect("onceflow looks for a table") as session:
             return catalog.resolve_table(session, name)

@@ -187,6 +187,18 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
+def read_column_types(session: Session, name: TableName) -> dict[str, str]:
+    """Return the type of each column of the table called `name`; empty if it is no logged table."""
+    table = literal(identifier(name))
+    rows = session.query(
+        "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod)"
+        " FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid"
+        f" WHERE c.oid = pg_catalog.to_regclass({table}) AND c.relkind IN ('r', 'p')"
+        " AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped"
+    )
+    return {str(column): str(shown) for column, shown in rows}
+
+
 def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:
     """Say why COPY cannot write a table, or a prepared transaction not keep what it wrote.
 

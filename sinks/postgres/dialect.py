@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -62,6 +62,10 @@ class PostgresDialect(Dialect):
     @override
     def find_table(self, session: Session, name: TableName) -> Table | None:
         return catalog.find_table(session, name)
+
+    @override
+    def read_column_types(self, session: Session, name: TableName) -> Mapping[str, str]:
+        return catalog.read_column_types(session, name)
 
     @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:

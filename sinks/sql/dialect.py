@@ -202,6 +202,17 @@ class Dialect(ABC):
     def find_table(self, session: Session, name: TableName) -> Table | None:
         """Return the table called `name` as the session finds it, or None."""
 
+    def read_column_types(self, session: Session, name: TableName) -> Mapping[str, str]:
+        """Return the type of each column of the table called `name`, as `find_table` shows it.
+
+        Empty if there is no such table, or if a transaction does not keep what it writes there.
+        Writers ask at each barrier, so a dialect answers by one query.
+        """
+        table = self.find_table(session, name)
+        if table is None or table.unfit is not None:
+            return {}
+        return {column.name: column.type.shown for column in table.columns}
+
     @abstractmethod
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         """Return the name that all spellings of a table share; asks the server where only it knows.

@@ -10,6 +10,7 @@ What a server or its driver refuses is translated by sessions into a closed set:
       ReadOnly               somebody has made the server, the database or the user read-only
       AccessDenied           the user lacks a privilege
       TableMissing           there is no such table
+      TableAltered           a table has other types than its rows were converted for
       NameUnknown            there is nothing of the name: no prepared transaction, no session
       NameTaken              there is something of the name: a prepared transaction, an index
       StatementRefused       anything else
@@ -71,6 +72,10 @@ class AccessDenied(SqlError):
 
 class TableMissing(SqlError):
     """There is no such table."""
+
+
+class TableAltered(SqlError):
+    """A column has another type than the rows were converted for. A look at the table mends it."""
 
 
 class NameUnknown(SqlError):

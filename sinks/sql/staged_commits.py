@@ -46,7 +46,7 @@ from onceflow.sinks.sql.session import (
     TableMissing,
 )
 from onceflow.sinks.sql.settings import SqlSettings
-from onceflow.sinks.sql.table_resolver import TableResolver
+from onceflow.sinks.sql.table_resolver import TableResolver, require_unaltered
 from onceflow.sinks.sql.tables import Target
 from onceflow.sinks.sql.write_mode import StagedOperation, StagedRules
 
@@ -169,12 +169,14 @@ class StagedCommits:
             session.roll_back()
 
     def _apply(self, session: Session, staged: Iterator[tuple[str, pa.RecordBatch]]) -> None:
+        written: list[Target] = []
         with closing(cast("Generator[tuple[str, pa.RecordBatch], None, None]", staged)) as parts:
             # Neighbours alone, in the order in which they were staged: deletes must stay before
             # puts.
             for (label, schema), group in groupby(parts, key=_label_and_schema):
                 operation = StagedOperation.from_label(label)
                 target = self._target(session, operation, schema)
+                written.append(target)
                 executor = self._settings.dialect.executor(session, operation.mode, operation.key)
                 batches = (convert_staged(target.fits, operation, rows) for _, rows in group)
                 if operation.deletes:
@@ -182,6 +184,8 @@ class StagedCommits:
                         executor.delete(session, target, rows)
                 else:
                     executor.put(session, target, batches)
+        # After the last row: what is written keeps everybody from altering the tables.
+        require_unaltered(self._settings.dialect, session, written)
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now; looked at once, until something is refused."""

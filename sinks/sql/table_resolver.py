@@ -5,7 +5,7 @@ Columns of the stream are matched to those of a table by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid
+from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid, TableAltered
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
@@ -223,6 +223,29 @@ class TableResolver:
             table.column(field.name) is None
             for field in self._rules.select_table_columns(self._schema)
         )
+
+
+def require_unaltered(dialect: Dialect, session: Session, targets: Iterable[Target]) -> None:
+    """Raise TableAltered unless the columns of `targets` have the types of their fits.
+
+    Call it in the transaction that has written to `targets`. Until its end nobody can alter these
+    tables, so the types that the server tells now are those by which it took the rows.
+    """
+    for target in targets:
+        types = dialect.read_column_types(session, target.name)
+        advice = "No row of this transaction is kept, and none is lost: the next try looks again"
+        if not types:
+            raise TableAltered(
+                f"table {target.name} is not the table any more that it was when the rows were"
+                f" converted, or the server stores it in another way. {advice}"
+            )
+        for fit in target.fits:
+            now = types.get(fit.name, "gone")
+            if now != fit.shown:
+                raise TableAltered(
+                    f"table {target.name} was altered: column {fit.name!r} was {fit.shown} when the"
+                    f" rows were converted, and is {now}. {advice}"
+                )
 
 
 def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> ConfigError:

@@ -44,8 +44,8 @@ from onceflow.sinks.sql.session import (
     refusal,
 )
 from onceflow.sinks.sql.settings import STAGED, SqlSettings
-from onceflow.sinks.sql.table_resolver import TableResolver
-from onceflow.sinks.sql.tables import Target
+from onceflow.sinks.sql.table_resolver import TableResolver, require_unaltered
+from onceflow.sinks.sql.tables import TableName, Target
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
     PreparedTransactions,
@@ -73,6 +73,8 @@ class SqlWriter(SinkWriter):
         self._closed = False
         self._where = f"sink {context.sink_id} subtask {context.subtask}, table {settings.table}"
         self._bad_rows = BadRows(context.on_bad_row, context.schema, where=self._where)
+        self._written: dict[TableName, Target] = {}
+        """The tables of the rows since the last transaction ended."""
         tables = TableResolver(settings, context.schema, self._open_session)
         self._validator = RowValidator(settings, tables.ensure_target, self._bad_rows)
         try:
@@ -97,6 +99,7 @@ class SqlWriter(SinkWriter):
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
                 for part in self._validator.take(batch):
+                    self._written[part.target.name] = part.target
                     self._loader.load(part)
 
     @override
@@ -231,6 +234,16 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
     def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """End the open transaction, which has rows."""
 
+    def _finish_rows(self) -> int:
+        """Return how many rows the server has taken, into tables that are as they were."""
+        rows = self._loader.finish()
+        if rows:
+            # After the last row: what is written keeps everybody from altering the tables.
+            targets = self._written.values()
+            require_unaltered(self._settings.dialect, self._transactions.session, targets)
+        self._written.clear()
+        return rows
+
     @override
     def _new_loader(self, target: Target) -> RowLoader:
         settings, transactions = self._settings, self._transactions
@@ -268,7 +281,7 @@ class TwoPhaseWriter(TransactionWriter[PreparedTransactions]):
     def _end_transaction(self, checkpoint: CheckpointId) -> Sequence[Committable]:
         """Steps: 1. the last rows, 2. the ledger row, 3. prepare."""
         # 1.
-        rows = self._loader.finish()
+        rows = self._finish_rows()
         if not rows:
             # All of them were rejected.
             self._transactions.roll_back()
@@ -328,7 +341,7 @@ class AtLeastOnceWriter(TransactionWriter[PlainTransactions]):
         return ()
 
     def _commit(self) -> None:
-        self._loader.finish()
+        self._finish_rows()
         self._transactions.commit()
 
 

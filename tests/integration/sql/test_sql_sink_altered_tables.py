@@ -1,0 +1,135 @@
+"""Tables whose columns get other types while a job writes to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.sql.databases import Database, SqlJob
+
+from onceflow.core.errors import PreCommitFailed
+from onceflow.core.protocol.committables import Committed, RetryLater
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.storage import FileStagingArea
+
+_SAID = "column 'v' was .* when the rows were converted, and is "
+
+
+@dataclass(frozen=True)
+class Change:
+    """A type of a column, and one of which the server makes other values without an error."""
+
+    before: str
+    after: str
+    type: pa.DataType
+    value: Any
+
+
+_NUMBER, _MOMENT = 2**53 + 1, datetime(2024, 3, 31, 1, 59, 59, 999_999)
+_OF_MYSQL = {
+    "number": Change("bigint", "double", pa.int64(), _NUMBER),
+    "moment": Change("datetime(6)", "datetime", pa.timestamp("us"), _MOMENT),
+}
+_CHANGES = {
+    "postgres": {
+        "number": Change("bigint", "double precision", pa.int64(), _NUMBER),
+        "moment": Change("timestamp(6)", "timestamp(0)", pa.timestamp("us"), _MOMENT),
+    },
+    "mysql": _OF_MYSQL,
+    "mariadb": _OF_MYSQL,
+}
+
+
+@pytest.fixture(params=["number", "moment"])
+def change(request: pytest.FixtureRequest, database: Database) -> Change:
+    return _CHANGES[database.name][request.param]
+
+
+@pytest.fixture(params=["insert", "upsert"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How rows are put."""
+    by_key = {"write_mode": "upsert", "primary_key": ("id",)}
+    return by_key if request.param == "upsert" else {}
+
+
+def _schema(change: Change) -> pa.Schema:
+    return pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", change.type)])
+
+
+def _row(number: int, change: Change) -> pa.RecordBatch:
+    values = [pa.array([number]), pa.array([change.value], change.type)]
+    return pa.RecordBatch.from_arrays(values, schema=_schema(change))
+
+
+def _create(database: Database, change: Change) -> None:
+    database.query(f"CREATE TABLE altered (id bigint PRIMARY KEY, v {change.before})")
+
+
+def test_a_column_that_gets_another_type_between_checkpoints_alters_no_value(
+    database: Database, change: Change, options: dict[str, Any]
+) -> None:
+    _create(database, change)
+    sink = database.sink(table="altered", commit_mode="two_phase", **options)
+    with SqlJob(sink, schema=_schema(change)) as job:
+        writer = job.check().writer()
+        writer.write(_row(1, change))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        assert job.committer().commit(first) == Committed()
+        database.retype("v", change.after, "altered")
+        writer.write(_row(2, change))
+        with pytest.raises(PreCommitFailed, match=_SAID):
+            writer.pre_commit(CheckpointId(2))
+        assert database.prepared() == []
+        database.retype("v", change.before, "altered")
+        writer = job.writer(first_checkpoint=2)
+        writer.write(_row(2, change))
+        (second,) = writer.pre_commit(CheckpointId(2))
+        assert job.committer().commit(second) == Committed()
+    assert database.query("SELECT v FROM altered WHERE id = 2") == [(change.value,)]
+
+
+def test_staged_rows_wait_until_a_column_has_its_type_again(
+    database: Database, change: Change, options: dict[str, Any], staging: FileStagingArea
+) -> None:
+    _create(database, change)
+    sink = database.sink(table="altered", commit_mode="ledger", **options)
+    with SqlJob(sink, schema=_schema(change), staging=staging) as job:
+        writer, committer = job.check().writer(), job.committer()
+        for number in (1, 2):
+            writer.write(_row(number, change))
+            (committable,) = writer.pre_commit(CheckpointId(number))
+            if number == 1:
+                assert committer.commit(committable) == Committed()
+        database.retype("v", change.after, "altered")
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert "when the rows were converted, and is" in outcome.reason
+        # The next try has looked at the table, and says what a person has to change.
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert outcome.until_mended
+        database.retype("v", change.before, "altered")
+        assert committer.commit(committable) == Committed()
+    assert database.query("SELECT v FROM altered WHERE id = 2") == [(change.value,)]
+
+
+def test_a_table_that_is_replaced_by_a_view_gets_no_row(database: Database) -> None:
+    """Rows that the view does not show would go into another table, and nobody would be told."""
+    change = _CHANGES[database.name]["number"]
+    _create(database, change)
+    upsert = {"write_mode": "upsert", "primary_key": ("id",)}
+    sink = database.sink(table="altered", commit_mode="two_phase", **upsert)
+    with SqlJob(sink, schema=_schema(change)) as job:
+        writer = job.check().writer()
+        writer.write(_row(1, change))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        assert job.committer().commit(first) == Committed()
+        database.query("ALTER TABLE altered RENAME TO moved")
+        database.query("CREATE VIEW altered AS SELECT * FROM moved WHERE id < 2")
+        writer.write(_row(2, change))
+        with pytest.raises(PreCommitFailed, match="is not the table any more"):
+            writer.pre_commit(CheckpointId(2))
+    assert database.ids_in("moved") == [1]
