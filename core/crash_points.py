@@ -3,7 +3,7 @@
 A crash is data: a test puts an empty file named after the point into the directory that
 `ONCEFLOW_CRASH_POINTS` names; the first process to reach the point removes the file and kills
 itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs
-one look into the environment.
+one look into the environment. Each death is recorded in the directory `ONCEFLOW_CRASH_DEATHS`.
 
     write       a sink has taken a batch of the checkpoint
     flushed     all rows of the checkpoint are at the database, nothing is prepared
@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -51,7 +52,15 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
 )  # fmt: skip
 
+SINK_POINTS: tuple[CrashPoint, ...] = ("flushed",)
+"""The points that the writer of a sink passes, if its author calls `reach` there. The engine passes
+all others."""
+
 VARIABLE = "ONCEFLOW_CRASH_POINTS"
+"""The environment variable with the directory in which a test arms points."""
+
+DEATHS_VARIABLE = "ONCEFLOW_CRASH_DEATHS"
+"""The environment variable with a directory in which each process that dies leaves a file."""
 
 
 def reach(point: CrashPoint) -> None:
@@ -63,4 +72,16 @@ def reach(point: CrashPoint) -> None:
         (Path(directory) / point).unlink()
     except FileNotFoundError:
         return
+    record_death(point)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def record_death(point: CrashPoint) -> None:
+    """Leave a file `<point>.<process id>.<time>` where the environment asks for it.
+
+    Tests count these files, so that no test of a crash passes without a crash. The file is there
+    before the process dies. A test that interrupts a call in its own process calls this, too.
+    """
+    directory = os.environ.get(DEATHS_VARIABLE)
+    if directory is not None:
+        (Path(directory) / f"{point}.{os.getpid()}.{time.monotonic_ns()}").touch()

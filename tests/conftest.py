@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.budget import DearFirst, Recorder
+from tests.crash_deaths import CountDeaths, ListDeaths
 from tests.red_tests import RedTests
 from tests.support.servers.database_packages import offer_packages
 from tests.tiers import mark_left_out
@@ -81,7 +82,12 @@ def pytest_configure(config: pytest.Config) -> None:
     offer_packages()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(DearFirst())
+        config.pluginmanager.register(CountDeaths())
         return
+    if not config.getoption("numprocesses", None):
+        config.pluginmanager.register(CountDeaths())
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    config.pluginmanager.register(ListDeaths(whole=whole and not config.option.keyword))
     if config.getoption("record_durations"):
         config.pluginmanager.register(Recorder())
     if path := config.getoption("red_report"):

@@ -89,10 +89,11 @@ class World:
         assert self.seen("whole") == ALL_IDS
         return steps
 
-    def kill_and_restart(
-        self, name: object, kill_at: int | str, second_kill_at: int | str = 0
-    ) -> None:
-        """Kill a job at a step; what is decided and nothing else is seen, once all of it is."""
+    def kill_and_restart(self, name: object, kill_at: int | str, second_kill_at: int = 0) -> bool:
+        """Kill a job at a step; readers then see the decided rows alone, and in the end each row.
+
+        Returns True if the restarted job was killed, too. False: it had ended before that step.
+        """
         status, _ = self.run(name, kill_at)
         assert status == -signal.SIGKILL, name
         log = self._directory / f"log-{name}"
@@ -100,11 +101,14 @@ class World:
         found = self.seen(name)
         assert len(found) == len(set(found)), f"doubled while it was down, killed at {name}"
         assert set(found) <= set(ALL_IDS[:decided]), f"undecided is seen, killed at {name}"
+        second_status = 0
         if second_kill_at:
-            self.run(name, second_kill_at)
+            second_status, steps = self.run(name, second_kill_at)
+            assert second_status == -signal.SIGKILL or steps < second_kill_at, name
         status, _ = self.run(name)
         assert status == 0, f"killed at {name}"
         assert self.seen(name) == ALL_IDS, f"killed at {name}"
+        return second_status != 0
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +128,13 @@ def test_job_killed_at_steps_in_a_directory_writes_each_row_once(
     world = World(runner, tmp_path)
     steps = world.steps()
     assert steps > 80
+    killed_twice = 0
     for step in range(1, steps + 1, every):
-        world.kill_and_restart(step, step, second_kill_at=0 if step % 3 else step // 2 + 5)
+        second_kill_at = 0 if step % 3 else step // 2 + 5
+        killed_twice += world.kill_and_restart(step, step, second_kill_at)
         for below in ("open", "staged", "publishing", "aborting"):
             assert hidden_files(world.out(step), below) == [], f"left behind after step {step}"
+    assert killed_twice > steps // every // 6, killed_twice
 
 
 @pytest.mark.parametrize(
@@ -155,5 +162,9 @@ def test_job_killed_before_any_request_to_s3_writes_each_row_once(
     runner: JobRunner, server: S3Server, tmp_path: Path
 ) -> None:
     world = World(runner, tmp_path, server)
-    for step in range(1, world.steps() + 1):
+    steps = world.steps()
+    killed_twice = sum(
         world.kill_and_restart(f"{step}-{tmp_path.name}", step, second_kill_at=step // 2 + 5)
+        for step in range(1, steps + 1)
+    )
+    assert killed_twice > steps // 2, killed_twice

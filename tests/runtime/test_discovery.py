@@ -19,7 +19,9 @@ from tests.support.scripted_source import ScriptedSource
 
 from onceflow import (
     Checkpointing,
+    FixedDelay,
     JobState,
+    LocalProcesses,
     NoRestart,
     Pipeline,
     TumblingEventTimeWindows,
@@ -27,7 +29,9 @@ from onceflow import (
     count,
 )
 from onceflow.core.api.pipeline import Job
+from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
+from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.spi import EndOfInput, ReaderContext, Source, SourceReader, Split
 
 ROWS_A_SPLIT = 10
@@ -102,7 +106,9 @@ def _has_rows(sink: DirectorySink, count: int) -> bool:
     return len(sink.rows()) >= count
 
 
-def _copy(cluster: AnyCluster, tmp_path: Path) -> tuple[Pipeline, DirectorySink, Path]:
+def _copy(
+    cluster: AnyCluster, tmp_path: Path, restart: RestartStrategy | None = None
+) -> tuple[Pipeline, DirectorySink, Path]:
     """Build the growing source, with one split, -> directory."""
     splits = tmp_path / "splits"
     splits.mkdir()
@@ -113,11 +119,31 @@ def _copy(cluster: AnyCluster, tmp_path: Path) -> tuple[Pipeline, DirectorySink,
         name="copy",
         parallelism=2,
         checkpointing=Checkpointing(storage=str(tmp_path / "checkpoints"), interval=0.1),
-        restart=NoRestart(),
+        restart=restart or NoRestart(),
         settings=SETTINGS,
     )
     pipeline.read(GrowingSource(splits), uid="records").write(sink, uid="copy")
     return pipeline, sink, splits
+
+
+@pytest.mark.parametrize("point", ["offered", "decided"])
+def test_splits_that_appear_are_read_once_though_a_slot_dies_that_has_just_got_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: CrashPoint
+) -> None:
+    points = tmp_path / "points"
+    points.mkdir()
+    monkeypatch.setenv(VARIABLE, str(points))
+    restart = FixedDelay(attempts=3, delay_s=0.01)
+    pipeline, sink, splits = _copy(LocalProcesses(tmp_path / "logs"), tmp_path, restart)
+    job = pipeline.start()
+    job.wait_for(checkpoints=1)
+    _await(lambda: _has_rows(sink, ROWS_A_SPLIT), job)
+    (points / point).touch()
+    for name in ("1", "2", "3"):
+        (splits / name).touch()
+    _await(lambda: _has_rows(sink, 4 * ROWS_A_SPLIT), job)
+    assert job.stop(60).restores == 1
+    assert Counter(row["id"] for row in sink.rows()) == Counter(range(4 * ROWS_A_SPLIT))
 
 
 @SLOWLY_ON_SPARK

@@ -28,11 +28,13 @@ from onceflow import (
     FixedDelay,
     HeapBackend,
     JobState,
+    LocalProcesses,
     Pipeline,
     RocksDBBackend,
     count,
     sum_,
 )
+from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.errors import StateIncompatible
 from onceflow.core.protocol.checkpoints import schedule
 from onceflow.core.state import StateBackend
@@ -67,6 +69,27 @@ def test_rows_in_flight_come_once_through_kills_while_they_are_persisted_and_rep
     pipeline, sink = held_up(cluster, tmp_path, parallelism=after, backend=backend)
     job = pipeline.start()
     await_rows_in_flight(job)
+    sink.hurry()
+    assert job.wait(60).state is JobState.FINISHED
+    assert_each_once(sink)
+
+
+@pytest.mark.parametrize("point", ["overtaken", "persisted", "replayed"])
+def test_rows_in_flight_come_once_though_a_slot_dies_at_a_step_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: CrashPoint
+) -> None:
+    points = tmp_path / "points"
+    points.mkdir()
+    monkeypatch.setenv(VARIABLE, str(points))
+    pipeline, sink = held_up(LocalProcesses(tmp_path / "logs"), tmp_path)
+    job = pipeline.start()
+    await_rows_in_flight(job)
+    restores = job.status().restores
+    (points / point).touch()
+    if point == "replayed":
+        kill_a_slot(job, 0)
+        restores += 1
+    await_status(job, lambda s: s.restores > restores and s.state is JobState.RUNNING)
     sink.hurry()
     assert job.wait(60).state is JobState.FINISHED
     assert_each_once(sink)

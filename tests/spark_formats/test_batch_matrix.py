@@ -38,7 +38,7 @@ from tests.spark_formats.writes import Write
 from onceflow.connectors.spark.batch.commits import TaskReport
 from onceflow.connectors.spark.batch.identity import stream_target
 from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
-from onceflow.core.crash_points import CrashPoint
+from onceflow.core.crash_points import CrashPoint, record_death
 from onceflow.core.errors import Fenced
 from onceflow.integration.servers.kinds import Killable
 
@@ -192,6 +192,7 @@ def reach(point: CrashPoint) -> None:
     """Pass a crash point of the commit in this process."""
     interrupt = _at_first_commit.get()
     if point == "committed" and interrupt is not None:
+        record_death(point)
         _at_first_commit.set(None)
         interrupt()
 

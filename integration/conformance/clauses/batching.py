@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from onceflow.connectors.spark.batch.commits import BatchTarget
-from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
+from onceflow.core.crash_points import CRASH_POINTS, SINK_POINTS, CrashPoint
 from onceflow.core.errors import ConfigError, OnceflowError
 from onceflow.core.runtime.cluster.process_host import Link, ProcessKilled
 from onceflow.core.settings.pipeline_settings import Delivery
@@ -146,6 +146,7 @@ def batch_killed_at_each_step(harness: Harness) -> None:
         for number, point in enumerate(harness.random.sample(_POINTS, few)):
             first, second = harness.ids(), harness.ids()
             killed = query.run_killed(point, number, first, second)
+            expect(killed or point in SINK_POINTS, f"no process died at {point} of batch {number}")
             seen = {one for part in written for one in part}
             early = set(harness.read_ids()) - seen - {*first, *second}
             expect(not early, f"killed at {point}: {len(early)} rows are seen of nobody's batch")
