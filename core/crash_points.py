@@ -29,6 +29,12 @@ three of checkpoints whose barriers overtake rows:
     persisted   they are in storage, the ack not sent
     replayed    a restored subtask holds its part of them, and has taken none
 
+three of a driver that starts a job from a savepoint:
+
+    imported    the staged rows of the savepoint are in the job's storage
+    copied      the state of the savepoint is in the job's storage, too
+    restored    the log has the decision that begins the job, and a claimed savepoint is still there
+
 and two of batches that Spark writes, on the driver before the tasks:
 
     claimed     the batch has its attempt, older ones are fenced, and nothing is settled
@@ -45,7 +51,8 @@ from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
     "write", "flushed", "prepared", "acked", "logged", "commit", "committed", "replied",
-    "offered", "decided", "begun", "overtaken", "persisted", "replayed", "claimed", "settled",
+    "offered", "decided", "begun", "overtaken", "persisted", "replayed", "imported", "copied",
+    "restored", "claimed", "settled",
 ]  # fmt: skip
 
 CRASH_POINTS: tuple[CrashPoint, ...] = (

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from onceflow.core.crash_points import reach
 from onceflow.core.errors import SavepointRefused, StorageError
 from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log.rules import LogView
@@ -170,6 +171,8 @@ class SavepointRestore:
         """
         savepoint = self._savepoint
         if savepoint is None:
+            # The driver that began the job from it may have died before it deleted it.
+            self._delete_claimed()
             return None
         check_max_parallelism(
             savepoint.completed, max_parallelism or savepoint.completed.max_parallelism
@@ -178,6 +181,7 @@ class SavepointRestore:
         records, lacks_own = self._records, self._lacks_own
         sinks = sinks_to_import(savepoint, log.view, records, lacks_own=lacks_own)
         self._storage.import_staged(self._directory, savepoint, sinks)
+        reach("imported")
         decision = build_first_decision(
             savepoint,
             log.view,
@@ -187,16 +191,22 @@ class SavepointRestore:
             lacks_own=lacks_own,
         )
         decision = self._storage.with_state_of(decision, self._directory.reader())
+        reach("copied")
         location = str(self._directory)
         log.begins_from(savepoint, location, records, lacks_own=lacks_own)
         log.append(decision)
+        reach("restored")
         self._savepoint = None
+        self._delete_claimed()
+        return SavepointRestored(decision.checkpoint, location)
+
+    def _delete_claimed(self) -> None:
+        """Delete the savepoint if the settings claim it: the job has begun from it. Idempotent."""
         if self._settings.claim:
             try:
                 self._directory.dispose()
             except StorageError as error:
                 _log.warning("the claimed savepoint is not needed any more, and stays: %s", error)
-        return SavepointRestored(decision.checkpoint, location)
 
     def _check(self, savepoint: Savepoint, view: LogView) -> None:
         check_form(savepoint, self._native_form)
