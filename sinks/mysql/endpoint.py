@@ -24,7 +24,7 @@ _KNOWN = frozenset(
     | {"ssl_cert", "ssl_key", "ssl_key_password"}
 )
 _LOGIN_REFUSED = frozenset(
-    {"1044", "1045", "1049", "1130", "1251", "1396", "1698", "1862", "3118", "4151"}
+    {"1044", "1045", "1049", "1059", "1102", "1130", "1251", "1396", "1698", "1862", "3118", "4151"}
 )
 _CANNOT_RESOLVE = ("Name or service not known", "nodename nor servname", "No address associated")
 
@@ -274,7 +274,10 @@ def _split(url_path: str) -> tuple[_Address, str]:
     else:
         host, _, port = server.partition(":")
     number = int(port) if port else None
-    return _Address(unquote(username), unquote(password), host, number, database), query
+    return (
+        _Address(unquote(username), unquote(password), host, number, unquote(database)),
+        query,
+    )
 
 
 def _require_encryption(wire: WireConnection) -> None:
