@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -47,6 +48,7 @@ from onceflow.sinks.sql.silence import (
     KEEPALIVE_IDLE_S,
     KEEPALIVE_INTERVAL_S,
     UNACKNOWLEDGED_S,
+    RepeatedPackets,
     limit_silence,
 )
 
@@ -152,17 +154,37 @@ class _BoundedConnection(psycopg.Connection[TupleRow]):
         """Return what `gen` returns, or close the connection.
 
         Raises:
-            ReplyTimeout: The server neither answered nor took data for `reply_timeout_s`.
+            ReplyTimeout: The server neither answered nor took data for `reply_timeout_s`, or the
+                network has lost all packets for `unacknowledged_s`.
         """
+        bounded = until_silent(
+            gen, self.reply_timeout_s, partial(self._find_loss, RepeatedPackets())
+        )
         try:
-            return super().wait(until_silent(gen, self.reply_timeout_s), *args, **kwargs)
+            return super().wait(bounded, *args, **kwargs)
         except ReplyTimeout:
             self.close()
             raise
 
+    def _find_loss(self, repeated: RepeatedPackets) -> str:
+        """Say that the network loses all packets; empty if it does not."""
+        repeated_s = repeated.measure(self.fileno(), time.monotonic())
+        limit_s = self.unacknowledged_s
+        if limit_s is None or repeated_s < limit_s:
+            return ""
+        return f"the server has acknowledged nothing for {repeated_s:.0f} s"
 
-def until_silent(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any, _T]:
-    """Return what `gen` returns, unless it hears nothing for `timeout_s`.
+
+def _find_nothing() -> str:
+    return ""
+
+
+def until_silent(
+    gen: Generator[Any, Any, _T],
+    timeout_s: float,
+    find_loss: Callable[[], str] = _find_nothing,
+) -> Generator[Any, Any, _T]:
+    """Return what `gen` returns, unless it hears nothing for `timeout_s` or `find_loss` objects.
 
     psycopg resumes it ten times a second, with 0 while nothing happens.
     """
@@ -173,6 +195,8 @@ def until_silent(gen: Generator[Any, Any, _T], timeout_s: float) -> Generator[An
             ready = yield state
             if not ready and time.monotonic() > deadline:
                 raise ReplyTimeout(f"the server did not answer within {timeout_s:g} s")
+            if not ready and (loss := find_loss()):
+                raise ReplyTimeout(loss)
             state = gen.send(ready)
     except StopIteration as stop:
         return cast("_T", stop.value)

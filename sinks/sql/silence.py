@@ -4,9 +4,10 @@ Without a limit the system repeats a lost packet at ever longer intervals. So a 
 network that lost packets for a minute stays silent for almost another minute, and fails after a
 quarter of an hour at the earliest.
 
-The limit also holds while the other side acknowledges everything and reads nothing. A server does
-so in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows therefore has a
-limit of its own.
+The system's limit also holds while the other side acknowledges everything and reads nothing. A
+server does so in the middle of a COPY or a LOAD DATA that waits for a lock. A transfer of rows
+therefore has a longer limit in the system. A writer that waits for
+the reply asks `RepeatedPackets`, which tells lost packets from a server that reads nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 
 UNACKNOWLEDGED_S = 30
 """As long as the keepalive probes of an idle connection take: 10 s of silence and 4 probes."""
@@ -23,6 +25,12 @@ KEEPALIVE_COUNT = 4
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """Linux has it."""
 _KEEPALIVE_IDLE: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+_REPEATS = 2
+"""The position of tcpi_retransmits in struct tcp_info: how often the packet has been repeated.
+
+Source: include/uapi/linux/tcp.h of Linux."""
 
 
 def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
@@ -35,6 +43,40 @@ def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
     # The duplicate is closed again; the option stays with the connection.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
         duplicate.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, round(unacknowledged_s * 1000))
+
+
+class RepeatedPackets:
+    """The packets that the system repeats, during one wait for a reply.
+
+    Packets that probe a full window do not count, so a server that reads nothing is no loss.
+    """
+
+    def __init__(self) -> None:
+        """Know of no such packet yet."""
+        self._repeats = 0
+        self._since_s = 0.0
+
+    def measure(self, descriptor: int, now_s: float) -> float:
+        """Return for how long every call has found the same packet repeated, in seconds.
+
+        Returns 0 for a connection that is not TCP, and where the system does not tell.
+        """
+        repeats = _count_repeats(descriptor)
+        # The count only falls when the other side has acknowledged something new.
+        if repeats == 0 or repeats < self._repeats or self._repeats == 0:
+            self._since_s = now_s
+        self._repeats = repeats
+        return now_s - self._since_s
+
+
+def _count_repeats(descriptor: int) -> int:
+    if _TCP_INFO is None:
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            return duplicate.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _REPEATS + 1)[_REPEATS]
+    except OSError:
+        return 0
 
 
 def probe_while_idle(descriptor: int) -> None:

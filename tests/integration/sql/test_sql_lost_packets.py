@@ -1,0 +1,55 @@
+"""A network that loses packets one way for a minute stalls a job for hardly longer than that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.lossy_cable import PREFIX, can_have_one
+
+from onceflow.sinks.sql.silence import UNACKNOWLEDGED_S
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(500)]
+OUTAGE_S = 60
+SLACK_S = 15
+"""For the interval in which the job sends nothing, and for a machine under load."""
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+def test_a_job_notices_lost_packets_by_its_limit_and_goes_on_when_they_arrive_again(
+    kind: str, direction: str, tmp_path: Path
+) -> None:
+    if not can_have_one():
+        pytest.skip("no network namespace: it takes `unshare`, `nsenter`, `ip` with veth, and root")
+    outcome = run(tmp_path, kind, direction)
+    assert outcome["noticed_s"] < UNACKNOWLEDGED_S + SLACK_S, outcome
+    # Without a limit the system would send the lost packet again only after another 42 s.
+    assert outcome["resumed_s"] < 2 * SLACK_S, outcome
+    assert (outcome["all_rows_once"], outcome["prepared"]) == (True, 0), outcome
+
+
+def run(directory: Path, kind: str, direction: str) -> dict[str, Any]:
+    module = "tests.support.lost_packets"
+    log = directory / "run.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*PREFIX, sys.executable, "-m", module, str(directory), kind, direction, str(OUTAGE_S)],
+            cwd=Path(__file__).parents[3],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        assert process.wait(420) == 0, log.read_text(errors="replace")[-4000:]
+    finally:
+        process.kill()
+        process.wait(30)
+    outcome: dict[str, Any] = json.loads((directory / "outcome.json").read_text())
+    return outcome
