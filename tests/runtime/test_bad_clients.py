@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
+from tests.support.job_process import run_job
 from tests.support.ledger import SETTINGS
+from typer.testing import CliRunner
 
 from onceflow import Checkpointing, Endpoint, JobState, LocalProcesses, Metrics, Pipeline
+from onceflow.cli.main import app
+from onceflow.core.runtime.driver.http_server import CONNECTIONS_MAX
 from onceflow.integration.servers.process import free_port
 
 NOT_OURS = "192.0.2.1"
@@ -63,8 +67,8 @@ def test_a_job_runs_though_neither_of_its_addresses_can_be_had(
 
 
 @contextmanager
-def slow_clients(url: str) -> Generator[None, None, None]:
-    command = [sys.executable, "-m", "tests.support.slow_clients", url, str(CLIENTS)]
+def slow_clients(url: str, count: int = CLIENTS) -> Generator[None, None, None]:
+    command = [sys.executable, "-m", "tests.support.slow_clients", url, str(count)]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as clients:
         try:
@@ -111,3 +115,27 @@ def test_1000_slow_clients_at_each_address_harm_no_job_and_keep_nobody_from_bein
         status = job.wait(90)
     assert (status.state, status.restores) == (JobState.FINISHED, 0)
     assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
+
+
+@pytest.mark.servers
+def test_status_and_stop_answer_in_time_while_lingering_clients_hold_every_connection(
+    tmp_path: Path,
+) -> None:
+    """The clients have no token, and come back as soon as their connections are closed."""
+    timeout_s = 30
+    end = ("--ends-with", str(tmp_path / "end"))
+    module = "tests.support.ledger_process"
+    with run_job(tmp_path, module, "--records", "2000", "--pause-s", "0.01", *end) as job:
+        job.await_checkpoints(1)
+        files = tmp_path / "checkpoints" / "ledger"
+        url = json.loads((files / "driver.json").read_text())["url"]
+        storage = ["--storage", str(files.parent), "--timeout", str(timeout_s)]
+        with slow_clients(url, CONNECTIONS_MAX):
+            for command in (*["status"] * 5, "stop"):
+                began = time.monotonic()
+                result = CliRunner().invoke(app, [command, "ledger", *storage])
+                assert result.exit_code == 0, result.output
+                assert time.monotonic() - began < timeout_s
+            assert job.await_end() == 0
+    rows = DirectorySink(str(tmp_path / "out")).rows()
+    assert len({row["id"] for row in rows}) == len(rows)

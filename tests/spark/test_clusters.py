@@ -111,8 +111,8 @@ def finish(process: subprocess.Popen[bytes], directory: Path) -> None:
 
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
-    with standalone_cluster(tmp_path) as url:
-        yield url
+    with standalone_cluster(tmp_path) as cluster:
+        yield cluster.url
 
 
 @pytest.mark.slow

@@ -40,8 +40,8 @@ DEADLINE_S = 500.0
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    with standalone_cluster(tmp_path) as url:
-        yield url
+    with standalone_cluster(tmp_path) as cluster:
+        yield cluster.url
 
 
 @pytest.fixture

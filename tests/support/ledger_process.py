@@ -1,7 +1,7 @@
 """Runs the ledger in a driver process of its own, to be killed or to use another master.
 
     python -m tests.support.ledger_process DIRECTORY --records N [--pause-s S] [--master M]
-        [--tls T]
+        [--tls T] [--driver-host H] [--start-timeout-s S] …
 
 Without a master its slots are processes of this machine. While it runs, DIRECTORY/status.json
 holds the job's status as of a moment ago.
@@ -20,7 +20,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.ledger import SETTINGS, ledger
 
-from onceflow import JobStatus, LocalProcesses
+from onceflow import ExponentialDelay, JobStatus, LocalProcesses
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 
 
@@ -35,14 +35,32 @@ def main() -> None:
     parser.add_argument("--ends-with", default="")
     parser.add_argument("--interval", type=float, default=0.1)
     parser.add_argument("--from-savepoint")
+    parser.add_argument("--driver-host")
+    parser.add_argument("--restart-delay-max-s", type=float)
+    parser.add_argument("--start-timeout-s", type=float, default=SETTINGS.start_timeout_s)
     arguments = parser.parse_args()
     source = CountingSource(
         arguments.records, pause_s=arguments.pause_s, ends_with=arguments.ends_with
     )
-    settings = replace(SETTINGS, tls=arguments.tls)
+    settings = replace(
+        SETTINGS,
+        tls=arguments.tls,
+        driver_host=arguments.driver_host,
+        start_timeout_s=arguments.start_timeout_s,
+    )
     cluster = _cluster(arguments.master)
     interval = arguments.interval or None
-    pipeline, _ = ledger(cluster, arguments.directory, source, settings=settings, interval=interval)
+    delay_max_s = arguments.restart_delay_max_s
+    pipeline, _ = ledger(
+        cluster,
+        arguments.directory,
+        source,
+        settings=settings,
+        interval=interval,
+        restart=ExponentialDelay(initial_delay_s=0.1, max_delay_s=delay_max_s)
+        if delay_max_s
+        else None,
+    )
     job = pipeline.start(from_savepoint=arguments.from_savepoint)
     while not job.state.ended:
         _publish(job.status(), arguments.directory / "status.json")

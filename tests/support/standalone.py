@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pyspark
 
+from onceflow.integration.faults.processes import kill_tree
+from onceflow.integration.servers.process import free_port
+
 REPOSITORY = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Neither optimizing compiler nor collector threads: there are more JVMs here than cores."""
 SPARK_JVM = os.environ.get("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 """The same, and Spark's classes from an archive where there is one."""
+_PACKAGE = "org.apache.spark.deploy"
 
 
 def spawn(
@@ -30,48 +34,88 @@ def spawn(
         )
 
 
-@contextmanager
-def standalone_cluster(directory: Path) -> Generator[str, None, None]:
-    """Run it for as long as the context lasts; yield the master's URL."""
-    environment = os.environ | {
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_NO_DAEMONIZE": "1",
-        "SPARK_DAEMON_JAVA_OPTS": SPARK_JVM,
-        "SPARK_LAUNCHER_OPTS": SHORT_LIVED_JVM,
-    }
-    processes: list[subprocess.Popen[bytes]] = []
+class StandaloneCluster:
+    """The cluster, whose master remembers its workers and sessions when it is started again."""
 
-    def start(name: str, *arguments: str) -> Path:
-        log = directory / f"{name}.log"
-        spark_class = SPARK_HOME / "bin" / "spark-class"
-        processes.append(spawn([spark_class, *arguments], log, environment))
-        return log
+    def __init__(self, directory: Path) -> None:
+        """Choose the master's port; nothing runs yet. Logs and work go to `directory`."""
+        self._directory = directory
+        self._port = free_port()
+        self._master: subprocess.Popen[bytes] | None = None
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._starts = 0
+        recovery = (
+            "-Dspark.deploy.recoveryMode=FILESYSTEM"
+            f" -Dspark.deploy.recoveryDirectory={directory / 'master'}"
+        )
+        self._environment = os.environ | {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_DAEMON_JAVA_OPTS": f"{SPARK_JVM} {recovery}",
+            "SPARK_LAUNCHER_OPTS": SHORT_LIVED_JVM,
+        }
 
-    def await_line(log: Path, pattern: str) -> re.Match[str]:
-        deadline = time.monotonic() + 60
-        while not (match := re.search(pattern, log.read_text())):
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.05)
-        return match
+    @property
+    def url(self) -> str:
+        """The master's URL, over all its starts."""
+        return f"spark://127.0.0.1:{self._port}"
 
-    package = "org.apache.spark.deploy"
-    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    try:
-        master = start("master", f"{package}.master.Master", *host)
-        url = await_line(master, r"Starting Spark master at (spark://\S+)")[1]
+    def start_master(self) -> None:
+        """Return once the master listens."""
+        self._master, log = self._start("master", "master.Master", "--port", str(self._port))
+        _await_line(log, r"I have been elected leader")
+
+    def kill_master(self) -> None:
+        """Kill the master; workers and sessions are left alone."""
+        if self._master is not None:
+            self._master.kill()
+            self._master.wait(60)
+            self._master = None
+
+    def start_workers(self) -> None:
+        """Return once two workers are registered."""
         for number in range(2):
-            work = (
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--work-dir",
-                str(directory / f"work-{number}"),
-            )
-            worker = start(f"worker-{number}", f"{package}.worker.Worker", *host, *work, url)
-            await_line(worker, "Successfully registered with master")
-        yield url
+            work = self._directory / f"work-{number}"
+            options = ("--cores", "1", "--memory", "1g", "--work-dir", str(work), "--port", "0")
+            worker, log = self._start(f"worker-{number}", "worker.Worker", *options, self.url)
+            self._workers.append(worker)
+            _await_line(log, "Successfully registered with master")
+
+    def kill_workers(self) -> None:
+        """Kill the workers with their executors and all that those have started."""
+        for worker in self._workers:
+            kill_tree(worker.pid)
+            worker.wait(60)
+        self._workers.clear()
+
+    def end(self) -> None:
+        """End everything. Idempotent."""
+        self.kill_workers()
+        self.kill_master()
+
+    def _start(self, name: str, entry: str, *options: str) -> tuple[subprocess.Popen[bytes], Path]:
+        self._starts += 1
+        log = self._directory / f"{name}-{self._starts}.log"
+        spark_class = SPARK_HOME / "bin" / "spark-class"
+        host = ("--host", "127.0.0.1", "--webui-port", "0")
+        command: list[str | Path] = [spark_class, f"{_PACKAGE}.{entry}", *host, *options]
+        return spawn(command, log, self._environment), log
+
+
+def _await_line(log: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 60
+    while not re.search(pattern, log.read_text(errors="replace")):
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+        time.sleep(0.05)
+
+
+@contextmanager
+def standalone_cluster(directory: Path) -> Generator[StandaloneCluster, None, None]:
+    """Run master and workers for as long as the context lasts."""
+    cluster = StandaloneCluster(directory)
+    try:
+        cluster.start_master()
+        cluster.start_workers()
+        yield cluster
     finally:
-        for process in processes:
-            process.terminate()
-            process.wait(60)
+        cluster.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import socket
 import threading
 import time
 from collections import deque
@@ -144,6 +145,15 @@ class SlotConnected:
 ControlEvent: TypeAlias = SlotConnected | SlotMessageReceived | SlotGone
 
 
+def _explain_refusal(host: str, error: pa.ArrowException) -> str:
+    """Return why nothing listens at `host`. gRPC does not tell a name that does not resolve."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as unresolved:
+        return unresolved.strerror or str(unresolved)
+    return str(error)
+
+
 class ControlServer(flight.FlightServerBase):
     """Accepts the slots of one attempt and turns what they say into events."""
 
@@ -159,7 +169,8 @@ class ControlServer(flight.FlightServerBase):
             super().__init__(to_location(credentials.scheme, host, 0), **credentials.of_server())
         except pa.ArrowException as error:
             raise SettingsRefused(
-                f"the driver cannot listen at {host}, where slots are to reach it: {error}. See"
+                f"the driver cannot listen at {host}, where slots are to reach it:"
+                f" {_explain_refusal(host, error)}. See"
                 " that the name resolves to an address of this machine, or set"
                 " RuntimeSettings(driver_host=…)"
             ) from error
