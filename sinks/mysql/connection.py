@@ -71,6 +71,10 @@ _MARIADB_TIMEOUTS: Mapping[str, str] = MappingProxyType(
         "idle_readonly_transaction_timeout": "0",
     }
 )
+_COMMAND_BYTES = 1
+"""What stands before a statement in its packet."""
+_ROWS_MAX = 2**64 - 1
+"""How a server spells that an answer may have any number of rows."""
 _ROW_NUMBERS_MAX = 1_000_000
 """Above the rows of any statement, which are 10,000."""
 # A server that hangs is left alone after it; the end of the connection rolls back too.
@@ -78,13 +82,16 @@ _CLOSE_TIMEOUT_S = 2.0
 XA_FATAL = "1401"
 """What MySQL says of XA RECOVER to users who may not list what is prepared."""
 
+_PACKET_TOO_LARGE = 1153
+"""ER_NET_PACKET_TOO_LARGE."""
+
 # A value does not fit its column, or a constraint forbids the row, or a trigger's SIGNAL does.
 _ROW_REFUSED = frozenset(
     {1048, 1118, 1169, 1216, 1217, 1261, 1262, 1263, 1264, 1265, 1292, 1300, 1301}
     | {1364, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1451, 1452, 1526, 1557, 1586, 1690}
     | {1644, 1748, 1761, 1762, 3819, 4025, 4078}
     # A statement with a row of this length is over max_allowed_packet.
-    | {1153}
+    | {_PACKET_TOO_LARGE}
     # Text that is not JSON, in MySQL and in MariaDB.
     | set(range(3140, 3158))
     | set(range(4035, 4045))
@@ -424,6 +431,16 @@ class MySQLSession(Session):
             "foreign_key_checks": "1",
             "unique_checks": "1",
             "sql_safe_updates": "0",
+            # What a server may give all its sessions: statements that begin a transaction, which
+            # the driver does not notice, answers cut short, large queries refused, a COMMIT that
+            # begins another transaction or disconnects, rounding that no warning tells of, and a
+            # meaning of its own for IS NULL.
+            "autocommit": "1",
+            "sql_select_limit": str(_ROWS_MAX),
+            "sql_big_selects": "1",
+            "completion_type": "'NO_CHAIN'",
+            "sql_notes": "1",
+            "sql_auto_is_null": "0",
             "innodb_lock_wait_timeout": str(lock_timeout),
             "lock_wait_timeout": str(lock_timeout),
             "wait_timeout": str(_IDLE_S_MAX),
@@ -440,10 +457,12 @@ class MySQLSession(Session):
         given = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
         wire.execute(f"SET {given}")
         wire.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        ((modes, zone, charset, self.session_id),) = wire.query(
+        ((modes, zone, charset, self.session_id, packet_bytes),) = wire.query(
             "SELECT @@SESSION.sql_mode, @@SESSION.time_zone, @@SESSION.character_set_client, "
-            "CONNECTION_ID()"
+            "CONNECTION_ID(), @@SESSION.max_allowed_packet"
         )
+        self.statement_bytes_max = int(packet_bytes) - _COMMAND_BYTES
+        """The longest statement that the server takes: it disconnects at a longer one."""
         if set(str(modes).split(",")) != set(SQL_MODE) or (zone, charset) != ("+00:00", "utf8mb4"):
             wire.close()
             raise ConfigError(
@@ -485,7 +504,18 @@ class MySQLSession(Session):
         return self._wire.execute(statement).rows
 
     def send(self, statement: str | bytes, file: Sequence[memoryview] | None = None) -> None:
-        """Send `statement` with the file it loads, and await the reply in `receive`."""
+        """Send `statement` with the file it loads, and await the reply in `receive`.
+
+        Raises:
+            RowRefused: The statement is over the server's max_allowed_packet.
+        """
+        if len(statement) > self.statement_bytes_max:
+            packet_bytes = self.statement_bytes_max + _COMMAND_BYTES
+            raise to_sql_error(
+                _PACKET_TOO_LARGE,
+                f"a row takes a statement of {len(statement)} bytes, and the server takes"
+                f" max_allowed_packet = {packet_bytes}. Raise it there, or leave out such rows",
+            )
         self._wire.send(statement, file)
 
     def receive(self) -> Reply:

@@ -466,7 +466,7 @@ _TAB, _NEWLINE, _COMMA = _text("\t"), _text("\n"), _text(",")
 
 ROWS_A_STATEMENT = 10_000
 BYTES_A_STATEMENT = 1 << 20
-"""The size of values; spelled out they may take twice as much, far below max_allowed_packet."""
+"""The size of values; spelled out they may take twice as much. See `spell`, too."""
 
 COLUMN_ROWS_MIN = 1_000
 """From so many rows on MySQL is given columns; at 500 there was no gain."""
@@ -524,9 +524,11 @@ class PipelinedInserts(InsertStream):
             self._settle(session)
             session.send(self._load, [lines])
         else:
-            statement = self._insert(self._fits, rows)
-            self._settle(session)
-            session.send(statement)
+            for part, statement in spell(session, self._insert, self._fits, rows):
+                self._settle(session)
+                session.send(statement)
+                self._awaited = part.num_rows
+            return
         self._awaited = rows.num_rows
 
     def _settle(self, session: MySQLSession) -> None:
@@ -552,6 +554,22 @@ def statement_sized(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     size = max(1, min(ROWS_A_STATEMENT, -(-rows.num_rows // parts)))
     for start in range(0, rows.num_rows, size):
         yield rows.slice(start, size)
+
+
+def spell(
+    session: MySQLSession,
+    statement: Callable[[Sequence[MySQLFit], pa.RecordBatch], bytes],
+    fits: Sequence[MySQLFit],
+    rows: pa.RecordBatch,
+) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """Yield parts of `rows`, each with a statement that the server takes, or of one row."""
+    spelled = statement(fits, rows)
+    if len(spelled) <= session.statement_bytes_max or rows.num_rows == 1:
+        yield rows, spelled
+        return
+    half = rows.num_rows // 2
+    for part in (rows.slice(0, half), rows.slice(half)):
+        yield from spell(session, statement, fits, part)
 
 
 def _require_taken(session: MySQLSession, reply: Reply, rows: int | None) -> None:
@@ -588,11 +606,11 @@ class MySQLDmlExecutor(DmlExecutor):
         for part in statement_sized(rows):
             for statement in statements:
                 # Spelled while the server works on the one before.
-                spelled = statement(fits, part)
-                if is_awaited:
-                    _require_taken(connection, connection.receive(), None)
-                connection.send(spelled)
-                is_awaited = True
+                for _, spelled in spell(connection, statement, fits, part):
+                    if is_awaited:
+                        _require_taken(connection, connection.receive(), None)
+                    connection.send(spelled)
+                    is_awaited = True
         if is_awaited:
             _require_taken(connection, connection.receive(), None)
 
@@ -601,4 +619,5 @@ class MySQLDmlExecutor(DmlExecutor):
         connection, fits = own(session), fits_of(target, self.key)
         statement = delete_statement(target, self.key, mariadb=connection.is_mariadb)
         for part in statement_sized(rows.select(list(self.key))):
-            execute_checked(connection, statement(fits, part))
+            for _, spelled in spell(connection, statement, fits, part):
+                execute_checked(connection, spelled)
