@@ -14,6 +14,7 @@ from onceflow.core.protocol.checkpoints.decisions import NotifyAbort, TriggerChe
 from onceflow.core.protocol.checkpoints.snapshots import InFlight, StateHandle, SubtaskSnapshot
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, SubtaskRef
 from onceflow.core.protocol.record_times import RecordTimes
+from onceflow.core.protocol.sink_counts import SinkCounts
 from onceflow.core.protocol.splits import Split
 
 # --- slot to driver ---------------------------------------------------------------------------
@@ -137,40 +138,27 @@ class SubtaskMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkMetrics:
+class SinkMetrics(SinkCounts):
     """What one subtask's transactions of one sink have gone through since it began."""
 
     uid: str
     sink_id: str
     subtask: int
-    open: int = 0
-    """1 while rows are written that no barrier has followed yet."""
-    prepared: int = 0
-    """In doubt now: pre-committed, and not known to be committed."""
-    committed: int = 0
-    retried: int = 0
-    """Tries of commits that did not succeed and were repeated."""
-    rows_committed: int = 0
-    rows_rejected: int = 0
-    """Bad rows that the writer left out."""
-    oldest_prepared_s: float = 0.0
-    """Age of what has been in doubt for longest; 0 when nothing is."""
-    last_commit_ms: float = 0.0
-    """From hearing the decision to the target's word that the rows are visible."""
-    commit_refusal: str = ""
-    """Why the oldest decided transaction is not committed yet, for people; empty: not refused."""
-    commit_stuck: bool = False
-    """True if the target refuses the transaction until a person changes something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A source or sink of one subtask waits for a server outside."""
+    """A source or sink of one subtask waits for a server outside, or has a call to it under way."""
 
     uid: str
     what: str
     """The server that the subtask waits for, and its address, as text for people."""
     waited_s: float
+    call: str = ""
+    """The call that is under way, for people. It may succeed: nothing says that the server is away.
+
+    Empty if the server has not answered, or has refused.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing_extensions import assert_never
 
 from onceflow.core.protocol.ids import SubtaskRef, committer_ref
 from onceflow.core.protocol.messages import SinkMetrics, SubtaskMetrics, Wait
+from onceflow.core.protocol.sink_counts import keep_totals
 from onceflow.core.runtime.events.commit_tally import CommitTally
 from onceflow.core.runtime.events.job_events import (
     AttemptBegan,
@@ -56,7 +57,6 @@ from onceflow.core.runtime.events.sink_status import (
     SinkStatus,
     count_sinks,
     describe_refusals,
-    keep_counts,
 )
 from onceflow.core.runtime.events.waits import JobWait, sum_up_waits
 from onceflow.core.spi import SplitOffsets
@@ -409,7 +409,7 @@ def _apply_to_job(
                 tally=_Tally(
                     tally.zero_s,
                     tally.slots_ended_s,
-                    earlier_sinks=tuple(map(keep_counts, status.sinks)),
+                    earlier_sinks=tuple(map(keep_totals, status.sinks)),
                     earlier_rejected=status.rejected_by_chain,
                 ),
             )

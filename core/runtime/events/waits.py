@@ -1,4 +1,8 @@
-"""Which servers outside a job waits for: one line for all subtasks that wait for the same."""
+"""Which servers outside a job waits for: one line for all subtasks that wait for the same.
+
+A call that takes long may be waiting for its server or be at work there. So the job tells them
+apart only where it knows more: a call that has failed and is tried again waits for the server.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,34 @@ from onceflow.core.runtime.events.moments import describe_age, describe_moment
 
 @dataclass(frozen=True, slots=True)
 class JobWait:
-    """A source or sink waits for a server."""
+    """A source or sink waits for a server, or has a call to it under way."""
 
     uid: str
     what: str
     """The server that a subtask waits for, and its address, as text for people."""
     since_s: float
     """Since when, in seconds since the epoch."""
+    call: str = ""
+    """The call that is under way, such as pre-commit; empty if the server does not answer."""
 
     def describe(self, now_s: float | None = None) -> str:
         """Return one line for people, at `now_s` with the age."""
         since = describe_moment(self.since_s, None).removeprefix(" at ")
         age = "" if now_s is None else f", for {describe_age(now_s - self.since_s)}"
+        if self.call:
+            return f"{self.uid} has a {self.call} under way at {self.what}, since {since}{age}"
         return f"{self.uid} is waiting for {self.what}, since {since}{age}"
 
 
 def sum_up_waits(reports: Iterable[tuple[Wait, float]]) -> tuple[JobWait, ...]:
-    """Return one wait for each source or sink and server, the longest, by uid.
+    """Return one wait for each source or sink, server and call, the longest, by uid.
 
     A report comes with the time of its heartbeat, in seconds since the epoch.
     """
-    since: dict[tuple[str, str], float] = {}
+    since: dict[tuple[str, str, str], float] = {}
     for wait, heard_at_s in reports:
-        key, began_at_s = (wait.uid, wait.what), heard_at_s - wait.waited_s
+        key, began_at_s = (wait.uid, wait.what, wait.call), heard_at_s - wait.waited_s
         since[key] = min(since.get(key, began_at_s), began_at_s)
-    return tuple(JobWait(uid, what, at_s) for (uid, what), at_s in sorted(since.items()))
+    return tuple(
+        JobWait(uid, what, at_s, call) for (uid, what, call), at_s in sorted(since.items())
+    )

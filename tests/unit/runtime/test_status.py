@@ -208,7 +208,20 @@ def test_counts_of_sinks_and_rejected_records_go_on_over_attempts() -> None:
     report = SlotReported(
         0,
         (SubtaskMetrics(FIRST, records_in=900, rejected=180),),
-        (SinkMetrics("out", "job.out", 0, 1, 2, 7, 3, 180, 5, commit_refusal="why"),),
+        (
+            SinkMetrics(
+                "out",
+                "job.out",
+                0,
+                open=1,
+                prepared=2,
+                committed=7,
+                retried=3,
+                rows_committed=180,
+                rows_rejected=5,
+                commit_refusal="why",
+            ),
+        ),
         at=at(6),
     )
     status = after(*BEGUN, SlotJoined(0, 1, 1, "here", at=at(5)), report)

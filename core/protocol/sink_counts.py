@@ -1,0 +1,72 @@
+"""What a job counts of a sink: the same fields for one subtask, for a sink, and over attempts."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+_JOIN = "join"
+_LASTS = "lasts"
+
+
+def _join_by(join: Callable[[Any, Any], Any], *, lasts: bool = False) -> Mapping[str, Any]:
+    """Return how two values of a field become one, and whether the next attempt goes on with it."""
+    return {_JOIN: join, _LASTS: lasts}
+
+
+def _take_first(value: Any, further: Any) -> Any:
+    return value or further
+
+
+_TOTAL: Final = _join_by(operator.add, lasts=True)
+_SUM_NOW: Final = _join_by(operator.add)
+_LONGEST: Final = _join_by(max)
+_FIRST: Final = _join_by(_take_first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCounts:
+    """Transactions and rows of a sink, or of one of its subtasks."""
+
+    open: int = field(default=0, metadata=_SUM_NOW)
+    """Subtasks that have written rows since their last barrier."""
+    prepared: int = field(default=0, metadata=_SUM_NOW)
+    """In doubt now: pre-committed, and not known to be committed."""
+    committed: int = field(default=0, metadata=_TOTAL)
+    retried: int = field(default=0, metadata=_TOTAL)
+    """Tries of commits that did not succeed and were repeated."""
+    rows_committed: int = field(default=0, metadata=_TOTAL)
+    rows_rejected: int = field(default=0, metadata=_TOTAL)
+    """Bad rows that the writers left out."""
+    oldest_prepared_s: float = field(default=0.0, metadata=_LONGEST)
+    """Age of the transaction that has been in doubt longest; 0 if none is."""
+    last_commit_ms: float = field(default=0.0, metadata=_LONGEST)
+    """The slowest subtask's last commit, from hearing the decision to the target's answer."""
+    commit_refusal: str = field(default="", metadata=_FIRST)
+    """Why a decided transaction or checkpoint is not committed yet, and what to do, for people.
+
+    Empty if the target has refused none.
+    """
+    commit_stuck: bool = field(default=False, metadata=_FIRST)
+    """True if the target refuses that commit again and again until a person helps."""
+
+
+_FIELDS: Final = fields(SinkCounts)
+CountsT = TypeVar("CountsT", bound=SinkCounts)
+
+
+def add_counts(total: CountsT, further: SinkCounts) -> CountsT:
+    """Return `total` with what `further` counts."""
+    joined = {
+        one.name: one.metadata[_JOIN](getattr(total, one.name), getattr(further, one.name))
+        for one in _FIELDS
+    }
+    return replace(total, **joined)
+
+
+def keep_totals(counts: CountsT) -> CountsT:
+    """Return `counts` as the next attempt goes on: without what belongs to one attempt alone."""
+    reset: dict[str, Any] = {one.name: one.default for one in _FIELDS if not one.metadata[_LASTS]}
+    return replace(counts, **reset)
