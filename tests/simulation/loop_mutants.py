@@ -5,18 +5,14 @@ from __future__ import annotations
 from tests.simulation.variant import Variant
 
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision, SavepointRequest
-from onceflow.core.protocol.loops.attempt import (
-    AttemptLoop,
-    _Coordinating,  # pyright: ignore[reportPrivateUsage]
-    _Gathering,  # pyright: ignore[reportPrivateUsage]
-    _Investigating,  # pyright: ignore[reportPrivateUsage]
-)
+from onceflow.core.protocol.loops.attempt import AttemptLoop
 from onceflow.core.protocol.loops.attempt_facts import (
     AttemptFact,
     CancelRequested,
     SavepointBegun,
     SavepointWritten,
 )
+from onceflow.core.protocol.loops.attempt_phases import Coordinating, Gathering, Investigating
 
 
 class _DropsSavepointWhileAppending(AttemptLoop):
@@ -24,7 +20,7 @@ class _DropsSavepointWhileAppending(AttemptLoop):
 
     def _hear(self, fact: AttemptFact, now_s: float) -> None:
         phase = self._phase
-        appends = isinstance(phase, _Coordinating) and isinstance(phase.waits_for, AppendDecision)
+        appends = isinstance(phase, Coordinating) and isinstance(phase.waits_for, AppendDecision)
         if not (appends and isinstance(fact, SavepointRequest)):
             super()._hear(fact, now_s)
 
@@ -40,7 +36,7 @@ class _DropsSavepointBeforeRunning(AttemptLoop):
 class _DropsWhileInvestigating(AttemptLoop):
     """Forgets what is asked for while it looks for the cause of a failure."""
 
-    def _investigate(self, phase: _Investigating, fact: AttemptFact) -> None:
+    def _investigate(self, phase: Investigating, fact: AttemptFact) -> None:
         if not isinstance(fact, SavepointRequest):
             super()._investigate(phase, fact)
 
@@ -68,7 +64,7 @@ class _ForgetsCancel(AttemptLoop):
 
     def _hear(self, fact: AttemptFact, now_s: float) -> None:
         phase = self._phase
-        waits = isinstance(phase, _Gathering) and not phase.has_all_slots
+        waits = isinstance(phase, Gathering) and not phase.has_all_slots
         if not (waits and isinstance(fact, CancelRequested)):
             super()._hear(fact, now_s)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from typing_extensions import assert_never
@@ -28,7 +27,6 @@ from onceflow.core.errors import (
     CheckpointError,
     CommitFailed,
     MessageCorrupt,
-    OnceflowError,
     SlotLost,
     StorageError,
 )
@@ -83,6 +81,16 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SlotsComplete,
     SlotsEnded,
     TakeDiscovered,
+    is_of_another_attempt,
+)
+from onceflow.core.protocol.loops.attempt_phases import (
+    AttemptPhase,
+    Coordinating,
+    Gathering,
+    Investigating,
+    Leaving,
+    Over,
+    Starting,
 )
 from onceflow.core.protocol.loops.slots import AttemptSettings, DriverPauses, SlotRoster, slot_error
 from onceflow.core.protocol.messages import (
@@ -106,53 +114,6 @@ INVESTIGATION_S: Final = 0.3
 """How long the loss of one slot is looked for behind the failure of another."""
 
 
-@dataclass(slots=True)
-class _Gathering:
-    """Slots dial in, and sinks are made to agree with the log."""
-
-    deadline_s: float | None = None
-    has_all_slots: bool = False
-    sinks_agree: bool = False
-
-
-@dataclass(slots=True)
-class _Starting:
-    """Slots restore their state."""
-
-    deadline_s: float
-
-
-@dataclass(slots=True)
-class _Coordinating:
-    coordinator: CheckpointCoordinator
-    waits_for: AppendDecision | SavepointRequest | None = None
-    """What the coordinator is told nothing before the end of."""
-
-
-@dataclass(slots=True)
-class _Investigating:
-    """A slot has lost a channel, and says so before the end of the slot at its other side."""
-
-    failed: Failed
-    error: OnceflowError
-    deadline_s: float
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """The job is done. Acks of checkpoints that were given up still come: their files go (I9)."""
-
-    coordinator: CheckpointCoordinator
-    is_finished: bool
-    deadline_s: float
-
-
-@dataclass(slots=True)
-class _Over:
-    """The attempt has ended."""
-
-
-_Phase: TypeAlias = _Gathering | _Starting | _Coordinating | _Investigating | _Leaving | _Over
 _ForCoordinator: TypeAlias = (
     Acked
     | Declined
@@ -181,7 +142,7 @@ class AttemptLoop:
         self._settings = settings
         self._build_coordinator = coordinator
         self._offers = offers
-        self._phase: _Phase = _Gathering()
+        self._phase: AttemptPhase = Gathering()
         self._slots = SlotRoster(settings)
         self._pauses = DriverPauses(settings)
         self._running: set[int] = set()
@@ -223,14 +184,14 @@ class AttemptLoop:
         wait_s = self._settings.heartbeat_interval_s / 2
         phase = self._phase
         match phase:
-            case _Gathering() | _Starting():
+            case Gathering() | Starting():
                 return wait_s
-            case _Coordinating(coordinator, waits_for):
+            case Coordinating(coordinator, waits_for):
                 wake_s = None if waits_for else coordinator.next_wake_s()
                 return wait_s if wake_s is None else max(0.0, min(wait_s, wake_s - now_s))
-            case _Investigating(deadline_s=deadline_s) | _Leaving(deadline_s=deadline_s):
+            case Investigating(deadline_s=deadline_s) | Leaving(deadline_s=deadline_s):
                 return max(0.0, deadline_s - now_s)
-            case _Over():
+            case Over():
                 return 0.0
             case _:
                 assert_never(phase)
@@ -240,14 +201,14 @@ class AttemptLoop:
         self._notice_pause(now_s)
         phase = self._phase
         match phase:
-            case _Gathering() | _Starting() | _Coordinating():
+            case Gathering() | Starting() | Coordinating():
                 self._hear(fact, now_s)
                 self._inform_coordinator(now_s)
-            case _Investigating():
+            case Investigating():
                 self._investigate(phase, fact)
-            case _Leaving():
+            case Leaving():
                 self._hear_last(phase, fact, now_s)
-            case _Over():
+            case Over():
                 self._keep_request(fact)
             case _:
                 assert_never(phase)
@@ -258,23 +219,23 @@ class AttemptLoop:
         self._notice_pause(now_s)
         phase = self._phase
         match phase:
-            case _Gathering():
+            case Gathering():
                 self._beat(now_s)
                 self._gather(phase, now_s)
-            case _Starting():
+            case Starting():
                 self._beat(now_s)
                 self._start(phase, now_s)
-            case _Coordinating():
+            case Coordinating():
                 self._beat(now_s)
                 self._inform_coordinator(now_s)
                 self._coordinate(phase, now_s)
-            case _Investigating():
+            case Investigating():
                 if now_s >= phase.deadline_s:
                     self._end(phase.error)
-            case _Leaving():
+            case Leaving():
                 if not len(self._slots) or now_s >= phase.deadline_s:
                     self._close(phase)
-            case _Over():
+            case Over():
                 pass  # nothing is due any more
             case _:
                 assert_never(phase)
@@ -287,7 +248,7 @@ class AttemptLoop:
     # --- while the attempt works ------------------------------------------------------------------
 
     def _hear(self, fact: AttemptFact, now_s: float) -> None:  # noqa: C901, PLR0912 - dispatches
-        if self._is_of_another_attempt(fact):
+        if is_of_another_attempt(fact, self._settings.attempt):
             return
         match fact:
             case Hello():
@@ -330,35 +291,6 @@ class AttemptLoop:
             case _:
                 assert_never(fact)
 
-    def _is_of_another_attempt(self, fact: AttemptFact) -> bool:
-        match fact:
-            case (
-                SlotMessageReceived()
-                | SlotGone()
-                | SlotsEnded()
-                | RecoveryEnded()
-                | AppendEnded()
-                | SavepointWritten()
-                | GlobalCommitEnded()
-                | DiscoveryAnswered()
-                | BlockersListed()
-            ):
-                # Threads and connections of the attempt before may still report. What they say is
-                # true of that attempt alone.
-                return fact.attempt != self._settings.attempt
-            case (
-                Hello()  # it is told to leave
-                | OutboxesMeasured()
-                | CheckpointRequested()
-                | SavepointRequest()
-                | CancelRequested()
-                | SavepointBegun()
-                | RecoveryStep()
-            ):
-                return False
-            case _:
-                assert_never(fact)
-
     def _admit(self, hello: Hello, now_s: float) -> None:
         attempt = self._settings.attempt
         if hello.attempt != attempt:
@@ -383,7 +315,7 @@ class AttemptLoop:
                 if isinstance(error, SlotLost):
                     # A slot that lost a channel often reports before the slot at the other end is
                     # known to be gone. The user is to read of the latter: it is the cause.
-                    self._phase = _Investigating(message, error, now_s + INVESTIGATION_S)
+                    self._phase = Investigating(message, error, now_s + INVESTIGATION_S)
                 else:
                     self._end(error)
             case Heartbeat():
@@ -401,7 +333,7 @@ class AttemptLoop:
     def _on_recovered(self, end: RecoveryEnded) -> None:
         if end.error is not None:
             self._end(end.error)
-        elif isinstance(self._phase, _Gathering):
+        elif isinstance(self._phase, Gathering):
             self._phase.sinks_agree = True
             self._decide(Announce(end))
 
@@ -425,7 +357,7 @@ class AttemptLoop:
         one reads the log and knows.
         """
         phase = self._phase
-        if not isinstance(phase, _Coordinating):
+        if not isinstance(phase, Coordinating):
             raise InvariantViolation(f"an append has ended that nobody began: {end.completed}")
         phase.waits_for = None
         checkpoint = end.completed.checkpoint
@@ -461,7 +393,7 @@ class AttemptLoop:
         """
         while self._deferred:
             phase = self._phase
-            if not isinstance(phase, _Coordinating) or phase.waits_for is not None:
+            if not isinstance(phase, Coordinating) or phase.waits_for is not None:
                 return
             fact = self._deferred[0]
             # It stays in the queue until the savepoint's directory is there: if the attempt ends
@@ -507,7 +439,7 @@ class AttemptLoop:
 
     def _begin_savepoint(self, begun: SavepointBegun, now_s: float) -> None:
         phase = self._phase
-        if not isinstance(phase, _Coordinating) or phase.waits_for != begun.request:
+        if not isinstance(phase, Coordinating) or phase.waits_for != begun.request:
             raise InvariantViolation(f"savepoint {begun.request.id} is begun, and nobody asked")
         phase.waits_for = None
         self._deferred.popleft()
@@ -523,7 +455,7 @@ class AttemptLoop:
                         self._stopping.add(checkpoint)
                     self._decide(decision)
                 case AppendDecision():
-                    assert isinstance(self._phase, _Coordinating)
+                    assert isinstance(self._phase, Coordinating)
                     self._phase.waits_for = decision
                     self._decide(decision)
                 case (
@@ -551,7 +483,7 @@ class AttemptLoop:
             self._beat_at_s = now_s
             self._decide(SendHeartbeats())
 
-    def _gather(self, phase: _Gathering, now_s: float) -> None:
+    def _gather(self, phase: Gathering, now_s: float) -> None:
         if phase.deadline_s is None:
             phase.deadline_s = now_s + self._settings.start_timeout_s
         if not phase.has_all_slots:
@@ -564,17 +496,17 @@ class AttemptLoop:
             return
         if phase.sinks_agree:
             self._decide(DeploySlots())
-            self._phase = _Starting(now_s + self._settings.start_timeout_s)
+            self._phase = Starting(now_s + self._settings.start_timeout_s)
         else:
             # With heartbeats: sinks may take longer than slots stay in silence.
             self._decide(LookAtRecovery())
 
-    def _start(self, phase: _Starting, now_s: float) -> None:
+    def _start(self, phase: Starting, now_s: float) -> None:
         if now_s > phase.deadline_s:
             self._end(self._too_late(f"{len(self._running)} of {{}} running"))
         elif len(self._running) >= self._settings.parallelism:
             self._coordinator = self._build_coordinator(now_s)
-            self._phase = _Coordinating(self._coordinator)
+            self._phase = Coordinating(self._coordinator)
             self._decide(EnterRunning())
             self._inform_coordinator(now_s)
             self._coordinate(self._phase, now_s)
@@ -587,7 +519,7 @@ class AttemptLoop:
             " task slots in the cluster, and can the executors reach the driver?"
         )
 
-    def _coordinate(self, phase: _Coordinating, now_s: float) -> None:
+    def _coordinate(self, phase: Coordinating, now_s: float) -> None:
         if phase.waits_for is None:
             self._pass_on(phase.coordinator.tick(now_s), now_s)
         # The coordinator may have ended the attempt or the job just now.
@@ -597,19 +529,19 @@ class AttemptLoop:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _investigate(self, phase: _Investigating, fact: AttemptFact) -> None:
+    def _investigate(self, phase: Investigating, fact: AttemptFact) -> None:
         """Look for the slot that was lost first; what is asked for meanwhile stays asked."""
         self._keep_request(fact)
-        if self._is_of_another_attempt(fact):
+        if is_of_another_attempt(fact, self._settings.attempt):
             return
         # Not the one that has reported: that it goes, too, explains nothing.
         if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
             text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
             self._end(SlotLost(text))
 
-    def _hear_last(self, phase: _Leaving, fact: AttemptFact, now_s: float) -> None:
+    def _hear_last(self, phase: Leaving, fact: AttemptFact, now_s: float) -> None:
         """Let every slot close in good order; a slot that does not is Spark's to kill."""
-        if self._is_of_another_attempt(fact):
+        if is_of_another_attempt(fact, self._settings.attempt):
             return
         match fact:
             case SlotMessageReceived(_, slot, message):
@@ -637,7 +569,7 @@ class AttemptLoop:
                 assert_never(fact)
 
     def _hear_last_word(
-        self, phase: _Leaving, slot: int, message: SlotMessage, now_s: float
+        self, phase: Leaving, slot: int, message: SlotMessage, now_s: float
     ) -> None:
         match message:
             case SlotClosed():
@@ -668,21 +600,21 @@ class AttemptLoop:
         assert self._coordinator is not None
         # A slot that hangs does not keep a finished job from ending.
         deadline_s = now_s + self._settings.cancel_timeout_s
-        self._phase = _Leaving(self._coordinator, is_finished, deadline_s)
+        self._phase = Leaving(self._coordinator, is_finished, deadline_s)
         self._decide(Shutdown(f"job {self._settings.job} is done"))
 
-    def _close(self, phase: _Leaving) -> None:
+    def _close(self, phase: Leaving) -> None:
         self._decide(CloseAttempt(phase.is_finished))
-        self._phase = _Over()
+        self._phase = Over()
 
     def _end(self, error: BaseException) -> None:
         self._decide(EndAttempt(self._pauses.explain(error)))
-        self._phase = _Over()
+        self._phase = Over()
 
     def _decide(self, decision: AttemptDecision) -> None:
         # After the end nothing is decided: whatever a caller does next in the same step has no
         # effect.
-        if not isinstance(self._phase, _Over):
+        if not isinstance(self._phase, Over):
             self._decisions.append(decision)
 
     def _take_decisions(self) -> tuple[AttemptDecision, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from typing_extensions import assert_never
+
 from onceflow.core.errors import OnceflowError, SourceError
 from onceflow.core.protocol.checkpoints.decisions import (
     AbortSavepoint,
@@ -334,3 +336,34 @@ AttemptDecision: TypeAlias = (
 A `SavepointRequest` is to be begun, and `SavepointBegun` to be reported; from then on the end of
 the attempt answers it. `SavepointWritten` is passed on: whoever asked is told.
 """
+
+
+def is_of_another_attempt(fact: AttemptFact, attempt: AttemptId) -> bool:
+    """Return whether `fact` belongs to an attempt other than `attempt`."""
+    match fact:
+        case (
+            SlotMessageReceived()
+            | SlotGone()
+            | SlotsEnded()
+            | RecoveryEnded()
+            | AppendEnded()
+            | SavepointWritten()
+            | GlobalCommitEnded()
+            | DiscoveryAnswered()
+            | BlockersListed()
+        ):
+            # Threads and connections of the attempt before may still report. What they say is
+            # true of that attempt alone.
+            return fact.attempt != attempt
+        case (
+            Hello()  # it is told to leave
+            | OutboxesMeasured()
+            | CheckpointRequested()
+            | SavepointRequest()
+            | CancelRequested()
+            | SavepointBegun()
+            | RecoveryStep()
+        ):
+            return False
+        case _:
+            assert_never(fact)

@@ -6,10 +6,8 @@ import atexit
 import contextlib
 import logging
 import math
-import os
 import queue
 import random
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from onceflow.core.errors import Fenced, OnceflowError, StorageError
+from onceflow.core.errors import Fenced, OnceflowError
 from onceflow.core.json_logs import bind_thread_fields, to_slot_settings
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
@@ -26,7 +24,6 @@ from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.failures import EndJob, JobFailures
 from onceflow.core.protocol.ids import committer_ref
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
 from onceflow.core.protocol.loops.attempt_facts import (
     CancelRequested,
     CheckpointRequested,
@@ -35,8 +32,6 @@ from onceflow.core.protocol.loops.attempt_facts import (
     SlotsEnded,
 )
 from onceflow.core.protocol.restart import GiveUp, RestartAfter
-from onceflow.core.protocol.savepoints.savepoint import seed_view
-from onceflow.core.protocol.splits import default_max_parallelism
 from onceflow.core.runtime.cluster.cluster import Cluster, RunningSlots
 from onceflow.core.runtime.driver.attempt import Attempt
 from onceflow.core.runtime.driver.attempt_context import AttemptContext, AttemptEvent
@@ -50,23 +45,16 @@ from onceflow.core.runtime.driver.job_views import (
     describe_stored,
     prove_sinks,
 )
+from onceflow.core.runtime.driver.log_owner import LogOwner, wall_ms
 from onceflow.core.runtime.driver.observation import Observation
 from onceflow.core.runtime.driver.restore import (
-    check_in_flight,
-    check_max_parallelism,
-    check_operators,
-    check_others,
-    check_settings,
-    check_sinks,
     find_changed_operators,
     operators_left,
-    without_in_flight,
 )
 from onceflow.core.runtime.driver.run_recorder import RunRecorder
 from onceflow.core.runtime.driver.savepoint_restore import SavepointRestore
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint, Savepoints
-from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
-from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
+from onceflow.core.runtime.driver.source_splits import splits_of
 from onceflow.core.runtime.driver.state_lookup import StateAnswer, look_up
 from onceflow.core.runtime.driver.stop_signals import STOP_SIGNALS
 from onceflow.core.runtime.events.job_events import (
@@ -98,8 +86,7 @@ from onceflow.core.settings.pipeline_settings import (
     TlsFiles,
 )
 from onceflow.core.spi import CommittedBy
-from onceflow.core.storage import ClaimedLog, JobStorage
-from onceflow.core.storage.log.decision_log import draw_owner
+from onceflow.core.storage import JobStorage
 
 _log = logging.getLogger("onceflow.runtime.driver")
 
@@ -136,7 +123,7 @@ class JobDriver:
             plan.backend.native_form,
             plan.checkpointing.settings().timeout_s,
         )
-        self._restore = (
+        restore = (
             None
             if plan.restore is None
             else SavepointRestore(
@@ -152,10 +139,7 @@ class JobDriver:
         self._failed_at: float | None = None
         """When the attempt failed whose slots were then waited for."""
         self._cancelled_by_request = False
-        self._log: ClaimedLog | None = None
-        self._drawn_owner = draw_owner()
-        self._targets_agree = False
-        """Whether the targets were asked, by the first attempt that could."""
+        self._owner = LogOwner(plan, self._storage, restore, self._tracker.publish)
         self._failures = JobFailures(plan.restart.tracker(random.Random()))  # noqa: S311 - jitter
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -327,14 +311,15 @@ class JobDriver:
         deletes_checkpoints = (
             self._cancelled_by_request and self._plan.checkpointing.deletes_on_cancel()
         )
-        if not deletes_checkpoints or self._log is None or not self._log.view.completed:
+        log = self._owner.log
+        if not deletes_checkpoints or log is None or not log.view.completed:
             return JobEnded(JobState.CANCELLED)
         self._observation.promise(math.inf)  # There may be many files to delete.
         try:
             # A new claim fails if another driver owns the job by now: these are its checkpoints
             # then.
-            self._log = self._log.claim_again()
-            delete_checkpoints(self._log, self._sink_recovery(self._log), self._storage)
+            log = self._owner.claim()
+            delete_checkpoints(log, self._owner.open_recovery(log), self._storage)
         except Exception as error:  # the job is cancelled all the same, and can go on
             text = f"its checkpoints are kept: {_text_of(error)}"
             _log.warning("job %s is cancelled; %s", self._plan.name, text)
@@ -342,8 +327,8 @@ class JobDriver:
         return JobEnded(JobState.CANCELLED)
 
     def _tell_sources(self) -> None:
-        assert self._log is not None
-        last = self._log.view.completed[-1]
+        assert self._owner.log is not None
+        last = self._owner.log.view.completed[-1]
         for uid, source in self._plan.graph.sources():
             try:
                 source.on_finished(splits_of(last, uid) or ())
@@ -371,7 +356,7 @@ class JobDriver:
 
     def _await_restart(self, error: Exception) -> None:
         """Wait until the next attempt is due; raise `error`, or what explains it, if none is."""
-        self._check_owned()
+        self._owner.check_owned()
         if not isinstance(error, OnceflowError):
             self._cluster.check_alive()
         now, text = time.monotonic(), _text_of(error)
@@ -406,7 +391,7 @@ class JobDriver:
         self._observation.promise(self._plan.settings.start_timeout_s)
         self._cluster.check_alive()
         plan, storage = self._plan, self._storage
-        log = self._log = self._claim()
+        log = self._owner.claim()
         bind_thread_fields(attempt=log.attempt)
         self._recorder.begin()
         if self._endpoint is not None:
@@ -414,13 +399,13 @@ class JobDriver:
         self._observation.show()
         for _, source in plan.graph.sources():
             source.validate()
-        log = self._log = self._agree_with_targets(log)
+        log = self._owner.agree_with_targets(log)
         # After the targets were asked: a log that is behind its targets must decide nothing.
-        view, max_parallelism = self._restore_point(log)
+        view, max_parallelism = self._owner.find_restore_point(log)
         restored = view.completed[-1]
         self._observation.retain(view.completed)
         # After the claim: what older attempts have not decided by now they never will.
-        self._sweep_storage(log, view)
+        self._owner.sweep_storage(log, view)
         self._tracker.publish(AttemptBegan(log.attempt, restored.checkpoint))
         changed = find_changed_operators(plan.graph, restored)
         if left := (*operators_left(plan.graph, restored), *changed):
@@ -450,7 +435,7 @@ class JobDriver:
             loopback=self._cluster.is_local,
             logging=to_slot_settings(plan.logging),
         )
-        recovery = self._sink_recovery(log)
+        recovery = self._owner.open_recovery(log)
         context = AttemptContext(
             plan=attempt_plan,
             graph=plan.graph,
@@ -470,93 +455,9 @@ class JobDriver:
         )
         return self._run_on_cluster(context, server)
 
-    def _sink_recovery(self, log: ClaimedLog) -> SinkRecovery:
-        plan, storage = self._plan, self._storage
-        deadline_s = plan.settings.commit_deadline_s
-        return SinkRecovery(
-            plan.graph,
-            plan.retired_sinks,
-            plan.name,
-            log,
-            storage,
-            deadline_s,
-            publish=self._tracker.publish,
-        )
-
-    def _sweep_storage(self, log: ClaimedLog, view: LogView) -> None:
-        """Delete the files of dead attempts; those that cannot be deleted now do no harm."""
-        try:
-            self._storage.sweep(view, log.attempt)
-        except StorageError as error:
-            _log.warning("files of dead attempts stay until the next checkpoint: %s", error)
-
-    def _claim(self) -> ClaimedLog:
-        """The first claim takes the job over; later ones only while no other driver has done so."""
-        if self._log is not None:
-            return self._log.claim_again()
-        graph, storage = self._plan.graph, self._storage
-        storage.check_creates()
-        # Before the claim, which says that the job writes under the sink ids of this graph.
-        view = storage.log.read()
-        restore, drawn = self._restore, self._drawn_owner
-        savepoint = restore.read_checked(view, drawn) if restore else None
-
-        def check(view: LogView) -> None:
-            check_sinks(graph, view, retired=self._plan.retired_sinks)
-            if restore is not None:
-                restore.check_before_claim(view, drawn)
-
-        # Before the claim for a clear error; `claim` checks again, on the view on which it builds.
-        check(seed_view(view, savepoint) if savepoint else view)
-        if not view.decided:
-            check_others(self._plan.name, graph, storage.others())
-        sinks = [work.sink_id for _, work in graph.sinks()]
-        owner = f"{socket.gethostname()}:{os.getpid()}"
-        return storage.log.claim(owner, sinks, savepoint, check, drawn=drawn)
-
     def _take_completed(self, retained: Sequence[CompletedCheckpoint]) -> None:
         self._failures.on_checkpoint()
         self._observation.retain(retained)
-
-    def _agree_with_targets(self, log: ClaimedLog) -> ClaimedLog:
-        """Return the log, which knows all that the targets have; before anything is decided.
-
-        Claimed anew where a target has seen an attempt of that number, from other storage.
-
-        Raises:
-            StorageBehind: A target has committed what the log does not know.
-            SavepointRefused: ... or the savepoint does not.
-        """
-        # Later attempts build on this driver's own claim: nobody else has decided since.
-        if self._targets_agree:
-            return log
-        recovery, restore = self._sink_recovery(log), self._restore
-        try:
-            # First: what is committed meanwhile is in one of the two.
-            sinks = restore.list_doubtful_sinks(log.view) if restore else frozenset[str]()
-            in_doubt = recovery.list_in_doubt(sinks)
-            records = recovery.ask_targets()
-        finally:
-            recovery.close()
-        if restore is not None:
-            all_tell = len(records) == recovery.target_count
-            restore.check_targets(log.view, records, in_doubt, all_tell=all_tell)
-        else:
-            require_not_behind(log.view, records, str(self._storage.log))
-        newest = newest_attempt(records)
-        if newest >= log.attempt:
-            log = log.claim_above(newest)
-        self._targets_agree = True
-        return log
-
-    def _check_owned(self) -> None:
-        """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
-
-        Slots leave, and a sink may have forgotten what only this driver's log still lists.
-        """
-        if self._log is not None:
-            with contextlib.suppress(StorageError):
-                self._log.check_owned()
 
     def _run_on_cluster(self, context: AttemptContext, server: ControlServer) -> bool:
         slots: RunningSlots | None = None
@@ -594,48 +495,6 @@ class JobDriver:
             self._drain(attempt.unanswered)
             self._savepoints.fail_begun(f"attempt {context.plan.attempt} has ended")
 
-    def _restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
-        """Return the log's view and the number of key groups.
-
-        Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
-        or one that adds the splits that have appeared since the last one.
-        """
-        plan = self._plan
-        now_ms = _wall_ms()
-        if self._restore and (begun := self._restore.begin(log, plan.max_parallelism, now_ms)):
-            self._tracker.publish(begun)
-        if log.view.completed:
-            restored = log.view.completed[-1]
-            max_parallelism = plan.max_parallelism or restored.max_parallelism
-            check_max_parallelism(restored, max_parallelism)
-            if not plan.allow_non_restored_state:
-                check_operators(plan.graph, restored)
-                check_settings(plan.graph, restored)
-            restored = self._without_ignored(restored, log)
-            check_in_flight(plan.graph, restored)
-            grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
-            if grown is not None:
-                log.append(grown)
-            return log.view, max_parallelism
-        max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
-        # Where sources start is decided before anything is read: "latest" stays what it is now.
-        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
-        return log.view, max_parallelism
-
-    def _without_ignored(
-        self, restored: CompletedCheckpoint, log: ClaimedLog
-    ) -> CompletedCheckpoint:
-        """Leave out the rows in flight of the checkpoint for which the user says so."""
-        lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
-        if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
-            return restored
-        reduced = without_in_flight(restored, log.attempt, _wall_ms())
-        log.append(reduced)
-        number = restored.checkpoint
-        rows = tuple(f"rows in flight into {chain!r} at checkpoint {number}" for chain in lost)
-        self._tracker.publish(StateDropped(rows))
-        return reduced
-
     def _coordinator(self, plan: AttemptPlan, view: LogView, now_s: float) -> CheckpointCoordinator:
         everyone, sources = self._plan.graph.subtasks(plan.parallelism)
         return CheckpointCoordinator(
@@ -648,7 +507,7 @@ class JobDriver:
             retained=view.completed,
             next_checkpoint=view.next_checkpoint,
             now_s=now_s,
-            wall_ms=_wall_ms,
+            wall_ms=wall_ms,
             makes_last_rows=self._plan.graph.makes_last_rows(),
             committers=frozenset(
                 committer_ref(operator.uid)
@@ -693,7 +552,3 @@ class JobDriver:
 
 def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _wall_ms() -> int:
-    return int(time.time() * 1000)

@@ -1,0 +1,204 @@
+"""The driver's hold on a job's decision log: its claims, and where each attempt begins.
+
+Invariants:
+    nothing is decided before the targets agree with the log
+    once another driver has claimed the log, every claim and append of this one raises `Fenced`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from onceflow.core.errors import StorageError
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.log.rules import LogView
+from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
+from onceflow.core.protocol.savepoints.savepoint import seed_view
+from onceflow.core.protocol.splits import default_max_parallelism
+from onceflow.core.runtime.driver.job_plan import JobPlan
+from onceflow.core.runtime.driver.restore import (
+    check_in_flight,
+    check_max_parallelism,
+    check_operators,
+    check_others,
+    check_settings,
+    check_sinks,
+    without_in_flight,
+)
+from onceflow.core.runtime.driver.savepoint_restore import SavepointRestore
+from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
+from onceflow.core.runtime.driver.source_splits import genesis_of, with_discovered_splits
+from onceflow.core.runtime.events.job_events import JobEvent, StateDropped
+from onceflow.core.storage import ClaimedLog, JobStorage
+from onceflow.core.storage.log.decision_log import draw_owner
+
+_log = logging.getLogger("onceflow.runtime.driver")
+
+
+class LogOwner:
+    """Claims the log of one job for its attempts. Used by the driver's thread."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        storage: JobStorage,
+        restore: SavepointRestore | None,
+        publish: Callable[[JobEvent], None],
+    ) -> None:
+        """Claim nothing yet; `restore` is the savepoint that the first attempt begins from."""
+        self._plan = plan
+        self._storage = storage
+        self._restore = restore
+        self._publish = publish
+        self._log: ClaimedLog | None = None
+        self._drawn_owner = draw_owner()
+        self._targets_agree = False
+        """Whether the targets were asked, by the first attempt that could."""
+
+    @property
+    def log(self) -> ClaimedLog | None:
+        """The log as claimed by the last attempt; None before the first claim."""
+        return self._log
+
+    def open_recovery(self, log: ClaimedLog) -> SinkRecovery:
+        """Return what makes every sink agree with `log`; connects to no target yet."""
+        plan, storage = self._plan, self._storage
+        deadline_s = plan.settings.commit_deadline_s
+        return SinkRecovery(
+            plan.graph,
+            plan.retired_sinks,
+            plan.name,
+            log,
+            storage,
+            deadline_s,
+            publish=self._publish,
+        )
+
+    def sweep_storage(self, log: ClaimedLog, view: LogView) -> None:
+        """Delete the files of dead attempts; those that cannot be deleted now do no harm."""
+        try:
+            self._storage.sweep(view, log.attempt)
+        except StorageError as error:
+            _log.warning("files of dead attempts stay until the next checkpoint: %s", error)
+
+    def claim(self) -> ClaimedLog:
+        """Claim the log for the next attempt.
+
+        The first claim takes the job over. Later ones succeed only while no other driver has taken
+        it over.
+        """
+        self._log = self._claim_first() if self._log is None else self._log.claim_again()
+        return self._log
+
+    def _claim_first(self) -> ClaimedLog:
+        graph, storage = self._plan.graph, self._storage
+        storage.check_creates()
+        # Before the claim, which says that the job writes under the sink ids of this graph.
+        view = storage.log.read()
+        restore, drawn = self._restore, self._drawn_owner
+        savepoint = restore.read_checked(view, drawn) if restore else None
+
+        def check(view: LogView) -> None:
+            check_sinks(graph, view, retired=self._plan.retired_sinks)
+            if restore is not None:
+                restore.check_before_claim(view, drawn)
+
+        # Before the claim for a clear error; `claim` checks again, on the view on which it builds.
+        check(seed_view(view, savepoint) if savepoint else view)
+        if not view.decided:
+            check_others(self._plan.name, graph, storage.others())
+        sinks = [work.sink_id for _, work in graph.sinks()]
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        return storage.log.claim(owner, sinks, savepoint, check, drawn=drawn)
+
+    def agree_with_targets(self, log: ClaimedLog) -> ClaimedLog:
+        """Return the log, which knows all that the targets have; before anything is decided.
+
+        Claimed anew where a target has seen an attempt of that number, from other storage.
+
+        Raises:
+            StorageBehind: A target has committed what the log does not know.
+            SavepointRefused: ... or the savepoint does not.
+        """
+        # Later attempts build on this driver's own claim: nobody else has decided since.
+        if self._targets_agree:
+            return log
+        recovery, restore = self.open_recovery(log), self._restore
+        try:
+            # First: what is committed meanwhile is in one of the two.
+            sinks = restore.list_doubtful_sinks(log.view) if restore else frozenset[str]()
+            in_doubt = recovery.list_in_doubt(sinks)
+            records = recovery.ask_targets()
+        finally:
+            recovery.close()
+        if restore is not None:
+            all_tell = len(records) == recovery.target_count
+            restore.check_targets(log.view, records, in_doubt, all_tell=all_tell)
+        else:
+            require_not_behind(log.view, records, str(self._storage.log))
+        newest = newest_attempt(records)
+        if newest >= log.attempt:
+            log = self._log = log.claim_above(newest)
+        self._targets_agree = True
+        return log
+
+    def check_owned(self) -> None:
+        """Raise Fenced when another driver owns the job: what fails an attempt follows from that.
+
+        Slots leave, and a sink may have forgotten what only this driver's log still lists.
+        """
+        if self._log is not None:
+            with contextlib.suppress(StorageError):
+                self._log.check_owned()
+
+    def find_restore_point(self, log: ClaimedLog) -> tuple[LogView, int]:
+        """Return the log's view and the number of key groups.
+
+        Its last decision holds every split that there is now: checkpoint 0 is decided if need be,
+        or one that adds the splits that have appeared since the last one.
+        """
+        plan = self._plan
+        now_ms = wall_ms()
+        if self._restore and (begun := self._restore.begin(log, plan.max_parallelism, now_ms)):
+            self._publish(begun)
+        if log.view.completed:
+            restored = log.view.completed[-1]
+            max_parallelism = plan.max_parallelism or restored.max_parallelism
+            check_max_parallelism(restored, max_parallelism)
+            if not plan.allow_non_restored_state:
+                check_operators(plan.graph, restored)
+                check_settings(plan.graph, restored)
+            restored = self._without_ignored(restored, log)
+            check_in_flight(plan.graph, restored)
+            grown = with_discovered_splits(plan.graph, restored, log.attempt, now_ms)
+            if grown is not None:
+                log.append(grown)
+            return log.view, max_parallelism
+        max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
+        # Where sources start is decided before anything is read: "latest" stays what it is now.
+        log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
+        return log.view, max_parallelism
+
+    def _without_ignored(
+        self, restored: CompletedCheckpoint, log: ClaimedLog
+    ) -> CompletedCheckpoint:
+        """Leave out the rows in flight of the checkpoint for which the user says so."""
+        lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
+        if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
+            return restored
+        reduced = without_in_flight(restored, log.attempt, wall_ms())
+        log.append(reduced)
+        number = restored.checkpoint
+        rows = tuple(f"rows in flight into {chain!r} at checkpoint {number}" for chain in lost)
+        self._publish(StateDropped(rows))
+        return reduced
+
+
+def wall_ms() -> int:
+    """Return the time of day in milliseconds since the epoch."""
+    return int(time.time() * 1000)
