@@ -8,12 +8,26 @@ from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onceflow.core.errors import ConfigError
 
 _Choice = TypeVar("_Choice", bound=Enum)
 _Class = TypeVar("_Class", bound="type[Any]")
+
+if TYPE_CHECKING:
+
+    class Seconds:
+        """A field of a settings class: given in seconds or as text ("5 s"), and read in seconds.
+
+        Type checkers let the two differ only for a descriptor. At run time it is a float.
+        """
+
+        def __get__(self, instance: object, owner: type | None = None) -> float: ...
+        def __set__(self, instance: object, value: float | str) -> None: ...
+
+else:
+    Seconds = float
 
 _SECONDS_PER_UNIT = {
     "ms": 0.001,
@@ -35,6 +49,11 @@ _SECONDS_PER_UNIT = {
     "days": 86_400.0,
 }
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def declare_seconds(default_s: float) -> Any:
+    """Return `default_s`, as the default of a field that is declared as `Seconds`."""
+    return default_s
 
 
 def seconds_of(duration: float | str, *, setting: str) -> float:
@@ -64,7 +83,8 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
 def accept_durations(settings: _Class) -> _Class:
     """Let the dataclass `settings` take text ("5 s") in each field whose name ends in `_s`.
 
-    The object holds seconds. Such a field is annotated as a float, which is what a reader gets.
+    The object holds seconds. A field that no subclass inherits is annotated as `Seconds`. Mypy
+    reads an inherited one as a float or text, so those are annotated as floats.
     """
     initialize: Callable[..., None] = settings.__init__
     names = [field.name for field in fields(settings) if field.init]

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from onceflow.core.setting_values import accept_durations
+from onceflow.core.setting_values import Seconds, accept_durations, declare_seconds
 
 _MISTAKES_KEPT = 100
 """Several slots may each have a record that fails: their failures alternate."""
@@ -73,7 +73,7 @@ class FixedDelay:
     """Restart up to `attempts` times, `delay_s` after each failure."""
 
     attempts: int = 3
-    delay_s: float = 1.0
+    delay_s: Seconds = declare_seconds(1.0)
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 0, "attempts", self.attempts, "0 or more")
@@ -97,11 +97,11 @@ class ExponentialDelay:
     return all at once.
     """
 
-    initial_delay_s: float = 1.0
+    initial_delay_s: Seconds = declare_seconds(1.0)
     multiplier: float = 1.5
-    max_delay_s: float = 60.0
+    max_delay_s: Seconds = declare_seconds(60.0)
     jitter: float = 0.1
-    reset_after_s: float = 3600.0
+    reset_after_s: Seconds = declare_seconds(3600.0)
     attempts: int | None = None
     same_mistakes: int | None = 3
 
@@ -136,8 +136,8 @@ class FailureRate:
     """
 
     failures: int = 3
-    interval_s: float = 300.0
-    delay_s: float = 1.0
+    interval_s: Seconds = declare_seconds(300.0)
+    delay_s: Seconds = declare_seconds(1.0)
     same_mistakes: int | None = 3
 
     def __post_init__(self) -> None:

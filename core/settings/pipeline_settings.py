@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointSettings
-from onceflow.core.setting_values import accept_durations, choice_of, seconds_of
+from onceflow.core.setting_values import (
+    Seconds,
+    accept_durations,
+    choice_of,
+    declare_seconds,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
     from onceflow.core.storage import CheckpointStorage
@@ -338,22 +344,22 @@ class Logging:
 class RuntimeSettings:
     """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
 
-    start_timeout_s: float = 120.0
+    start_timeout_s: Seconds = declare_seconds(120.0)
     """From submitting the slots to the last of them reporting in."""
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 30.0
+    heartbeat_interval_s: Seconds = declare_seconds(1.0)
+    heartbeat_timeout_s: Seconds = declare_seconds(30.0)
     """Silence after which a slot is lost to the driver, and the driver to a slot."""
-    cancel_timeout_s: float = 10.0
+    cancel_timeout_s: Seconds = declare_seconds(10.0)
     """How long a cancelled slot may take before Spark is told to kill it."""
     stop_on_signals: bool = True
     """Whether SIGINT and SIGTERM stop the job while it is waited for; see `Job.wait`."""
-    stop_timeout_s: float = 30.0
+    stop_timeout_s: Seconds = declare_seconds(30.0)
     """How long a stop by a signal may take before the job is cancelled: less than the sender of the
     signal waits until SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s), or that comes first."""
     channel_batches: int = 8
     """Credits of a channel: batches that may be under way or waiting in it."""
-    poll_timeout_s: float = 0.01
-    commit_deadline_s: float = 120.0
+    poll_timeout_s: Seconds = declare_seconds(0.01)
+    commit_deadline_s: Seconds = declare_seconds(120.0)
     scratch_dir: str | None = None
     """Where slots keep working files; default: a temporary directory, deleted with the slot."""
     driver_host: str | None = None

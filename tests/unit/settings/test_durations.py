@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
+from typing_extensions import assert_type
 
 import onceflow
 from onceflow import (
@@ -20,6 +21,7 @@ from onceflow import (
 )
 from onceflow.core.errors import ConfigError
 from onceflow.core.settings import pipeline_settings
+from onceflow.core.spi import Sink, Source
 from onceflow.sinks import KafkaSink, MySQLSink, PostgresSink, SQLiteSink
 from onceflow.sources import KafkaSource
 
@@ -75,6 +77,27 @@ def test_text_is_taken_as_the_same_seconds(settings: type, name: str) -> None:
     assert getattr(pickle.loads(pickle.dumps(by_text)), name) == getattr(by_number, name)
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"), [case for case in CASES if not issubclass(case[0], (Sink, Source))]
+)
+def test_a_setting_in_seconds_is_declared_to_take_text(settings: type, name: str) -> None:
+    declared = {one.name: one.type for one in fields(settings)}
+    assert declared[name] == "Seconds", "type checkers would refuse text"
+
+
+def test_type_checkers_take_text_and_numbers_and_read_numbers() -> None:
+    """Mypy and pyright check this very function: an ignored error that is none is an error."""
+    delay = ExponentialDelay(initial_delay_s="2 s", max_delay_s=60)
+    assert_type(delay.initial_delay_s, float)
+    rate = FailureRate(interval_s="10 min")
+    assert_type(rate.interval_s, float)
+    settings = RuntimeSettings(start_timeout_s="5 min")
+    assert_type(settings.start_timeout_s, float)
+    assert (delay.initial_delay_s, rate.interval_s, settings.start_timeout_s) == (2.0, 600.0, 300.0)
+    with pytest.raises(TypeError):
+        FixedDelay(delay_s=[])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("settings", "name"), CASES)
 def test_text_that_is_no_duration_is_refused_by_name(settings: type, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}='5 lightyears' is not a duration"):
@@ -86,5 +109,5 @@ def test_numbers_are_taken_where_text_is_the_default() -> None:
 
 
 def test_a_setting_given_as_text_counts_as_given_by_the_program() -> None:
-    assert "start_timeout_s" in RuntimeSettings(start_timeout_s="20 s").given  # type: ignore[arg-type]
-    assert pipeline_settings.RuntimeSettings("20 s").start_timeout_s == 20.0  # type: ignore[arg-type]
+    assert "start_timeout_s" in RuntimeSettings(start_timeout_s="20 s").given
+    assert pipeline_settings.RuntimeSettings("20 s").start_timeout_s == 20.0
