@@ -192,6 +192,7 @@ def test_every_alert_fires_while_something_is_wrong_and_resolves(tmp_path: Path)
         watched.expect("StorageGrows", *switch("grown"))
         watched.expect("LagGrows", *switch("unread"))
         watched.expect("RowsInDoubt", *switch("shut"))
+        watched.expect("CommitStuck", *switch("barred"))
         watched.expect(
             "NoCheckpoint",
             lambda: signal_slot(signal.SIGSTOP),

@@ -6,6 +6,7 @@ grown       state of every key is 200 times larger
 refused     the sink refuses the first row of each batch
 held        pre-commits wait, so no checkpoint completes
 shut        commits wait, so what is prepared stays in doubt
+barred      commits are refused until a person helps
 """
 
 from __future__ import annotations
@@ -137,12 +138,14 @@ class SwitchedSink(DirectorySink):
         committer = super().committer(context)
         commit = committer.commit
 
-        def commit_unless_shut(committable: Committable) -> CommitOutcome:
+        def commit_unless_hindered(committable: Committable) -> CommitOutcome:
             if self.switches.is_on("shut"):
                 return RetryLater("the target is shut")
+            if self.switches.is_on("barred"):
+                return RetryLater("a row is in the way", until_mended=True)
             return commit(committable)
 
-        committer.commit = commit_unless_shut  # type: ignore[method-assign]
+        committer.commit = commit_unless_hindered  # type: ignore[method-assign]
         return committer
 
 
