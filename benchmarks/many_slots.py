@@ -46,7 +46,7 @@ from onceflow.core.protocol.messages import (
     SlotMessage,
 )
 from onceflow.core.protocol.splits import Split, SplitState, key_group_range
-from onceflow.core.runtime.dataflow.operators import SPLITS, encode_split
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, encode_split
 from onceflow.core.runtime.messages import decode_message, encode_message
 from onceflow.core.runtime.slot.context import AttemptPlan, versions
 from onceflow.core.runtime.transport.control_plane import ControlEvent, SlotConnected, SlotLink

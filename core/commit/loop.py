@@ -7,23 +7,32 @@ that was given up.
 
 from __future__ import annotations
 
+import logging
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 from onceflow.core.commit.queue import Commit, RetryAt, StepEnd, StepFailed, WaitUntil
 from onceflow.core.commit.steps import AbortOne, CommitOne, CommitWhole, PlannedSteps, Step
 from onceflow.core.errors import (
+    BadRow,
     CommitFailed,
     CommitOutcomeUnknown,
+    OnceflowError,
     PreparedTransactionLost,
     SinkError,
+    TargetRefused,
 )
-from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome
+from onceflow.core.protocol.committables import AbortOutcome, CommitOutcome, Unknown
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.core.protocol.invariant import require
+from onceflow.core.protocol.invariant import InvariantViolation, require
 from onceflow.core.spi import Committer, GlobalCommitter
+from onceflow.core.spi.refusals import may_pass
+
+_logger = logging.getLogger("onceflow.commit")
 
 S = TypeVar("S")
 OutcomeT = TypeVar("OutcomeT", bound=CommitOutcome | AbortOutcome)
@@ -80,15 +89,40 @@ def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
     """Ask `committer` to do `step`, once; return how it ended."""
     match step:
         case CommitOne(committable):
-            return committer.commit(committable)
+            return ask_committer(partial(committer.commit, committable))
         case AbortOne(committable):
-            return committer.abort(committable)
+            return ask_committer(partial(committer.abort, committable))
         case CommitWhole(commit):
             # Twice on purpose: `require` also holds under -O and names the mistake, the assertion
             # is for the type checkers.
             require(isinstance(committer, GlobalCommitter), f"{committer} commits no checkpoints")
             assert isinstance(committer, GlobalCommitter)
-            return committer.commit_checkpoint(commit.checkpoint, commit.committables)
+            whole = partial(committer.commit_checkpoint, commit.checkpoint, commit.committables)
+            return ask_committer(whole)
+
+
+def ask_committer(call: Callable[[], OutcomeT]) -> OutcomeT | Unknown:
+    """Return what `call` of a committer returns, and `Unknown` if it raises an error of its own.
+
+    A committer should return an outcome. One that lets an error of its driver through must not end
+    a job whose rows are decided: the call may be repeated like any other commit.
+    """
+    try:
+        return call()
+    except (BadRow, TargetRefused) as error:
+        return Unknown(_describe_error(error), until_mended=True)
+    except (OnceflowError, InvariantViolation):
+        raise
+    except Exception as error:
+        _logger.debug("a committer raised an error of its own", exc_info=True)
+        return Unknown(_describe_error(error), until_mended=not may_pass(error))
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the class and the text of `error`, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_at = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"the sink raised {type(error).__name__}: {error}{raised_at}"
 
 
 def describe_refusal(commit: Commit, retry: RetryAt) -> str:

@@ -153,11 +153,10 @@ class StepQueue(ABC, Generic[S]):
                 return unreachable(outcome)
 
     def _retry_or_give_up(self, step: S, outcome: RetryLater | Unknown, now_s: float) -> StepEnd:
-        if isinstance(outcome, Unknown):
-            return self._again(step, "unknown", outcome, now_s)
+        kind: Literal["unknown", "failed"] = "unknown" if isinstance(outcome, Unknown) else "failed"
         if outcome.until_mended and not self._retry.waits_for_people:
-            return StepFailed("failed", f"{step} waits for a person: {outcome.reason}", outcome)
-        return self._again(step, "failed", outcome, now_s)
+            return StepFailed(kind, f"{step} waits for a person: {outcome.reason}", outcome)
+        return self._again(step, kind, outcome, now_s)
 
     def _again(
         self,
@@ -180,8 +179,9 @@ class StepQueue(ABC, Generic[S]):
                 outcome,
             )
         tries.next_at_s = at_s
-        waits_for_person = isinstance(outcome, RetryLater) and outcome.until_mended
-        tries.refusals = tries.refusals.add(outcome.reason) if waits_for_person else RefusalCount()
+        tries.refusals = (
+            tries.refusals.add(outcome.reason) if outcome.until_mended else RefusalCount()
+        )
         self._tries = tries
         return RetryAt(at_s, outcome.reason, tries.count, tries.refusals.is_stuck)
 

@@ -77,6 +77,8 @@ class Unknown:
     """The reply never came and the target cannot be asked now. Never taken for success."""
 
     reason: str
+    until_mended: bool = False
+    """Whether it stays unknown until a person changes something: a right, a setting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ same reason, the commit is called stuck, which the status shows, and the job goe
 Invariants:
     a fingerprint of an attempt in which the sink has got on equals that of no other attempt
     a failure that the network or a disk may have caused has no fingerprint: `spi.refusals` tells
+    an error of another package that neither of them may have caused has one
 """
 
 from __future__ import annotations

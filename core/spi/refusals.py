@@ -13,6 +13,9 @@ _ABOUT_A_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 _CAUSES_MAX = 20
 """Errors in a chain that are looked at: chains of causes may be circles."""
 
+_NETWORK_WORDS = ("connect", "timeout", "timedout", "unavailable")
+"""Parts of names of error classes. Drivers have classes of their own for a server that is away."""
+
 _DATA_AT_FAULT = (
     ValueError,
     TypeError,
@@ -26,9 +29,14 @@ _DATA_AT_FAULT = (
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether `error` may be the network's or a disk's, so that it may heal by itself."""
+    """Return whether the network, a disk or a lack of memory may have caused `error`.
+
+    Such a failure may heal by itself.
+    """
     return any(
-        isinstance(cause, OSError) and cause.errno not in _ABOUT_A_NAME
+        cause.errno not in _ABOUT_A_NAME
+        if isinstance(cause, OSError)
+        else isinstance(cause, MemoryError) or _is_named_for_network(type(cause))
         for cause in _walk_causes(error)
     )
 
@@ -52,6 +60,11 @@ def waits_for_person(error: BaseException) -> bool:
     A committer then returns `RetryLater(…, until_mended=True)`, and the status calls it stuck.
     """
     return isinstance(error, (BadRow, TargetRefused)) or is_data_at_fault(error)
+
+
+def _is_named_for_network(error_class: type[BaseException]) -> bool:
+    names = (base.__name__.lower() for base in error_class.__mro__)
+    return any(word in name for name in names for word in _NETWORK_WORDS)
 
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:

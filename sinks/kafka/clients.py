@@ -28,6 +28,7 @@ from onceflow.connectors.kafka.client import (
 from onceflow.core.backoff import Backoff
 from onceflow.core.errors import SinkError
 from onceflow.core.spi.client_options import OptionValue
+from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import TUNED_DEFAULTS, KafkaSinkSettings
 
 _SOCKET_TIMEOUT_MAX_S = 30.0
@@ -108,7 +109,8 @@ def read_committed_metadata(
     """Return, by topic, the text that the reader's group has committed with partition 0.
 
     Raises:
-        KafkaException: There was no answer before `deadline` (of `time.monotonic`).
+        KafkaException: There was no answer before `deadline` (of `time.monotonic`), or the broker
+            forbids it.
     """
     asked = [TopicPartition(topic, 0) for topic in topics]
     backoff = Backoff(until=deadline)
@@ -120,9 +122,9 @@ def read_committed_metadata(
             if failed is None:
                 return {one.topic: one.metadata for one in partitions if one.metadata}
             raise KafkaException(failed)
-        except KafkaException:
+        except KafkaException as error:
             # A broker that has just started is still loading its groups.
-            if not backoff.pause():
+            if advise_on_rights(error_of(error)) or not backoff.pause():
                 raise
 
 

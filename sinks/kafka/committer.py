@@ -88,6 +88,8 @@ class KafkaCommitter(Committer):
     def commit(self, committable: Committable) -> CommitOutcome:
         """Return how it ended; reads the commit offset until a deadline where the reply was lost.
 
+        An error that lasts until a person changes something is returned at once.
+
         Raises:
             StateCorrupt: The staged rows are not what was sealed.
         """
@@ -106,10 +108,15 @@ class KafkaCommitter(Committer):
                 sent, reason = sent or failure.sent, str(failure)
                 if failure.fenced:
                     return self._after_fencing(transaction, reason, sent=sent)
-            except (SinkError, ConfigError, StorageError) as error:
-                reason = str(error)
-            if not backoff.pause():
-                return self._retry_or_unknown(transaction, reason, sent=sent)
+                waits_for_person = failure.waits_for_person
+            except ConfigError as error:
+                reason, waits_for_person = str(error), True
+            except (SinkError, StorageError) as error:
+                reason, waits_for_person = str(error), False
+            if waits_for_person or not backoff.pause():
+                return self._retry_or_unknown(
+                    transaction, reason, sent=sent, waits_for_person=waits_for_person
+                )
 
     def begin_commit(self, committable: Committable) -> bool:
         """Produce the rows and the commit offset in a transaction that `commit` only ends.
@@ -346,7 +353,8 @@ class KafkaCommitter(Committer):
             " whether its records are in the topic already cannot be told any more. Look there. If"
             f" they are not, start the job with KafkaSink(stale_rows='produce {transaction}'),"
             f" which produces them; if they are, with stale_rows='discard {transaction}', which"
-            " counts them as committed. A setting for several has commas in between"
+            " counts them as committed. A setting for several has commas in between",
+            until_mended=True,
         )
 
     def _after_fencing(
@@ -361,21 +369,27 @@ class KafkaCommitter(Committer):
             name = lane_name(transaction.sink_id, transaction.subtask)
             texts = read_decided_commit_offsets(self._settings, name, topics, deadline=deadline)
         except (LaneFailed, SinkError, ConfigError, StorageError) as error:
-            return self._retry_or_unknown(transaction, f"{reason}; then {error}", sent=sent)
+            return self._retry_or_unknown(
+                transaction, f"{reason}; then {error}", sent=sent, waits_for_person=False
+            )
         if self._proof(transaction) in texts.values():
             return AlreadyCommitted()
         # Fenced, our transaction is ended, and the commit offsets say how: nothing of it is there.
         return RetryLater(f"another committer has taken over: {reason}")
 
     def _retry_or_unknown(
-        self, transaction: TransactionId, reason: str, *, sent: bool
+        self, transaction: TransactionId, reason: str, *, sent: bool, waits_for_person: bool
     ) -> RetryLater | Unknown:
         if not sent:
-            return RetryLater(f"transaction {transaction} was not produced: {reason}")
+            return RetryLater(
+                f"transaction {transaction} was not produced: {reason}",
+                until_mended=waits_for_person,
+            )
         return Unknown(
             f"the commit of transaction {transaction} was sent to {self._settings.where} and not"
             f" answered, and its commit offset could not be read within"
-            f" {self._settings.deadline_s:g} s: {reason}"
+            f" {self._settings.deadline_s:g} s: {reason}",
+            until_mended=waits_for_person,
         )
 
     def _proven(self, subtask: int) -> frozenset[TransactionId]:

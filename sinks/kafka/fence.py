@@ -32,22 +32,11 @@ from onceflow.sinks.kafka.clients import (
     read_committed_metadata,
 )
 from onceflow.sinks.kafka.commit_offsets import last_commits, read_texts
+from onceflow.sinks.kafka.refusals import advise_on_rights
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 RENEWED_EVERY_S = 6 * 3600.0
 """A quarter of the shortest retention that `open` accepts."""
-
-_ADVICE = {
-    "INVALID_TRANSACTION_TIMEOUT": "transaction_timeout_s is over the broker's"
-    " transaction.max.timeout.ms: lower the one or raise the other",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant it: kafka-acls.sh --add --allow-principal"
-    " User:<user> --operation Write --operation Describe --transactional-id onceflow/"
-    " --resource-pattern-type prefixed",
-    "GROUP_AUTHORIZATION_FAILED": "grant it: kafka-acls.sh --add --allow-principal User:<user>"
-    " --operation Read --operation Describe --group onceflow/ --resource-pattern-type prefixed",
-    "TOPIC_AUTHORIZATION_FAILED": "grant it: kafka-acls.sh --add --allow-principal User:<user>"
-    " --operation Write --operation Read --operation Describe --topic <topic>",
-}
 
 
 def owner_group(sink_id: str) -> str:
@@ -188,7 +177,7 @@ def refusal(
     reason = describe_error(error, settings)
     if is_fenced(error_of(error)):
         return Fenced(f"{text}: another attempt claims it at this moment: {reason}")
-    advice = _ADVICE.get(error_of(error).name())
+    advice = advise_on_rights(error_of(error))
     return (
         SettingsRefused(f"{text}: {reason}; {advice}") if advice else SinkError(f"{text}: {reason}")
     )

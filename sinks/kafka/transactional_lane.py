@@ -58,6 +58,7 @@ from onceflow.sinks.kafka.clients import (
     read_committed_metadata,
 )
 from onceflow.sinks.kafka.records import Produces, produce, topics_in
+from onceflow.sinks.kafka.refusals import advise, is_rejected
 from onceflow.sinks.kafka.settings import KafkaSinkSettings
 
 _RAISED_BY = 9000
@@ -173,12 +174,21 @@ class LaneFailed(Exception):
     Attributes:
         fenced: Another owner has taken the lane.
         sent: The commit was asked for, so that only the commit offset can tell what became of it.
+        waits_for_person: Each try fails alike until a person changes what the reason names.
     """
 
-    def __init__(self, reason: str, *, fenced: bool = False, sent: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        fenced: bool = False,
+        sent: bool = False,
+        waits_for_person: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.fenced = fenced
         self.sent = sent
+        self.waits_for_person = waits_for_person
 
 
 def lane_name(sink_id: str, subtask: int) -> str:
@@ -238,7 +248,11 @@ def _commit_offsets(
     try:
         return read_committed_metadata(reader, topics, deadline=deadline)
     except KafkaException as error:
-        raise LaneFailed(_unread(settings, name, topics, error)) from error
+        advice = advise(error_of(error))
+        reason = _unread(settings, name, topics, error)
+        raise LaneFailed(
+            f"{reason}{advice and f'; {advice}'}", waits_for_person=bool(advice)
+        ) from error
     finally:
         reader.close()
 
@@ -452,15 +466,19 @@ class TransactionalLane:
 
     def _to_failure(self, error: KafkaException, failure: str, *, sent: bool = False) -> LaneFailed:
         # A commit that was sent may be done by now: nothing is aborted, and the commit offset tells
-        # what became of it. Before that, an abort spares consumers the wait for its timeout.
+        # what became of it. Before that, an abort spares consumers the wait for its timeout. The
+        # client asks the broker to commit only after the broker has taken all records.
+        sent = sent and not is_rejected(error_of(error))
         if sent:
             self.close()
         else:
             self.abandon()
+        reason, advice = describe_error(error, self._settings), advise(error_of(error))
         return LaneFailed(
-            f"{self.name}: {failure}: {describe_error(error, self._settings)}",
+            f"{self.name}: {failure}: {reason}{advice and f'; {advice}'}",
             fenced=is_fenced(error_of(error)),
             sent=sent,
+            waits_for_person=bool(advice),
         )
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from tests.integration.kafka_feed import delete_topic
 from tests.integration.kafka_sink_kit import (
     KafkaJob,
     decided_ids_in,
@@ -236,6 +239,47 @@ def test_commit_offset_behind_a_transaction_that_never_ends_is_waited_for_and_na
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
 
 
+def _set_message_bytes_max(servers: str, topic: str, size_bytes: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(size_bytes))
+    entry.incremental_operation = AlterConfigOpType.SET
+    resource = ConfigResource("TOPIC", topic, incremental_configs=[entry])
+    admin: Any = AdminClient({"bootstrap.servers": servers})
+    admin.incremental_alter_configs([resource])[resource].result(60)
+
+
+@pytest.mark.servers
+def test_records_that_a_topic_takes_no_more_wait_for_a_person_and_are_committed_then(
+    job: KafkaJob, broker: EmbeddedKafka, topic: str
+) -> None:
+    committer, servers = job.committer(), broker.bootstrap_servers
+    committable = job.prepare(1, range(10))
+    # Larger than the marker of an aborted transaction, which the broker could not write either.
+    _set_message_bytes_max(servers, topic, 150)
+    for _ in range(2):
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert outcome.until_mended
+        assert "raise its max.message.bytes" in outcome.reason
+    _set_message_bytes_max(servers, topic, 1_000_000)
+    assert settled(committer, committable) == Committed()
+    assert decided_ids_in(servers, topic) == list(range(10))
+
+
+@pytest.mark.servers
+def test_rows_of_a_deleted_topic_wait_for_a_person_and_are_committed_when_it_is_there_again(
+    job: KafkaJob, broker: EmbeddedKafka, topic: str
+) -> None:
+    committable = job.prepare(1, range(10))
+    delete_topic(broker.bootstrap_servers, topic)
+    outcome = job.committer().commit(committable)
+    assert isinstance(outcome, RetryLater)
+    assert outcome.until_mended, outcome
+    assert "create it again" in outcome.reason
+    broker.create_topic(topic, 2)
+    assert settled(job.committer(), committable) == Committed()
+    assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(10))
+
+
 @pytest.mark.servers
 def test_broker_killed_while_records_are_produced_has_each_once(
     job: KafkaJob, broker: EmbeddedKafka, topic: str
@@ -319,6 +363,7 @@ def test_staged_rows_older_than_the_broker_keeps_proofs_are_not_produced_blindly
     _age(job, committable, days=30)
     outcome = job.committer(2).commit(committable)
     assert isinstance(outcome, Unknown)
+    assert outcome.until_mended
     assert decided_ids_in(broker.bootstrap_servers, topic) == list(range(5))
     told = KafkaSink(broker.bootstrap_servers, topic=topic, stale_rows="produce")
     with KafkaJob(told, directory=tmp_path, sink_id=job.sink_id) as resigned:

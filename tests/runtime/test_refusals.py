@@ -19,13 +19,21 @@ from onceflow import (
     LocalProcesses,
     Pipeline,
 )
-from onceflow.core.errors import TargetRefused
+from onceflow.core.errors import PreCommitFailed, SinkError, TargetRefused
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.restart import ExponentialDelay, RestartStrategy
 from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
 
 RECORDS = 500
+
+
+class DriverError(Exception):
+    """An error that the driver of a database has defined."""
+
+
+class ServerUnavailableError(Exception):
+    """An error that the driver of a database has defined for a server that is away."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,8 @@ class StuckSink(DirectorySink):
     """Its target refuses every commit until the file `mended` is there."""
 
     mended: str = ""
+    error: type[Exception] | None = None
+    """What its committer raises then; None if it returns an outcome."""
 
     def committer(self, context: CommitterContext) -> Committer:
         committer = super().committer(context)
@@ -60,6 +70,8 @@ class StuckSink(DirectorySink):
 
         def refuse(committable: Committable) -> CommitOutcome:
             if not Path(self.mended).exists():
+                if self.error is not None:
+                    raise self.error("row 7 is in the way: remove it")
                 return RetryLater("row 7 is in the way: remove it", until_mended=True)
             return commit(committable)
 
@@ -80,23 +92,31 @@ def pipeline_in(directory: Path, restart: RestartStrategy | None = None) -> Pipe
 
 
 @pytest.mark.parametrize(
-    "restart",
-    [None, FailureRate(failures=1000, interval_s=3600.0, delay_s=0.01)],
-    ids=["exponential", "rate"],
+    ("error", "named", "restart"),
+    [
+        (ValueError, TargetRefused, None),
+        (ValueError, TargetRefused, FailureRate(failures=1000, interval_s=3600.0, delay_s=0.01)),
+        (DriverError, PreCommitFailed, None),
+    ],
+    ids=["exponential", "rate", "driver"],
 )
 def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
-    tmp_path: Path, restart: RestartStrategy | None
+    tmp_path: Path,
+    error: type[Exception],
+    named: type[SinkError],
+    restart: RestartStrategy | None,
 ) -> None:
     poison = tmp_path / "poison"
     poison.touch()
-    sink = RefusingSink(str(tmp_path / "out"), str(poison))
+    sink = RefusingSink(str(tmp_path / "out"), str(poison), error)
     pipeline = pipeline_in(tmp_path, restart)
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
-    with pytest.raises(TargetRefused) as refused:
+    with pytest.raises(named) as refused:
         pipeline.run(60)
     text = str(refused.value)
     for words in (
-        "sink 'ledger': checkpoint 1 was not pre-committed: ValueError: 3: a value of checkpoint 1",
+        f"checkpoint 1 was not pre-committed: {error.__name__}: 3: a value of checkpoint 1 is bad",
+        "sink 'ledger'",
         "change the rows before the sink, the sink, or its target, and start the job again",
         "no further restart: it has failed in the same way 3 times, same_mistakes=3",
     ):
@@ -110,10 +130,13 @@ def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
     assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
 
 
-def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ConnectionResetError, ServerUnavailableError])
+def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(
+    tmp_path: Path, error: type[Exception]
+) -> None:
     poison = tmp_path / "poison"
     poison.touch()
-    sink = RefusingSink(str(tmp_path / "out"), str(poison), ConnectionResetError)
+    sink = RefusingSink(str(tmp_path / "out"), str(poison), error)
     pipeline = pipeline_in(tmp_path)
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
     job = pipeline.start()
@@ -127,11 +150,12 @@ def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(tmp_path: Pa
     assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
 
 
+@pytest.mark.parametrize("error", [None, DriverError], ids=["outcome", "driver"])
 def test_a_decided_commit_that_is_refused_is_stuck_over_attempts_and_never_dropped(
-    tmp_path: Path,
+    tmp_path: Path, error: type[Exception] | None
 ) -> None:
     mended = tmp_path / "mended"
-    sink = StuckSink(str(tmp_path / "out"), str(mended))
+    sink = StuckSink(str(tmp_path / "out"), str(mended), error)
     pipeline = pipeline_in(tmp_path)
     pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
     job = pipeline.start()

@@ -112,14 +112,16 @@ def test_status_names_the_servers_that_a_running_job_waits_for_until_they_answer
         )
         assert waiting.state is JobState.RUNNING
         of_sink, of_source = waiting.waits
-        assert of_sink.what == "database 'shop' at db.example:5432 (to pre-commit)"
+        assert of_sink.what == "database 'shop' at db.example:5432"
+        assert of_sink.call == "pre-commit", "nothing has failed: it may be a large pre-commit"
         assert of_source.what == "Kafka at broker.example:9092"
         assert all(began_s - 2 < wait.since_s < time.time() for wait in waiting.waits)
         told = told_by_the_command_line(tmp_path)
         assert {wait["uid"]: wait["what"] for wait in told["waits"]} == {
             wait.uid: wait.what for wait in waiting.waits
         }
-        assert "ledger is waiting for database 'shop' at db.example:5432" in told["summary"]
+        assert "ledger has a pre-commit under way at database 'shop'" in told["summary"]
+        assert "records is waiting for Kafka at broker.example:9092" in told["summary"]
         silent.unlink()
         hangs.unlink()
         await_status(job, lambda now: not now.waits)

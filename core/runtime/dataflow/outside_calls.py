@@ -1,16 +1,19 @@
-"""Which servers outside a sink's threads wait for, and since when; for people alone."""
+"""Which calls to servers outside a sink's threads have under way, and since when; for people."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Literal, TypeAlias
 
 from onceflow.core.protocol.messages import Wait
 
 SHOWN_AFTER_S = 3.0
-"""A call that lasts longer is told: far more than a healthy target needs, and less than a
+"""A call that lasts longer is told: more than most calls to a healthy target take, and less than a
 deadline."""
+
+OutsideCall: TypeAlias = Literal["write", "pre-commit", "commit"]
 
 
 class OutsideCalls:
@@ -20,30 +23,41 @@ class OutsideCalls:
         """Take the sink's uid, and where its target is; empty if the sink does not say."""
         self._uid = uid
         self._target = target or f"the target of sink {uid}"
-        self._began_at: dict[str, float] = {}
+        self._began_at: dict[OutsideCall, float] = {}
+        self._failed: set[OutsideCall] = set()
 
     @contextmanager
-    def during(self, kind: str) -> Generator[None]:
-        """Count the block as a call of that `kind`."""
-        self.begin(kind)
+    def during(self, call: OutsideCall) -> Generator[None]:
+        """Count the block as `call`."""
+        self.begin(call)
         try:
             yield
         finally:
-            self.end(kind)
+            self.end(call)
 
-    def begin(self, kind: str) -> None:
-        """Record that a call has begun; a repeated one keeps the time of the first."""
-        self._began_at.setdefault(kind, time.monotonic())
+    def begin(self, call: OutsideCall) -> None:
+        """Record that `call` has begun; a repeated one keeps the time of the first."""
+        self._began_at.setdefault(call, time.monotonic())
 
-    def end(self, kind: str) -> None:
-        """Record that the target has answered."""
-        self._began_at.pop(kind, None)
+    def fail(self, call: OutsideCall) -> None:
+        """Record that `call` has failed and will be repeated: the target is away, or refuses."""
+        self._failed.add(call)
+
+    def end(self, call: OutsideCall) -> None:
+        """Record that `call` is done."""
+        self._began_at.pop(call, None)
+        self._failed.discard(call)
 
     def list_waits(self) -> tuple[Wait, ...]:
         """Return the calls that have lasted for long."""
         now = time.monotonic()
         return tuple(
-            Wait(self._uid, f"{self._target} ({kind})", round(now - began_at, 3))
-            for kind, began_at in sorted([*self._began_at.items()])
+            self._describe_wait(call, round(now - began_at, 3))
+            for call, began_at in sorted([*self._began_at.items()])
             if now - began_at > SHOWN_AFTER_S
         )
+
+    def _describe_wait(self, call: OutsideCall, waited_s: float) -> Wait:
+        if call in self._failed:
+            return Wait(self._uid, f"{self._target} (to {call})", waited_s)
+        return Wait(self._uid, self._target, waited_s, call)

@@ -1,6 +1,10 @@
 """Names a failure of a sink's writer, and tells rows that are refused from a target that is away.
 
-Used by the thread of the chain. `protocol.refusals` decides what a refusal is and which are equal.
+Errors of onceflow say themselves whether they are refusals. An error of another package counts as
+one unless the network, a disk or a lack of memory may have caused it: if equal errors come in a few
+attempts without progress, further attempts would fail alike for ever.
+
+Used by the thread of the chain. `protocol.refusals` decides which refusals are equal.
 """
 
 from __future__ import annotations
@@ -9,11 +13,12 @@ import traceback
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from onceflow.core.errors import OnceflowError, SinkError, TargetRefused
+from onceflow.core.errors import OnceflowError, PreCommitFailed, SinkError, TargetRefused
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.protocol.refusals import make_fingerprint
-from onceflow.core.spi.refusals import is_data_at_fault
+from onceflow.core.spi.refusals import is_data_at_fault, may_pass
 
 _TRACE_LENGTH_MAX = 4000
 _ADVICE = (
@@ -49,19 +54,23 @@ class SinkRefusals:
 
         Raises:
             TargetRefused: A value could not be handled; has the traceback.
+            PreCommitFailed: The sink raised another error of its own; has the traceback.
         """
         try:
             yield
+        except InvariantViolation:
+            raise
         except OnceflowError as error:
             if error.retry == "job" and self._is_refusal(error):
                 error.fingerprint = self._make_fingerprint(error)
             raise
         except Exception as error:
-            if not is_data_at_fault(error):
+            if may_pass(error):
                 raise
             kind = type(error).__name__
             trace = "".join(traceback.format_exception(error))[-_TRACE_LENGTH_MAX:].rstrip()
-            raise TargetRefused(
+            error_class = TargetRefused if is_data_at_fault(error) else PreCommitFailed
+            raise error_class(
                 f"sink {self._uid!r}: {doing}: {kind}: {error}. {_ADVICE}\n{trace}",
                 fingerprint=self._make_fingerprint(error),
             ) from error

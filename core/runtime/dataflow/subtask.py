@@ -62,12 +62,9 @@ from onceflow.core.runtime.dataflow.channels import (
     Element,
     InputGate,
 )
-from onceflow.core.runtime.dataflow.operators import (
-    PendingSnapshot,
-    RunningOperator,
-    SourceOperator,
-)
+from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.partitioners import Partitioner
+from onceflow.core.runtime.dataflow.source_operator import SourceOperator
 from onceflow.core.spi import EndOfInput
 
 WATERMARK_INTERVAL_S = 0.1

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from onceflow.core.commit.loop import describe_refusal
+from onceflow.core.commit.loop import ask_committer, describe_refusal
 from onceflow.core.commit.queue import Done, RetryAt
 from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import GlobalCommit, GlobalCommitQueue
@@ -126,7 +126,9 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:
-        outcome = self._committer.commit_checkpoint(commit.checkpoint, commit.committables)
+        outcome = ask_committer(
+            partial(self._committer.commit_checkpoint, commit.checkpoint, commit.committables)
+        )
         if isinstance(outcome, Committed):
             self._made.add(outcome.files)
         return outcome

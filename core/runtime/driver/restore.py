@@ -39,8 +39,8 @@ from onceflow.core.protocol.messages import RestoredOperator
 from onceflow.core.protocol.recovery import committables_of
 from onceflow.core.protocol.splits import assign_splits, broadcast_copy, owner_of, with_lists
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator, find_changes
-from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split
 from onceflow.core.state.operator_state import find_mode
 
 _log = logging.getLogger("onceflow.runtime.driver")

@@ -31,7 +31,7 @@ from onceflow.core.protocol.splits import (
     merge_discovered,
     with_lists,
 )
-from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.spi import Source
 

@@ -220,8 +220,8 @@ SINK_REJECTED = _counter(
 WAITING = _gauge(
     "waiting_seconds",
     "seconds",
-    "For how many seconds a source or sink has waited for a server outside. Absent while it does"
-    " not wait.",
+    "For how many seconds a source or sink has waited for a server outside, or has had a call to"
+    " its target under way. Absent where no server is away and no call takes over 3 s.",
     "operator",
 )
 SINK_BLOCKERS = _gauge(

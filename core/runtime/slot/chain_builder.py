@@ -65,16 +65,12 @@ from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner, Keye
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
 from onceflow.core.runtime.dataflow.operator_descriptions import describe_operator
 from onceflow.core.runtime.dataflow.operators import (
-    SPLITS,
     BatchIteratorMapper,
     BatchMapper,
     RecordFilter,
     RecordMapper,
     RunningOperator,
-    SinkOperator,
-    SourceOperator,
     SqlMapper,
-    decode_split,
 )
 from onceflow.core.runtime.dataflow.partitioners import (
     BroadcastPartitioner,
@@ -85,6 +81,8 @@ from onceflow.core.runtime.dataflow.partitioners import (
 )
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
+from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
 from onceflow.core.runtime.dataflow.subtask import (
     LeavingEdge,
     ReceivingSubtask,

@@ -20,6 +20,7 @@ from onceflow.core.commit.early import HELD_MAX_S, Begin, EarlyCommits, Withdraw
 from onceflow.core.commit.loop import (
     StepSource,
     advise,
+    ask_committer,
     describe_refusal,
     error_class,
     settle,
@@ -48,7 +49,7 @@ from onceflow.core.protocol.messages import (
     SinkCommitted,
     SinkMetrics,
 )
-from onceflow.core.runtime.dataflow.operators import SinkMetricGroup
+from onceflow.core.runtime.dataflow.sink_operator import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
 
@@ -248,8 +249,8 @@ class CommitWorker(CommitThread[Committable]):
 
     def _commit(self, commit: Committable) -> CommitOutcome:
         # Until one succeeds, all tries are one wait.
-        self.metrics.calls.begin("to commit")
-        outcome = self._committer.commit(commit)
+        self.metrics.calls.begin("commit")
+        outcome = ask_committer(partial(self._committer.commit, commit))
         with self._condition:
             self._early.record_end()
         return outcome
@@ -278,9 +279,10 @@ class CommitWorker(CommitThread[Committable]):
     def _record_end(self, commit: Committable, step: Done | RetryAt) -> None:
         if isinstance(step, Done):
             self._is_patient = True
-            self.metrics.calls.end("to commit")
+            self.metrics.calls.end("commit")
             self.metrics.note_committed(commit)
         else:
+            self.metrics.calls.fail("commit")
             self.metrics.note_retry(describe_refusal(commit, step), is_stuck=step.is_stuck)
 
     def _may_prepare(self) -> bool:

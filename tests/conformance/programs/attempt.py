@@ -388,7 +388,7 @@ def _is_busy(subtask: Subtask) -> bool:
 
 
 def _beginning(parallelism: int, splits: Mapping[str, tuple[bytes, ...]]) -> CompletedCheckpoint:
-    from onceflow.core.runtime.dataflow.operators import SPLITS
+    from onceflow.core.runtime.dataflow.source_operator import SPLITS
 
     operators = tuple(OperatorSnapshot(uid, lists={SPLITS: told}) for uid, told in splits.items())
     snapshot = SubtaskSnapshot(SubtaskRef("sources", 0), operators)

@@ -23,7 +23,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateFo
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitState
 from onceflow.core.runtime.dataflow import operators
-from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
     check_operators,

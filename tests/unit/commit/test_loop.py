@@ -10,16 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
+from onceflow.core.commit.loop import TimedSteps, ask_committer, carry_out, error_class, settle
 from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
 from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
 from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.errors import (
+    BadRow,
     CommitFailed,
     CommitOutcomeUnknown,
     ConfigError,
     PreparedTransactionLost,
+    SinkError,
+    TargetRefused,
 )
 from onceflow.core.protocol.committables import (
     Aborted,
@@ -137,6 +140,43 @@ def test_what_a_person_must_mend_is_asked_again_only_where_somebody_waits_for_it
         assert step is not None
         assert not isinstance(step, WaitUntil)
         assert isinstance(steps.outcome(step, refused, 0.0), ends)
+
+
+class DriverError(Exception):
+    """An error that the driver of a database has defined."""
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (DriverError("no such table"), True),
+        (ValueError("no such month"), True),
+        (BadRow("id 7"), True),
+        (TargetRefused("a column is gone"), True),
+        (ConnectionResetError("reset by peer"), False),
+        (TimeoutError("no answer"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_that_a_committer_lets_through_is_an_unknown_outcome(
+    error: Exception, waits: bool
+) -> None:
+    def fail() -> CommitOutcome:
+        raise error
+
+    outcome = ask_committer(fail)
+    assert isinstance(outcome, Unknown)
+    assert outcome.until_mended is waits
+    assert f"the sink raised {type(error).__name__}: {error} (raised at " in outcome.reason
+
+
+@pytest.mark.parametrize("error", [SinkError("no answer"), InvariantViolation("order")])
+def test_what_onceflow_raises_in_a_committer_is_raised(error: Exception) -> None:
+    def fail() -> CommitOutcome:
+        raise error
+
+    with pytest.raises(type(error)):
+        ask_committer(fail)
 
 
 @given(

@@ -54,11 +54,26 @@ def test_a_value_that_code_cannot_handle_is_the_datas_fault(cause: Exception) ->
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EACCES, "Permission denied"),
         RuntimeError("the driver of a database says no"),
+        MemoryError("no room for a column"),
     ],
 )
 def test_what_the_network_or_a_disk_may_have_caused_is_not(cause: Exception) -> None:
     assert not is_data_at_fault(cause)
     assert not is_data_at_fault(caused_by(cause))
+
+
+class ServerSelectionTimeoutError(Exception):
+    """Named as a driver of a database names it, of no class that Python knows."""
+
+
+class DuplicateTableError(Exception):
+    """An answer of a database that is there."""
+
+
+def test_an_error_whose_name_says_that_a_server_is_away_may_pass() -> None:
+    for error in (ServerSelectionTimeoutError("no"), caused_by(ServerSelectionTimeoutError("no"))):
+        assert may_pass(error)
+    assert not may_pass(DuplicateTableError("no"))
 
 
 def test_a_value_error_of_a_broken_connection_may_pass() -> None:
@@ -101,6 +116,10 @@ def test_a_commit_is_stuck_after_the_same_refusal_several_times_until_it_succeed
     tries = [RetryLater(refused.reason.format(n), until_mended=True) for n in range(STUCK_TRIES)]
     assert refuse([*tries, *tries]) == [False] * (STUCK_TRIES - 1) + [True] * (STUCK_TRIES + 1)
     assert refuse([*tries, Committed()])[-1] is False
+
+
+def test_a_commit_whose_outcome_stays_unknown_until_a_person_helps_is_stuck() -> None:
+    assert refuse([Unknown("a right is missing", until_mended=True)] * STUCK_TRIES)[-1]
 
 
 def test_a_target_that_is_away_or_answers_otherwise_is_not_stuck() -> None:

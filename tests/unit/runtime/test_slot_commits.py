@@ -44,7 +44,7 @@ from onceflow.core.protocol.messages import (
     CompletionHeard,
     SinkCommitted,
 )
-from onceflow.core.runtime.dataflow.operators import SinkOperator
+from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits
 from onceflow.core.runtime.slot.commits import CommitWorker, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail

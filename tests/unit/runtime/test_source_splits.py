@@ -11,7 +11,7 @@ from onceflow.core.api.graph import Graph, Operator, ReadFrom
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.splits import SplitState, with_lists
-from onceflow.core.runtime.dataflow.operators import SPLITS, decode_split, encode_split
+from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.driver.source_splits import genesis_of, splits_of, with_discovered_splits
 from onceflow.core.spi import Source, Split

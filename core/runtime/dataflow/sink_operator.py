@@ -1,0 +1,232 @@
+"""A sink as it runs, and what it counts: open -> prepared -> committed.
+
+One operator a subtask, used by the chain's thread alone. The state of a sink is in doubt until a
+checkpoint decides it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from onceflow.core.api.graph import (
+    WriteTo,
+)
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.messages import SinkMetrics, Wait
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
+from onceflow.core.runtime.dataflow.outside_calls import OutsideCalls
+from onceflow.core.runtime.dataflow.sink_refusals import SinkRefusals
+from onceflow.core.spi import SinkWriter, WriterContext
+from onceflow.core.spi.dead_letters import (
+    letters_of_rows,
+)
+
+_logger = logging.getLogger("onceflow.runtime")
+
+
+class SinkMetricGroup:
+    """Told by the writing thread and by the committing one, read by the heartbeat's."""
+
+    def __init__(self, uid: str, sink_id: str, subtask: int, target: str = "") -> None:
+        self._uid = uid
+        self.sink_id = sink_id
+        self.calls = OutsideCalls(uid, target)
+        self._subtask = subtask
+        self._lock = threading.Lock()
+        self._open = False
+        self._prepared_at: dict[TransactionId, float] = {}
+        self._decided_at: dict[TransactionId, float] = {}
+        self._committed = 0
+        self._retried = 0
+        self._rows = 0
+        self._rejected = 0
+        self._commit_ms = 0.0
+        self._refusal = ""
+        self._is_stuck = False
+
+    def note_written(self) -> None:
+        """Remember that rows are in the writer, and no pre-commit has taken them yet."""
+        self._open = True
+
+    def note_rejected(self, rows: int) -> None:
+        """Count `rows` bad rows that the writer left out."""
+        self._rejected += rows
+
+    def pre_committed(self, committables: Sequence[Committable]) -> None:
+        """Everything written is prepared, if there was anything."""
+        with self._lock:
+            self._open = False
+            for committable in committables:
+                self._prepared_at[committable.transaction] = time.monotonic()
+
+    def note_decided(self, checkpoint: CheckpointId) -> None:
+        """Note that all up to `checkpoint` is to be committed. A repeated call changes nothing."""
+        now = time.monotonic()
+        with self._lock:
+            for transaction in self._prepared_at:
+                if transaction.checkpoint <= checkpoint:
+                    # The first decision counts: a later checkpoint lists what is still pending
+                    # again.
+                    self._decided_at.setdefault(transaction, now)
+
+    def note_committed(self, committable: Committable) -> None:
+        """Note that the target has committed `committable`: its rows are visible."""
+        now = time.monotonic()
+        with self._lock:
+            self._prepared_at.pop(committable.transaction, None)
+            decided_at = self._decided_at.pop(committable.transaction, now)
+            self._commit_ms = round((now - decided_at) * 1000, 3)
+            self._committed += 1
+            self._rows += committable.rows
+            self._refusal, self._is_stuck = "", False
+
+    def note_retry(self, refusal: str, *, is_stuck: bool) -> None:
+        """Count a commit that did not succeed and is tried again; `refusal` says why, to people."""
+        with self._lock:
+            self._retried += 1
+            self._refusal, self._is_stuck = refusal, is_stuck
+
+    def read(self) -> SinkMetrics:
+        """Return the counts as of now."""
+        with self._lock:
+            oldest = min(self._prepared_at.values(), default=None)
+            return SinkMetrics(
+                uid=self._uid,
+                sink_id=self.sink_id,
+                subtask=self._subtask,
+                open=int(self._open),
+                prepared=len(self._prepared_at),
+                committed=self._committed,
+                retried=self._retried,
+                rows_committed=self._rows,
+                rows_rejected=self._rejected,
+                oldest_prepared_s=(0.0 if oldest is None else round(time.monotonic() - oldest, 3)),
+                last_commit_ms=self._commit_ms,
+                commit_refusal=self._refusal,
+                commit_stuck=self._is_stuck,
+            )
+
+
+class CommitsOfSink(Protocol):
+    """What a sink's operator asks of whoever commits what it prepares."""
+
+    metrics: SinkMetricGroup
+
+    def await_commits(self) -> None:
+        """Wait, before a pre-commit, while too many earlier ones are not committed."""
+        ...
+
+    def record_pre_commit(
+        self, checkpoint: CheckpointId, committables: Sequence[Committable]
+    ) -> tuple[Committable, ...]:
+        """Record a pre-commit; return all that the ack of `checkpoint` must list."""
+        ...
+
+    def record_abort(self, checkpoint: CheckpointId) -> None:
+        """Record that `checkpoint` is given up: what it has pre-committed waits for a later one."""
+        ...
+
+
+class SinkOperator(RunningOperator):
+    """Writes to a sink's writer, and pre-commits at each barrier."""
+
+    def __init__(
+        self,
+        uid: str,
+        work: WriteTo,
+        writer: SinkWriter,
+        commits: CommitsOfSink,
+        context: WriterContext,
+    ) -> None:
+        super().__init__(uid)
+        self._context = context
+        self._metrics = commits.metrics
+        self._refusals = SinkRefusals(uid, context.attempt)
+        self.takes_dead_letters = work.takes_dead_letters
+        self._writer = writer
+        self._commits = commits
+        self._on_bad_row = work.on_bad_row
+
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return the calls to the target that last for long, commits among them."""
+        return self._metrics.calls.list_waits()
+
+    def process(self, batch: Batch) -> None:
+        """Hand the rows to the writer."""
+        self._metrics.note_written()
+        taking = self._metrics.calls.during("write")
+        with taking, self._refusals.name_refusal("rows were not written"):
+            self._writer.write(batch.rows)
+        self._take_rejected()
+        reach("write")
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Pre-commit; the ack will list all that is pending, this checkpoint's included."""
+        self._commits.await_commits()
+        # After this the rows survive a crash, and stay invisible until the decision.
+        refusal = self._refusals.name_refusal(f"checkpoint {checkpoint} was not pre-committed")
+        with self._metrics.calls.during("pre-commit"), refusal:
+            committables = self._writer.pre_commit(checkpoint)
+        self._require_own_names(committables)
+        # Before the sink of dead letters, which comes later in the chain, takes its own snapshot.
+        self._take_rejected()
+        reach("prepared")
+        self._refusals.record_pre_commit(checkpoint, committables)
+        snapshot = OperatorSnapshot(
+            self.uid, committables=self._commits.record_pre_commit(checkpoint, committables)
+        )
+        return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def on_completed(self, checkpoint: CheckpointId) -> None:
+        """Record that the rows up to `checkpoint` are decided."""
+        self._refusals.record_decision(checkpoint)
+
+    def _require_own_names(self, committables: Sequence[Committable]) -> None:
+        """Raise ConfigError unless each of `committables` is named for this very subtask.
+
+        A decision with the name of another sink id or subtask would be committed now, and found by
+        no recovery: after a crash its rows would be lost.
+        """
+        for committable in committables:
+            named = committable.transaction
+            own = self._context.transaction(CheckpointId(named.checkpoint), named.sequence)
+            if named != own:
+                raise ConfigError(
+                    f"sink {self.uid!r}: pre_commit of {type(self._writer).__name__} returned"
+                    f" transaction {named}, and what this subtask pre-commits is named {own}. Take"
+                    " each name from WriterContext.transaction or TransactionNamer; nothing of"
+                    " this checkpoint is committed"
+                )
+
+    def on_aborted(self, checkpoint: CheckpointId) -> None:
+        """Tell the committer, which may have begun a commit."""
+        self._commits.record_abort(checkpoint)
+
+    def close(self) -> None:
+        """Roll back what is open."""
+        self._writer.close()
+
+    def _take_rejected(self) -> None:
+        for rejected in self._writer.take_rejected():
+            before = self.rejected
+            letters = letters_of_rows(rejected.rows, rejected.reasons)
+            self.reject(letters)
+            self._metrics.note_rejected(len(letters))
+            # At 1, 10, 100 …: a stream of bad rows must not fill the disk with log lines.
+            if len(str(before)) < len(str(self.rejected)) or not before:
+                _logger.warning(
+                    "sink %s leaves out bad rows (%s), %d so far; one of them: %s",
+                    self.uid,
+                    self._on_bad_row.value,
+                    self.rejected,
+                    letters[0].reason,
+                )

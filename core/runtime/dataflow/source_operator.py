@@ -1,0 +1,178 @@
+"""The head of a source chain as it runs, and the layout of its state: where its splits stand.
+
+One instance a subtask, used by the chain's thread alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from onceflow.core.api.event_time import WatermarkStrategy
+from onceflow.core.crash_points import reach
+from onceflow.core.errors import ConfigError
+from onceflow.core.msgspec_decoders import msgpack_decoder
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.messages import Wait
+from onceflow.core.protocol.record_times import RecordTimes, RecordTimesCounter
+from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitState
+from onceflow.core.protocol.watermarks import SplitWatermarks
+from onceflow.core.runtime.dataflow.channels import Batch
+from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
+from onceflow.core.spi import SourceReader
+
+SPLITS = "splits"
+"""The name of a source's operator list state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSplit:
+    """The layout of an element of a source's list state. Never changed: checkpoints hold it."""
+
+    id: str
+    position: bytes
+    event_time_ms: int | None = None
+
+
+_STORED_SPLITS = msgpack_decoder(_StoredSplit)
+
+
+def encode_split(state: SplitState) -> bytes:
+    """Return `state` as one element of operator list state."""
+    split = state.split
+    return msgspec.msgpack.encode(_StoredSplit(split.id, split.position, state.event_time_ms))
+
+
+def decode_split(element: bytes) -> SplitState:
+    """Return the state of the split that `element` holds."""
+    stored = _STORED_SPLITS.decode(element)
+    return SplitState(Split(stored.id, stored.position), stored.event_time_ms)
+
+
+class SourceOperator(RunningOperator):
+    """The head of a source chain: its state is where its splits stand."""
+
+    def __init__(
+        self,
+        uid: str,
+        reader: SourceReader,
+        beside: Callable[[Callable[[], None]], object],
+        watermarks: WatermarkStrategy | None = None,
+        splits: Sequence[SplitState] = (),
+    ) -> None:
+        super().__init__(uid)
+        self.reader = reader
+        self._strategy = watermarks
+        self._watermarks: SplitWatermarks | None = None
+        if watermarks is not None:
+            delay_ms, idle_after_s = watermarks.delay_ms, watermarks.idle_after_s
+            self._watermarks = SplitWatermarks(splits, delay_ms, idle_after_s)
+        self._beside = beside
+        self._positions: dict[CheckpointId, Sequence[Split]] = {}
+        self._awaited = AwaitedSplits()
+        self._times = RecordTimesCounter()
+
+    def list_waits(self) -> tuple[Wait, ...]:
+        """Return the server that the reader waits for, if any."""
+        outage = self.reader.find_outage()
+        return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
+
+    def process(self, batch: Batch) -> None:
+        """Pass on what was read."""
+        if times := self.reader.take_record_times():
+            self._times.add(times, int(time.time() * 1000))
+        if self._strategy is not None:
+            self._see(self._strategy, batch.rows)
+        self.emit(batch.rows)
+
+    @property
+    def has_watermarks(self) -> bool:
+        """Whether `next_watermark` ever returns one."""
+        return self._watermarks is not None
+
+    def next_watermark(self) -> int | None:
+        """Return what is to be told below now, once."""
+        if self._watermarks is None:
+            return None
+        # An ended split would hold event time back for ever.
+        for split_id in self.reader.list_ended_splits():
+            self._watermarks.on_ended(split_id)
+        return self._watermarks.next(time.monotonic())
+
+    def _see(self, strategy: WatermarkStrategy, rows: pa.RecordBatch) -> None:
+        """Take in the event times of rows that were just read."""
+        assert self._watermarks is not None
+        runs = self.reader.rows_by_split()
+        if runs is None:
+            runs = [(self._only_split(), rows.num_rows)]
+        start = 0
+        for split_id, count in runs:
+            latest_ms = strategy.latest_ms(rows.slice(start, count))
+            start += count
+            if latest_ms is not None:
+                self._watermarks.on_rows(split_id, latest_ms, time.monotonic())
+
+    def _only_split(self) -> str:
+        """Return the split of a reader that does not tell whose its rows are.
+
+        Raises:
+            ConfigError: It has several: one of them would make records of the others late.
+        """
+        splits = self.reader.snapshot()
+        if len(splits) != 1:
+            raise ConfigError(
+                f"source {self.uid!r} has watermarks, which are kept for each split, and a"
+                f" {type(self.reader).__name__} with {len(splits)} splits does not tell whose its"
+                " rows are: implement SourceReader.rows_by_split, or read it without watermarks="
+            )
+        return splits[0].id
+
+    def take_offer(self, splits: Sequence[Split]) -> None:
+        """Take in splits that are read once a checkpoint that holds them is decided."""
+        self._awaited.add_offer(splits)
+        reach("offered")
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
+        """Record the position of every split."""
+        splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
+        self._positions[checkpoint] = splits
+        if self._watermarks is None:
+            states = tuple(map(SplitState, splits))
+        else:
+            # How far event time was goes along with each position: a restart does not turn late
+            # rows into rows in time.
+            states = self._watermarks.with_event_times(splits)
+        snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(map(encode_split, states))})
+        return PendingSnapshot(self.uid, lambda _: snapshot)
+
+    def take_record_times(self) -> RecordTimes | None:
+        """Return the times of the records that were passed on since the last call."""
+        return self._times.take()
+
+    def on_completed(self, checkpoint: CheckpointId) -> None:
+        """Begin with the splits that are decided; tell the source how far it is, for lag tools."""
+        if decided := self._awaited.take_decided(checkpoint):
+            reach("decided")
+            self.reader.add_splits(decided)
+            if self._watermarks is not None:
+                self._watermarks.add(map(SplitState, decided))
+        splits = self._positions.get(checkpoint)
+        # A newer decision covers older checkpoints, whose completion may never be heard.
+        self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
+        if splits:
+            # On another thread: this is for lag tools, and a slow broker must not hold up rows.
+            self._beside(lambda: self.reader.commit(splits))
+
+    def on_aborted(self, checkpoint: CheckpointId) -> None:
+        """Forget the positions of a checkpoint that will never be."""
+        self._positions.pop(checkpoint, None)
+        self._awaited.drop_snapshot(checkpoint)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self.reader.close()
