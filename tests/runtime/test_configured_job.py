@@ -45,7 +45,7 @@ execution.checkpointing.num-retained = 2
             cluster,
             name="ledger",
             checkpointing=Checkpointing(interval="100 ms"),
-            settings=RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=10),
+            settings=RuntimeSettings(start_timeout_s=30, heartbeat_timeout_s=60),
         )
         records = built.read(source, uid="records")
         balances = records.key_by("account").running(

@@ -35,7 +35,7 @@ traces: Any = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_
 metrics: Any = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
 
 RECORDS = 4_000
-SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_interval_s=0.2, heartbeat_timeout_s=10)
+SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_interval_s=0.2, heartbeat_timeout_s=60)
 
 
 class Collector(ThreadingHTTPServer):

@@ -34,7 +34,7 @@ from onceflow.integration.servers.process import free_port
 parser: Any = pytest.importorskip("prometheus_client.parser")
 
 RECORDS = 6_000
-SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_interval_s=0.2, heartbeat_timeout_s=10)
+SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_interval_s=0.2, heartbeat_timeout_s=60)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

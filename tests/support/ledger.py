@@ -30,8 +30,9 @@ from onceflow.core.protocol.restart import RestartStrategy
 from onceflow.core.state import StateBackend
 from onceflow.core.storage import CheckpointStorage
 
-# The first slots on Spark wait for its workers to start, which takes a busy machine long.
-SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_timeout_s=10)
+# The first slots on Spark wait for its workers to start, which takes a busy machine long. There a
+# slot that lives may be silent for long, too, and tests count the restarts of a job.
+SETTINGS = RuntimeSettings(start_timeout_s=90, heartbeat_timeout_s=60)
 
 
 def ledger(

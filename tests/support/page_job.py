@@ -46,7 +46,7 @@ def build(directory: Path, port: int, rows_per_s: int, parallelism: int) -> Pipe
         parallelism=parallelism,
         checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval="500 ms"),
         restart=FixedDelay(attempts=1_000, delay_s=1.0),
-        settings=RuntimeSettings(heartbeat_interval_s=0.5, heartbeat_timeout_s=10),
+        settings=RuntimeSettings(heartbeat_interval_s=0.5, heartbeat_timeout_s=60),
         endpoint=Endpoint(port=port),
     )
     source = DatagenSource(
