@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Protocol
 
 import pyarrow as pa
@@ -13,6 +14,30 @@ from confluent_kafka import Message
 def describe_position(message: Message) -> str:
     """Return topic, partition and offset of `message`, for messages to users."""
     return f"{message.topic()}-{message.partition()} offset {message.offset()}"
+
+
+_call_headers: Callable[[Message], Sequence[tuple[str, bytes | None]] | None]
+_call_headers = methodcaller("headers")
+"""`Message.headers`, called in a way in which Python checks the result.
+
+For a name that is not UTF-8 the client returns a list with a hole and an exception. Python finds
+that out in a call from C. It does not in a call from Python that it has made fast: a loop over that
+list then ends the process.
+"""
+
+
+def read_headers(message: Message) -> Sequence[tuple[str, bytes | None]] | None:
+    """Return the headers of `message`, or None if it has none.
+
+    Raises:
+        ValueError: The name of a header is not UTF-8. After that `message` has an empty list.
+    """
+    try:
+        return _call_headers(message)
+    except (SystemError, UnicodeDecodeError) as error:
+        # The client keeps the list with the hole, and returns it for every later call.
+        message.set_headers([])
+        raise ValueError("the name of a header is not text in UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True)

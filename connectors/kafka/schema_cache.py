@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import Message
 
-from onceflow.connectors.kafka.decoding import describe_position
+from onceflow.connectors.kafka.decoding import describe_position, read_headers
 from onceflow.connectors.kafka.fitting import Faults
 from onceflow.connectors.kafka.registry import (
     KeptSchema,
@@ -90,7 +89,11 @@ class SchemaCache:
 
     def has_id_in_headers(self, message: Message) -> bool:
         """Return whether the schema's id is in a header of the record, and not in its value."""
-        headers = cast("Sequence[tuple[str, bytes | None]] | None", message.headers())
+        try:
+            headers = read_headers(message)
+        except ValueError:
+            # Other clients write such names, and nothing else of the record depends on them.
+            return False
         return headers is not None and any(name == self.header for name, _ in headers)
 
     def _ask(self, schema_id: int, message: Message) -> None:

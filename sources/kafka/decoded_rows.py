@@ -24,7 +24,7 @@ from onceflow.sources.kafka.messages import (
 from onceflow.sources.kafka.settings import KafkaSettings
 
 
-def _without_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
+def drop_beyond_python(decoded: Decoded, schema: pa.Schema) -> Decoded:
     """Return `decoded` without rows that hold dates or times that Python does not have."""
     faults: dict[int, str] = {}
     for name, column in zip(schema.names, decoded.columns, strict=False):
@@ -122,7 +122,7 @@ class DecodedRows:
         """
         messages, self._messages, self.size_bytes = self._messages, [], 0
         values, self._values = self._values, []
-        decoded = _without_beyond_python(self._decoder.decode(values, messages), self._schema)
+        decoded = drop_beyond_python(self._decoder.decode(values, messages), self._schema)
         for index in sorted(decoded.faults):
             self.refusals.refuse(messages[index], decoded.faults[index])
         columns = list(decoded.columns)

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
+import msgspec
 import pyarrow as pa
 from confluent_kafka import Message
 
 from onceflow.connectors.kafka.decoding import BatchDecoder, Decoded, PlainDecoder
 from onceflow.connectors.kafka.fitting import Faults
 from onceflow.connectors.kafka.json.columns import CONVERSION_ERRORS, converter_of, record_type
+from onceflow.connectors.kafka.json.instants import FINER, holds_instants, make_exact
 from onceflow.connectors.kafka.json.records import (
     DECODE_ERRORS,
     column_reader,
@@ -27,7 +29,7 @@ from onceflow.connectors.kafka.keys import KEY_COLUMN, KeyFormat
 from onceflow.connectors.kafka.wire import HEADER_BYTES, UNFRAMED, schema_id_of
 from onceflow.core.msgspec_decoders import json_decoder
 from onceflow.core.protocol.invariant import InvariantViolation
-from onceflow.sources.kafka.decoded_rows import Rows
+from onceflow.sources.kafka.decoded_rows import Rows, drop_beyond_python
 from onceflow.sources.kafka.messages import KEY, Records, SplitRuns, messages_of, split_runs_of
 from onceflow.sources.kafka.settings import KafkaSettings
 
@@ -60,6 +62,7 @@ class KeyedRows:
         self._decoder = decoder
         self._schema = schema
         self._column_index = column_index
+        self._key_columns = pa.schema([schema.field(column_index)])
         self.refusals = rows.refusals
 
     @property
@@ -99,6 +102,7 @@ class KeyedRows:
         decoded = self._decoder.decode(
             [keys[index] for index in indices], [messages[index] for index in indices]
         )
+        decoded = drop_beyond_python(decoded, self._key_columns)
         bad = {indices[row]: why for row, why in decoded.faults.items()}
         for index in sorted(bad):
             self.refusals.refuse(messages[index], f"its key: {bad[index]}")
@@ -185,8 +189,10 @@ class _Documents(PlainDecoder):
     def __init__(self, field: pa.Field) -> None:
         self._columns = pa.schema([field])
         self._decode = json_decoder(record_type(self._columns)).decode
+        self._check_document = json_decoder(msgspec.Raw).decode
         self._read = column_reader(1)
         self._convert = converter_of(field.type)
+        self._has_instants = holds_instants(field.type)
 
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         """Decode `values`, JSON documents behind the registry's header."""
@@ -200,12 +206,19 @@ class _Documents(PlainDecoder):
                 continue
             # Wrapped into an object of one field, a bare value is read by the same decoder as
             # records.
-            document = b'{"' + KEY_COLUMN.encode() + b'":' + value[HEADER_BYTES:] + b"}"
+            text = value[HEADER_BYTES:]
+            document = b'{"' + KEY_COLUMN.encode() + b'":' + text + b"}"
             try:
-                records.append(cast("Any", self._decode(document)))
-                kept.append(index)
+                # Text such as `1,"a":2` is no document, and would add fields to the object.
+                self._check_document(text)
+                record = cast("Any", self._decode(document))
+                if self._has_instants and FINER.search(text):
+                    make_exact(record, msgspec.json.decode(document), self._columns)
             except DECODE_ERRORS as error:
                 faults[index] = fault_of(error, document, self._columns)
+            else:
+                records.append(record)
+                kept.append(index)
         (column,) = self._read(records)
         try:
             return Decoded([self._convert(column)], kept, faults)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 from typing_extensions import assert_never
 
-from onceflow.connectors.kafka.decoding import BatchDecoder
+from onceflow.connectors.kafka.decoding import BatchDecoder, read_headers
 from onceflow.connectors.kafka.json.columns import (
     CONVERSION_ERRORS,
     Convert,
@@ -207,10 +207,25 @@ class RawRows:
         return self._count
 
     def add(self, messages: Records) -> None:
-        """Collect `messages`."""
+        """Collect `messages`.
+
+        Raises:
+            BadRecord: Headers cannot be read, and such records are not to be left out.
+        """
+        if self._include_headers:
+            messages = list(filter(self._has_readable_headers, messages_of(messages)))
         self._chunks.append(messages)
         self._count += len(messages)
         self.size_bytes += estimate_size_bytes(messages)
+
+    def _has_readable_headers(self, message: Message) -> bool:
+        """Return whether the headers can be read; refuse `message` if not."""
+        try:
+            read_headers(message)
+        except ValueError as error:
+            self.refusals.refuse(message, f"its headers: {error}")
+            return False
+        return True
 
     def ready(self) -> bool:
         """Return True: nothing else is needed."""
@@ -470,13 +485,10 @@ def behind_header(decode: Callable[[Any], Any]) -> Callable[[bytes | None], Any]
 
 
 def _headers(messages: Sequence[Message]) -> pa.Array:
-    headers_by_message = [
-        cast("Sequence[tuple[str, bytes | None]] | None", message.headers()) for message in messages
-    ]
     return pa.array(
         [
             None if pairs is None else [{"key": key, "value": value} for key, value in pairs]
-            for pairs in headers_by_message
+            for pairs in map(read_headers, messages)
         ],
         type=HEADERS_FIELD.type,
     )

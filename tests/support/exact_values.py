@@ -227,6 +227,8 @@ def _lists(column: pa.Array) -> list[object]:
 def _structs(column: pa.Array) -> list[object]:
     names = [field.name for field in column.type]
     structs: Any = column
+    if not names:
+        return [{} for _ in range(len(column))]
     inner = [exact_values(structs.field(at)) for at in range(len(names))]
     return [dict(zip(names, values, strict=True)) for values in zip(*inner, strict=True)]
 

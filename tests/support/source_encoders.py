@@ -308,10 +308,11 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 def protobuf_schema(kind: pa.DataType) -> str:
     """Return the schema of messages whose field `v` holds values of `kind`."""
     head = 'syntax = "proto3"; import "google/protobuf/timestamp.proto";'
-    return f"{head} message M {{ {_protobuf_field(kind, 'v', 1)} }}"
+    return f"{head} message M {{ {protobuf_field(kind, 'v', 1)} }}"
 
 
-def _protobuf_field(kind: pa.DataType, name: str, number: int) -> str:
+def protobuf_field(kind: pa.DataType, name: str, number: int) -> str:
+    """Return the declaration of a field with values of `kind`."""
     if arrow.is_map(kind):
         return _with_message(f"map<string, {{}}> {name} = {number};", kind.item_type, name)
     if arrow.is_list(kind):
@@ -322,7 +323,7 @@ def _protobuf_field(kind: pa.DataType, name: str, number: int) -> str:
 def _with_message(field: str, kind: pa.DataType, name: str) -> str:
     if not arrow.is_struct(kind):
         return field.format(_protobuf_type(kind))
-    members = " ".join(_protobuf_field(one.type, one.name, at) for at, one in enumerate(kind, 1))
+    members = " ".join(protobuf_field(one.type, one.name, at) for at, one in enumerate(kind, 1))
     return f"message T_{name} {{ {members} }} " + field.format(f"T_{name}")
 
 
@@ -341,14 +342,15 @@ def message_writer(schema: str) -> Callable[[Any], bytes]:
 
     def write(value: Any) -> bytes:
         message = message_type()
-        _set_field(message, "v", value)
+        set_field(message, "v", value)
         octets: bytes = message.SerializeToString()
         return octets
 
     return write
 
 
-def _set_field(message: Any, name: str, value: Any) -> None:
+def set_field(message: Any, name: str, value: Any) -> None:
+    """Set a field of a message; null leaves it absent."""
     given: Any = value
     field = message.DESCRIPTOR.fields_by_name[name]
     # Protobuf 7 has no labels, and Protobuf 5 nothing else.
@@ -362,7 +364,7 @@ def _set_field(message: Any, name: str, value: Any) -> None:
         inner = getattr(message, name)
         inner.SetInParent()
         for member, one in _entries(given):
-            _set_field(inner, member, one)
+            set_field(inner, member, one)
     elif isinstance(value, Instant):
         _set_timestamp(getattr(message, name), value)
     else:
@@ -388,7 +390,7 @@ def _fill(target: Any, value: Any, field: Any) -> None:
             _set_timestamp(inner, one)
             continue
         for member, part in _entries(inside):
-            _set_field(inner, member, part)
+            set_field(inner, member, part)
 
 
 def _set_timestamp(message: Any, value: Instant) -> None:

@@ -204,7 +204,12 @@ class MessageDecoder(ProtobufDecoder):
     @override
     def decode(self, values: Sequence[bytes | None], messages: Sequence[Message]) -> Decoded:
         decoded = super().decode(values, messages)
-        structs = pa.StructArray.from_arrays(list(decoded.columns), fields=list(self._fields))
+        structs: pa.Array
+        if self._fields.names:
+            structs = pa.StructArray.from_arrays(list(decoded.columns), fields=list(self._fields))
+        else:
+            # Arrow takes the count of structs from their members.
+            structs = pa.array([{}] * len(decoded.kept), pa.struct([]))
         return replace(decoded, columns=[structs])
 
 
