@@ -253,7 +253,7 @@ def _headers(column: pa.Array) -> pa.Array:
     """Return the headers of each row as a list.
 
     Raises:
-        ValueError: A header has no key.
+        ValueError: A header has no key, or a key with a NUL.
     """
     rows: list[Any] = column.to_pylist()
     headers: list[list[dict[str, Any]] | None] = []
@@ -261,10 +261,17 @@ def _headers(column: pa.Array) -> pa.Array:
         pairs: Sequence[Any] = [
             (one["key"], one["value"]) if isinstance(one, dict) else one for one in row or ()
         ]
-        if any(key is None for key, _ in pairs):
-            raise ValueError("a header without key")
+        for key, _ in pairs:
+            _check_header_key(key)
         headers.append([{"key": key, "value": _bytes(value)} for key, value in pairs] or None)
     return pa.array(headers, HEADER_TYPE)
+
+
+def _check_header_key(key: str | bytes | None) -> None:
+    if key is None:
+        raise ValueError("a header without key")
+    if ("\0" if isinstance(key, str) else b"\0") in key:  # type: ignore[operator]
+        raise ValueError(f"the header key {key!r}: librdkafka would cut it off at the NUL")
 
 
 def _bytes(value: Any) -> bytes | None:

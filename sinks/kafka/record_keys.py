@@ -11,7 +11,8 @@ from pyarrow import types as arrow
 from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
 from onceflow.connectors.kafka.json.encoder import JsonObjects, JsonValues
 from onceflow.connectors.kafka.keys import KeyFormat
-from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_type
+from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
+from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_column, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.records import KEY
@@ -66,7 +67,31 @@ def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> Encode
             f"key_format='string': column {name!r} is {kind}, which cannot be written as text; give"
             " key_format='raw' for bytes, or 'json'"
         )
-    return lambda rows: rows.column(name).cast(pa.string()).cast(pa.binary())
+    # Text with the offset of a zone lacks its seconds, which offsets before 1900 have.
+    kept = pa.timestamp(plain.unit, "UTC") if arrow.is_timestamp(plain) and plain.tz else plain
+    try:
+        pa.nulls(0, kept).cast(pa.string())
+    except pa.ArrowNotImplementedError as error:
+        raise ConfigError(
+            f"key_format='string': column {name!r} is {kind}, which cannot be written as text: cast"
+            " it to a string before the sink"
+        ) from error
+    return lambda rows: _texts(rows.column(name).cast(kept)).cast(pa.binary())
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """Return the values of `column` as text.
+
+    Raises:
+        ValueError: A value has no text: a date or time that Python does not have, or bytes that are
+            not UTF-8 in a column of text.
+    """
+    if not arrow.is_duration(column.type) and rows_beyond_python(column):
+        # Arrow writes "<value out of range: …>" for some of them.
+        raise ValueError(BEYOND_PYTHON)
+    texts: pa.Array = column.cast(pa.string())
+    texts.validate(full=True)
+    return texts
 
 
 def _single_key_encoder(name: str, kind: pa.DataType) -> EncodeRows:
@@ -118,7 +143,8 @@ class RegisteredKeys:
         def keys(rows: pa.RecordBatch) -> pa.Array:
             column = rows.column(self._first)
             there = column.drop_null()
-            keys = pa.array(encode(there.flatten() if self._is_struct else [there]), pa.binary())
+            members = list(map(to_plain_column, there.flatten())) if self._is_struct else [there]
+            keys = pa.array(encode(members), pa.binary())
             if not column.null_count:
                 return keys
             indices = iter(range(len(keys)))

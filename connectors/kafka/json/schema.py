@@ -159,7 +159,8 @@ _WRITTEN: tuple[tuple[IsKind, dict[str, Any]], ...] = (
     (arrow.is_float32, {"type": "number", "connect.type": "float32"}),
     (arrow.is_floating, {"type": "number", "connect.type": "float64"}),
     (arrow.is_date, {"type": "string", "format": "date"}),
-    (arrow.is_time, {"type": "string", "format": "time"}),
+    # The format "time" has a zone.
+    (arrow.is_time, {"type": "string"}),
     (arrow.is_decimal, {"type": "string"}),
     (is_text, {"type": "string"}),
     (is_bytes, {"type": "string", "connect.type": "bytes"}),
@@ -197,7 +198,9 @@ def _object_text(fields: Sequence[pa.Field]) -> dict[str, Any]:
 
 def _property_text(field: pa.Field) -> dict[str, Any]:
     text = _type_text(field.type, field.name)
-    return {"oneOf": [{"type": "null"}, text]} if field.nullable else text
+    # Of the choices of `oneOf` exactly one may match: null must not be there twice.
+    is_choice = field.nullable and text != {"type": "null"}
+    return {"oneOf": [{"type": "null"}, text]} if is_choice else text
 
 
 def _type_text(kind: pa.DataType, column: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
+from operator import ne
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from onceflow.connectors.kafka.protobuf.schema import (
 )
 from onceflow.connectors.kafka.schema_rules import check_fields
 from onceflow.core.arrow.exact_arrays import cast_exactly
+from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.arrow.kinds import holds, is_list, to_plain_type
 
 if TYPE_CHECKING:
@@ -51,7 +53,11 @@ class ProtobufValues:
         self._class = class_of(message_type)
         self._error = encode_error()
         self._names = columns.names
-        self._types = list(map(_to_python_times, columns.types))
+        self._times = [
+            _to_python_times(kind) if holds(kind, _is_cast) else None
+            for kind in map(to_plain_type, columns.types)
+        ]
+        """The type to which a column is cast; None if its values are taken as they are."""
         self._converters = [_converter(message_type.fields_by_name[one.name]) for one in columns]
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
@@ -61,7 +67,10 @@ class ProtobufValues:
             ValueError: A value does not fit its field, and the like; see `ENCODING_ERRORS`.
         """
         # A time of Python ends at microseconds, and pyarrow cuts off what is behind them.
-        exact = map(cast_exactly, columns, self._types)
+        exact = [
+            column if kind is None else cast_exactly(column, kind)
+            for column, kind in zip(columns, self._times, strict=True)
+        ]
         values = [
             [None if one is None else convert(one) for one in column.to_pylist()]
             for column, convert in zip(exact, self._converters, strict=True)
@@ -77,8 +86,8 @@ class ProtobufValues:
 
 
 def _to_python_times(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with times of day in microseconds instead of nanoseconds."""
-    if not holds(kind, _is_finer_than_python):
+    """Return `kind` with times of day in microseconds, and timestamps with a zone in UTC."""
+    if not holds(kind, _is_cast):
         return kind
     kind = to_plain_type(kind)
     if arrow.is_map(kind):
@@ -88,10 +97,13 @@ def _to_python_times(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_to_python_times(kind.value_type)))
     if arrow.is_struct(kind):
         return pa.struct([one.with_type(_to_python_times(one.type)) for one in kind])
-    return pa.time64("us")
+    return pa.timestamp(kind.unit, "UTC") if arrow.is_timestamp(kind) else pa.time64("us")
 
 
-def _is_finer_than_python(kind: pa.DataType) -> bool:
+def _is_cast(kind: pa.DataType) -> bool:
+    if arrow.is_timestamp(kind):
+        # The local time of an instant may be one that Python, or pandas, does not have.
+        return kind.tz not in (None, "UTC")
     return bool(arrow.is_time64(kind) and kind.unit == "ns")
 
 
@@ -117,12 +129,26 @@ def _converter(field: FieldDescriptor) -> _Convert:
     described: Any = field
     if is_map(field):
         fields = described.message_type.fields_by_name
-        to_key, to_value = _single_converter(fields["key"]), _single_converter(fields["value"])
+        to_key, to_value = _single_converter(fields["key"]), _item_converter(fields["value"])
         return lambda pairs: _without_doubles(
             {to_key(key): to_value(item) for key, item in pairs}, pairs
         )
-    one = _single_converter(field)
-    return (lambda items: list(map(one, items))) if is_repeated(field) else one
+    if is_repeated(field):
+        to_item = _item_converter(field)
+        return lambda items: list(map(to_item, items))
+    return _single_converter(field)
+
+
+def _item_converter(field: FieldDescriptor) -> _Convert:
+    """Return what converts an item of a list or a map, and raises ValueError for null."""
+    convert = _single_converter(field)
+
+    def convert_item(item: Any) -> Any:
+        if item is None:
+            raise ValueError("a null in a list or a map, which Protobuf does not have")
+        return convert(item)
+
+    return convert_item
 
 
 def _without_doubles(entries: dict[Any, Any], pairs: Sequence[Any]) -> dict[Any, Any]:
@@ -156,8 +182,12 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
 def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return f"{value:f}"
-    # A time, a date, or a timestamp without a zone.
-    return value.isoformat() if isinstance(value, dt.date | dt.time) else value
+    if not isinstance(value, dt.date | dt.time):
+        return value
+    # Only NaT, which pandas makes of the lowest number of nanoseconds, differs from itself.
+    if ne(value, value):
+        raise ValueError(BEYOND_PYTHON)
+    return value.isoformat()
 
 
 def _float_of(value: Any, *, code: str) -> Any:

@@ -1,0 +1,201 @@
+"""The round-trip matrix of the Kafka sink's Protobuf, JSON Schema and raw values.
+
+Each value is encoded as a writer of the sink does it, by a schema that the sink registers,
+and is read by Confluent's deserializers, Protobuf's runtime and jsonschema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import types as arrow
+from tests.support.edge_values import SCALARS, invalid_text
+from tests.support.exact_values import exact_values
+from tests.support.record_cells import (
+    Message,
+    RecordColumn,
+    column_groups,
+    find_altered,
+    has_fine_clock,
+    has_null_item,
+    is_finer_than_python,
+    write_records,
+)
+from tests.support.registered_readers import (
+    empty_for_null,
+    json_schema_reader,
+    protobuf_reader,
+    read_document,
+    read_field,
+)
+from tests.support.source_encoders import is_beyond_python, is_not_finite
+
+from onceflow.connectors.kafka.encoding import schema_text
+from onceflow.connectors.kafka.registry import SchemaKind
+from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text, to_plain_type
+from onceflow.core.errors import ConfigError
+
+NUMBER = pa.field("n", pa.int64(), nullable=False)
+
+
+def _rows(column: RecordColumn) -> pa.RecordBatch:
+    fields = [NUMBER, pa.field(column.field, column.type)]
+    numbers = pa.array(range(len(column.values)), pa.int64())
+    return pa.RecordBatch.from_arrays([numbers, column.values], schema=pa.schema(fields))
+
+
+# --- Protobuf -----------------------------------------------------------------------------------
+
+
+def protobuf_takes(kind: pa.DataType, *, inside: bool = False) -> bool:
+    """Return whether the documents say that Protobuf has fields of `kind`."""
+    plain = to_plain_type(kind)
+    if arrow.is_map(plain) or is_list(plain):
+        item = plain.item_type if arrow.is_map(plain) else plain.value_type
+        return not inside and protobuf_takes(item, inside=True)
+    if arrow.is_struct(plain):
+        return all(protobuf_takes(one.type) for one in plain)
+    return bool(
+        arrow.is_boolean(plain)
+        or arrow.is_integer(plain)
+        or arrow.is_float32(plain)
+        or arrow.is_float64(plain)
+        or arrow.is_decimal(plain)
+        or arrow.is_date(plain)
+        or arrow.is_time(plain)
+        or arrow.is_timestamp(plain)
+        or is_text(plain)
+        or is_bytes(plain)
+    )
+
+
+def may_refuse_protobuf(kind: pa.DataType, value: Any) -> bool:
+    return is_beyond_python(value) or has_fine_clock(value) or has_null_item(value, kind)
+
+
+def message_of_all(
+    columns: Sequence[RecordColumn], *, required: bool
+) -> tuple[Message, list[RecordColumn]]:
+    """Return a message with a field for each of `columns` that Protobuf has, and those columns.
+
+    A column is then written by the field of its name: one schema is compiled instead of many.
+    """
+    taken = [column for column in columns if protobuf_takes(column.type)]
+    for column in columns:
+        if column not in taken:
+            schema = pa.schema([pa.field(column.field, column.type)])
+            with pytest.raises(ConfigError, match=column.field):
+                schema_text(SchemaKind.PROTOBUF, schema, "row", alone=False)
+    fields = [pa.field(one.field, one.type, nullable=not required) for one in taken]
+    text = schema_text(SchemaKind.PROTOBUF, pa.schema([NUMBER, *fields]), "row", alone=False)
+    return Message(text), taken
+
+
+@pytest.mark.parametrize("columns", column_groups())
+def test_a_value_in_protobuf_is_what_was_written_or_its_row_was_refused(
+    columns: list[RecordColumn],
+) -> None:
+    message, taken = message_of_all(columns, required=False)
+    read = protobuf_reader(message.text)
+    altered: dict[str, list[str]] = {}
+    for column in taken:
+        kind, name = column.type, column.field
+        written = write_records(_rows(column), message=message, format="protobuf")
+        faults = find_altered(
+            written,
+            [empty_for_null(value, kind) for value in column.written],
+            lambda record: read_field(read(record["value"]), name, kind),
+            lambda value: may_refuse_protobuf(kind, value),
+        )
+        if faults:
+            altered[column.edge.name] = faults
+    assert altered == {}
+
+
+def test_columns_that_protobuf_lacks_are_these_alone() -> None:
+    assert [edge.name for edge in SCALARS if not protobuf_takes(edge.type)] == [
+        "halffloat",
+        "duration[s]",
+        "duration[ms]",
+        "duration[us]",
+        "duration[ns]",
+        "month_day_nano_interval",
+        "null",
+    ]
+
+
+# --- JSON Schema --------------------------------------------------------------------------------
+
+
+def _json_takes(kind: pa.DataType) -> bool:
+    return not holds(kind, lambda one: bool(arrow.is_duration(one) or arrow.is_interval(one)))
+
+
+def may_refuse_json(value: Any) -> bool:
+    return is_beyond_python(value) or is_not_finite(value) or is_finer_than_python(value)
+
+
+@pytest.mark.parametrize("columns", column_groups())
+def test_a_value_by_json_schema_is_what_was_written_or_its_row_was_refused(
+    columns: list[RecordColumn],
+) -> None:
+    """Every document also fits the schema that the sink has registered, and its formats."""
+    altered: dict[str, list[str]] = {}
+    for column in columns:
+        kind, name = column.type, column.field
+        if not _json_takes(kind):
+            with pytest.raises(ConfigError, match=f"column '{name}'"):
+                write_records(_rows(column), format="json-schema")
+            continue
+        written = write_records(_rows(column), format="json-schema")
+        read = json_schema_reader(written.texts["value"])
+        faults = find_altered(
+            written,
+            column.written,
+            lambda record: read_document(read(record["value"])[name], kind),
+            may_refuse_json,
+        )
+        if faults:
+            altered[column.edge.name] = faults
+    assert altered == {}
+
+
+# --- raw ----------------------------------------------------------------------------------------
+
+
+def _octets(value: object) -> object:
+    return value.encode() if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_raw_keys_and_values_are_the_bytes_of_the_column_or_it_is_refused(name: str) -> None:
+    other = "value" if name == "key" else "key"
+    for edge in SCALARS:
+        constant = pa.array([b"o"] * len(edge.values))
+        rows = pa.RecordBatch.from_arrays([edge.values, constant], names=[name, other])
+        plain = to_plain_type(edge.type)
+        if not (is_text(plain) or is_bytes(plain)):
+            with pytest.raises(ConfigError, match=f"column '{name}' .* binary or string"):
+                write_records(rows, format="raw")
+            continue
+        written = write_records(rows, format="raw")
+        assert written.refused == {}
+        expected = [_octets(value) for value in exact_values(edge.values)]
+        assert [record[name] for record in written.records] == expected, edge.name
+        assert {record[other] for record in written.records} == {b"o"}
+
+
+@pytest.mark.parametrize("value_format", ["json", "json-schema", "avro", "protobuf"])
+def test_text_that_is_not_utf_8_makes_a_bad_row_and_raw_writes_its_bytes(
+    value_format: str,
+) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([0, 1]), invalid_text()], names=["n", "value"])
+    message = Message('syntax = "proto3"; message Row { int64 n = 1; optional string value = 2; }')
+    written = write_records(rows, message=message, format=value_format)
+    assert (written.kept, list(written.refused)) == ([0], [1])
+    assert "utf-8" in written.refused[1].lower() or "utf8" in written.refused[1].lower()
+    raw = write_records(rows, format="raw", partition_column="n")
+    assert [record["value"] for record in raw.records] == [b"ok", b"\xed\xa0\x80"]
