@@ -6,16 +6,20 @@ answers LOAD DATA LOCAL is the data that `send` was given, and no server can ask
 
 The only module that knows PyMySQL: its errors become those of `sql.errors` here. Private names of
 PyMySQL are used, and pyproject.toml bounds the version for them: Connection._create_ssl_ctx,
-_execute_command, _read_packet, _read_timeout, _sock, _write_timeout; Cursor._result.
+_current_timeout, _execute_command, _next_seq_id, _read_packet, _read_timeout, _rfile, _sock,
+_write_timeout; Cursor._result.
 """
 
 from __future__ import annotations
 
+import select
 import ssl
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,7 +47,12 @@ from onceflow.sinks.sql.session import (
     StatementRefused,
     TableMissing,
 )
-from onceflow.sinks.sql.silence import UNACKNOWLEDGED_S, limit_silence, probe_while_idle
+from onceflow.sinks.sql.silence import (
+    UNACKNOWLEDGED_S,
+    RepeatedPackets,
+    limit_silence,
+    probe_while_idle,
+)
 
 if TYPE_CHECKING:
     _Connection = Connection[Cursor]
@@ -121,6 +130,8 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
         **dict.fromkeys((1061, 1440), NameTaken),
     }
 )
+_LOOK_S = 1.0
+"""How often a wait during a transfer of rows looks for lost packets."""
 _PIECE_BYTES = 1 << 20
 """The size of the packets in which a file's content is sent."""
 # First bytes of a row's packet: the text's length, or how many bytes that takes, or it is no row.
@@ -295,8 +306,8 @@ class WireConnection:
                 limit_silence(self._descriptor, max(UNACKNOWLEDGED_S, self._reply_timeout_s))
                 for chunk in file:
                     for start in range(0, len(chunk), _PIECE_BYTES):
-                        private.write_packet(bytes(chunk[start : start + _PIECE_BYTES]))
-                private.write_packet(b"")
+                        self._write_packet(chunk[start : start + _PIECE_BYTES])
+                self._write_packet(b"")
         self._transfers = file is not None
         self._awaits_reply = True
 
@@ -304,6 +315,8 @@ class WireConnection:
         """Return the reply to what was sent."""
         self._awaits_reply = False
         with self._bound():
+            if self._transfers:
+                self._await_reply_to_rows()
             packet = cast("Any", self._connection)._read_packet()
         if self._transfers:
             self._transfers = False
@@ -313,6 +326,51 @@ class WireConnection:
             raise to_sql_error(_OUT_OF_SYNC, "the server answered neither success nor error")
         reply = cast("Any", OKPacketWrapper)(packet)
         return Reply(int(reply.affected_rows), int(reply.warning_count))
+
+    def _write_packet(self, payload: bytes | memoryview) -> None:
+        """Send one packet of a file. PyMySQL would not notice meanwhile that packets are lost.
+
+        Raises:
+            OperationalError: The server takes nothing, or the network loses all packets.
+        """
+        private = cast("Any", self._connection)
+        head = len(payload).to_bytes(3, "little") + bytes([private._next_seq_id])
+        left = memoryview(head + bytes(payload))
+        private._next_seq_id = (private._next_seq_id + 1) % 256
+        watch = _TransferWatch(self._descriptor, self._reply_timeout_s)
+        self._set_timeout(_LOOK_S)
+        while left:
+            try:
+                left = left[private._sock.send(left) :]
+            except TimeoutError:
+                watch.check()
+            except OSError as error:
+                self.close()
+                raise OperationalError(CR.CR_SERVER_GONE_ERROR, f"rows: {error!r}") from error
+
+    def _await_reply_to_rows(self) -> None:
+        """Return once a byte of the reply is there.
+
+        Raises:
+            OperationalError: No reply came in time, or the network loses all packets.
+        """
+        private = cast("Any", self._connection)
+        watch = _TransferWatch(self._descriptor, self._reply_timeout_s)
+        readable = select.poll()
+        readable.register(self._descriptor, select.POLLIN)
+        self._set_timeout(0.0)
+        is_there = bool(_peek(private._rfile))
+        while not is_there:
+            is_there = bool(readable.poll(_LOOK_S * 1000)) and _peek(private._rfile) is not None
+            if not is_there:
+                watch.check()
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        """Set the socket's own timeout until PyMySQL reads or writes next."""
+        private = cast("Any", self._connection)
+        private._sock.settimeout(timeout_s)
+        # PyMySQL sets its timeout only where the last one that it knows of was another.
+        private._current_timeout = timeout_s
 
     def single_texts(self, statement: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield the rows of `statement`, which has one column without nulls, as lines of text.
@@ -406,6 +464,44 @@ class WireConnection:
         if self._awaits_reply:
             self.close()
             raise to_sql_error(_OUT_OF_SYNC, "the reply to the last statement is not read")
+
+
+class _TransferWatch:
+    """Ends one wait for a server that takes rows, or replies to them."""
+
+    def __init__(self, descriptor: int, timeout_s: float) -> None:
+        self._descriptor = descriptor
+        self._deadline_s = time.monotonic() + timeout_s
+        self._repeated = RepeatedPackets()
+
+    def check(self) -> None:
+        """Raise OperationalError if the wait is over.
+
+        Raises:
+            OperationalError: The timeout is over, or the network loses all packets.
+        """
+        now_s = time.monotonic()
+        repeated_s = self._repeated.measure(self._descriptor, now_s)
+        if repeated_s >= UNACKNOWLEDGED_S:
+            raise OperationalError(
+                CR.CR_SERVER_LOST, f"the server has acknowledged nothing for {repeated_s:.0f} s"
+            )
+        if now_s > self._deadline_s:
+            raise OperationalError(CR.CR_SERVER_LOST, "timed out")
+
+
+def _peek(reader: BufferedReader) -> bytes | None:
+    """Return bytes that `reader`, of a socket that does not block, has; None if TLS needs more.
+
+    Raises:
+        OperationalError: The connection is broken.
+    """
+    try:
+        return reader.peek(1)
+    except ssl.SSLWantReadError:
+        return None
+    except OSError as error:
+        raise OperationalError(CR.CR_SERVER_LOST, f"reply to rows: {error!r}") from error
 
 
 class MySQLSession(Session):

@@ -3,6 +3,7 @@
     unshare --net python -m tests.support.lost_packets DIRECTORY KIND DIRECTION OUTAGE_S
 
 KIND is postgres or mysql; DIRECTION is requests or replies. DIRECTORY/outcome.json tells the rest.
+If OUTAGE_S is 0, no job runs: packets are lost for good in the middle of one transfer of rows.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
 from tests.integration.sql.databases import Database, MySQL, Postgres
 from tests.support.lossy_cable import CLIENT, SERVER, LossyCable
 from tests.support.servers.database_packages import offer_packages
@@ -24,6 +27,9 @@ from typing_extensions import override
 from onceflow import Job, JobState, JobStatus
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.integration.servers import EmbeddedMySQL, EmbeddedPostgres
+from onceflow.sinks.mysql.connection import MySQLSession
+from onceflow.sinks.postgres.connection import own
+from onceflow.sinks.sql.session import ConnectionLost
 
 _TIMEOUT_S = 150.0
 
@@ -88,7 +94,10 @@ def main() -> None:
         with server:
             database_class: type[Database] = Postgres if kind == "postgres" else MySQL
             database = database_class.create(server, "lost")
-            outcome = _run_through(cable, database, directory, direction, float(outage_s))
+            if float(outage_s):
+                outcome = _run_through(cable, database, directory, direction, float(outage_s))
+            else:
+                outcome = _lose_in_transfer(cable, database, direction)
     (directory / "outcome.json").write_text(json.dumps(asdict(outcome)))
 
 
@@ -116,6 +125,35 @@ def _run_through(
         job.cancel()
     all_rows_once = database.ids_in() == list(range(RECORDS))
     return Outcome(noticed_s, resumed_s, before.last_error, all_rows_once, len(database.prepared()))
+
+
+def _lose_in_transfer(cable: LossyCable, database: Database, direction: str) -> Outcome:
+    """Lose all packets between two rows of one statement that loads a table."""
+    database.query("CREATE TABLE ledger (id int PRIMARY KEY)")
+    lost_at_s = 0.0
+
+    def give_rows() -> Iterator[memoryview]:
+        nonlocal lost_at_s
+        yield memoryview(b"1\n")
+        cable.lose(direction)
+        lost_at_s = time.monotonic()
+        yield memoryview(b"2\n")
+
+    with database.sink(table="ledger").settings.endpoint.connect("test") as session:
+        session.begin()
+        with pytest.raises(ConnectionLost) as lost:
+            if isinstance(session, MySQLSession):
+                load = "LOAD DATA LOCAL INFILE 'rows' INTO TABLE ledger (id)"
+                session.send(load, cast("Any", give_rows()))
+                session.receive()
+            else:
+                copy = own(session).copy_in("COPY ledger FROM STDIN")
+                for rows in give_rows():
+                    copy.write(bytes(rows))
+                copy.end()
+        noticed_s = time.monotonic() - lost_at_s
+    cable.heal(direction)
+    return Outcome(noticed_s, 0.0, str(lost.value), database.ids_in() == [], 0)
 
 
 def _await(job: Job, holds: Callable[[JobStatus], bool]) -> None:

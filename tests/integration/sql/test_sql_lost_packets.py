@@ -27,19 +27,32 @@ def test_a_job_notices_lost_packets_by_its_limit_and_goes_on_when_they_arrive_ag
 ) -> None:
     if not can_have_one():
         pytest.skip("no network namespace: it takes `unshare`, `nsenter`, `ip` with veth, and root")
-    outcome = run(tmp_path, kind, direction)
+    outcome = run(tmp_path, kind, direction, OUTAGE_S)
     assert outcome["noticed_s"] < UNACKNOWLEDGED_S + SLACK_S, outcome
     # Without a limit the system would send the lost packet again only after another 42 s.
     assert outcome["resumed_s"] < 2 * SLACK_S, outcome
     assert (outcome["all_rows_once"], outcome["prepared"]) == (True, 0), outcome
 
 
-def run(directory: Path, kind: str, direction: str) -> dict[str, Any]:
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+def test_a_transfer_of_rows_whose_packets_are_lost_ends_by_the_same_limit(
+    kind: str, direction: str, tmp_path: Path
+) -> None:
+    if not can_have_one():
+        pytest.skip("no network namespace: it takes `unshare`, `nsenter`, `ip` with veth, and root")
+    outcome = run(tmp_path, kind, direction, 0)
+    assert "acknowledged nothing for 30 s" in outcome["last_error"]
+    assert outcome["noticed_s"] < UNACKNOWLEDGED_S + SLACK_S, outcome
+    assert outcome["all_rows_once"], outcome
+
+
+def run(directory: Path, kind: str, direction: str, outage_s: int) -> dict[str, Any]:
     module = "tests.support.lost_packets"
     log = directory / "run.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*PREFIX, sys.executable, "-m", module, str(directory), kind, direction, str(OUTAGE_S)],
+            [*PREFIX, sys.executable, "-m", module, str(directory), kind, direction, str(outage_s)],
             cwd=Path(__file__).parents[3],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
