@@ -44,7 +44,12 @@ from typing import Any, cast
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
-from onceflow.connectors.kafka.client import describe_error, error_of
+from onceflow.connectors.kafka.client import (
+    ClientTroubles,
+    describe_error,
+    error_of,
+    make_login_error,
+)
 from onceflow.core.errors import StorageError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import CommitterContext
@@ -302,8 +307,12 @@ class TransactionalLane:
         self._settings = settings
         self.name = name
         self._calls = BoundedCalls()
+        self._troubles = ClientTroubles(settings)
         self._producer: Producer = open_producer(
-            settings, client_id=name.replace("/", "."), transactional_id=name
+            settings,
+            client_id=name.replace("/", "."),
+            transactional_id=name,
+            troubles=self._troubles,
         )
         # First: commit offsets that are read after this can no longer change but by us.
         self._call_repeatedly(self._producer.init_transactions, "was not opened", deadline)
@@ -469,10 +478,15 @@ class TransactionalLane:
         # what became of it. Before that, an abort spares consumers the wait for its timeout. The
         # client asks the broker to commit only after the broker has taken all records.
         sent = sent and not is_rejected(error_of(error))
+        # Serves the error callback, which alone hears of a refused password: the call timed out.
+        self._producer.poll(0)
         if sent:
             self.close()
         else:
             self.abandon()
+        if refused := self._troubles.authentication:
+            login = make_login_error(self._settings, refused)
+            return LaneFailed(f"{self.name}: {failure}: {login}", sent=sent, waits_for_person=True)
         reason, advice = describe_error(error, self._settings), advise(error_of(error))
         return LaneFailed(
             f"{self.name}: {failure}: {reason}{advice and f'; {advice}'}",

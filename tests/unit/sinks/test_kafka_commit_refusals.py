@@ -121,6 +121,26 @@ def test_what_the_next_try_or_a_broker_mends_waits_for_no_person(
     assert not outcome.until_mended
 
 
+def test_a_refused_password_behind_a_timeout_waits_for_a_person(
+    job: KafkaJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RefusedLogin(Refusing):
+        def __init__(self, config: Mapping[str, Any]) -> None:
+            self._report = config["error_cb"]
+
+        def poll(self, timeout_s: float) -> int:
+            self._report(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, "wrong password"))
+            return int(timeout_s)
+
+    monkeypatch.setattr(clients, "Producer", RefusedLogin)
+    code = KafkaError._TIMED_OUT  # pyright: ignore[reportPrivateUsage]
+    outcome = commit(job, "init_transactions", KafkaError(code))
+    assert isinstance(outcome, RetryLater)
+    assert outcome.until_mended
+    assert "refuses to authenticate" in outcome.reason
+    assert "Check the mechanism, the user and the password" in outcome.reason
+
+
 def test_a_client_that_refuses_its_settings_waits_for_a_person(
     job: KafkaJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
