@@ -14,7 +14,7 @@ from onceflow.connectors.kafka.client import (
     make_access_error,
 )
 from onceflow.core.errors import SourceError, SourceUnavailable
-from onceflow.sources.kafka.position import describe_gap, gap_error
+from onceflow.sources.kafka.position import cut_error, describe_cut, describe_gap, gap_error
 from onceflow.sources.kafka.settings import KafkaSettings
 
 _logger = logging.getLogger("onceflow.sources.kafka")
@@ -32,6 +32,19 @@ GAP_CODES = frozenset(
 
 DAMAGED_CODES = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 """What it reports when the offset exists and cannot be read."""
+
+
+def is_cut(error: KafkaError | None) -> bool:
+    """Return whether `error` says that the end of a log was cut off before the offset asked for.
+
+    librdkafka 2.16 reports that as a reset of the offset, and gives the reason as text.
+    """
+    if error is None:
+        return False
+    code = error.code()
+    return code == _LOG_TRUNCATION or (
+        code == KafkaError._AUTO_OFFSET_RESET and "log truncation" in error.str()
+    )
 
 
 class Event(Enum):
@@ -88,9 +101,18 @@ class Gaps:
         self._met: dict[tuple[str, int], int] = {}
 
     def find_resume_offset(
-        self, consumer: Consumer, topic: str, partition: int, offset_next: int
+        self,
+        consumer: Consumer,
+        topic: str,
+        partition: int,
+        offset_next: int,
+        *,
+        was_cut: bool = False,
     ) -> int:
         """Return the offset to go on at when `offset_next` does not exist.
+
+        `was_cut` is true if the broker said that the end of the log was cut off before it. Then the
+        offset may exist again, behind records that were never read.
 
         Raises:
             OffsetOutOfRange: Records are missing, and data loss is not accepted.
@@ -98,6 +120,12 @@ class Gaps:
         """
         low, high = self._read_watermarks(consumer, topic, partition, offset_next)
         before, self._met[topic, partition] = self._met.get((topic, partition)), offset_next
+        if was_cut and low <= offset_next <= high:
+            if self._settings.fail_on_data_loss:
+                raise cut_error(topic, partition, offset_next=offset_next, low=low, high=high)
+            facts = describe_cut(topic, partition, offset_next=offset_next, low=low, high=high)
+            _logger.warning("going on at %d: %s", low, facts)
+            return low
         if low <= offset_next <= high:
             # It has come into range since: a replica that lagged behind has caught up.
             # Twice at the same offset: it is no replica that catches up, and asking on would never

@@ -2,10 +2,13 @@
 
 next <= stop, where there is a stop. `next` is the offset to read next; `stop` is exclusive.
 
-    {"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…"}
+    {"topic":"payments","partition":0,"next":42,"stop":null,"topic_id":"…","cluster_id":"…",
+     "leader_epoch":3}
 
 This is UTF-8 JSON in Split.position. The ids tell the topic from another one of the same name; they
-are empty, or absent, where the brokers gave none.
+are empty, or absent, where the brokers gave none. The leader epoch tells the records before `next`
+from others that were written at the same offsets after the end of the log was cut off. It is null,
+or absent, where the broker gave none.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class PartitionPosition:
     stop: int | None = None
     topic_id: str = ""
     cluster_id: str = ""
+    leader_epoch: int | None = None
+    """The leader epoch of the record before `next`, or None if it is not known."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -42,6 +47,7 @@ class PartitionPosition:
                 "stop": self.stop,
                 "topic_id": self.topic_id,
                 "cluster_id": self.cluster_id,
+                "leader_epoch": self.leader_epoch,
             },
             separators=(",", ":"),
         )
@@ -59,6 +65,7 @@ class PartitionPosition:
             topic, partition = fields["topic"], fields["partition"]
             following, stop = fields["next"], fields["stop"]
             topic_id, cluster_id = fields.get("topic_id", ""), fields.get("cluster_id", "")
+            leader_epoch = fields.get("leader_epoch")
         except (ValueError, KeyError, TypeError) as error:
             raise StateIncompatible(_not_ours(split)) from error
         if (
@@ -68,8 +75,9 @@ class PartitionPosition:
             and (stop is None or isinstance(stop, int))
             and isinstance(topic_id, str)
             and isinstance(cluster_id, str)
+            and (leader_epoch is None or isinstance(leader_epoch, int))
         ):
-            return cls(topic, partition, following, stop, topic_id, cluster_id)
+            return cls(topic, partition, following, stop, topic_id, cluster_id, leader_epoch)
         raise StateIncompatible(_not_ours(split))
 
 
@@ -94,6 +102,27 @@ def describe_gap(topic: str, partition: int, *, offset_next: int, low: int, high
         f"{where}, but the topic ends at {high}: it was deleted and created again, or an unclean"
         f" leader election cut off its end. What it holds now ({low} to {high - 1}) are other"
         " records than those read before"
+    )
+
+
+def describe_cut(topic: str, partition: int, *, offset_next: int, low: int, high: int) -> str:
+    """Return what became of `topic`-`partition` whose end was cut off and has grown again."""
+    return (
+        f"{topic}-{partition}: offset {offset_next} was to be read next, but the end of the log was"
+        " cut off before it, by an unclean leader election or by a broker that lost records, and"
+        f" was written anew. Some of the offsets before {offset_next} hold other records now than"
+        f" those that were read; the topic has {low} to {high - 1}"
+    )
+
+
+def cut_error(
+    topic: str, partition: int, *, offset_next: int, low: int, high: int
+) -> OffsetOutOfRange:
+    """Return the error that says that records were replaced, and what can be done."""
+    facts = describe_cut(topic, partition, offset_next=offset_next, low=low, high=high)
+    return OffsetOutOfRange(
+        f"{facts}. Start the job anew, or accept it with fail_on_data_loss=False, which goes on at"
+        f" {low}"
     )
 
 

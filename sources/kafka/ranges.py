@@ -30,7 +30,7 @@ from onceflow.core.errors import SourceUnavailable
 from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
 from onceflow.sources.kafka.decoded_rows import Rows
-from onceflow.sources.kafka.events import Event, Gaps, classify_error
+from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut
 from onceflow.sources.kafka.fetched import FetchedRecords
 from onceflow.sources.kafka.intake import Intake, Taken, open_intake
 from onceflow.sources.kafka.messages import Records, messages_of
@@ -390,7 +390,7 @@ class _Reading:
         if partition in self._unproven:
             raise _StaleMessages
         if kind is Event.GAP:
-            self._meet_gap(partition)
+            self._meet_gap(partition, was_cut=is_cut(error))
         else:
             self._client.ends[partition] = event.offset() or 0
             self._reach_end(partition)
@@ -400,9 +400,11 @@ class _Reading:
         if self._client.ends.get(partition, -1) >= self._end[partition]:
             self._advance(partition, self._end[partition])
 
-    def _meet_gap(self, partition: _Partition) -> None:
+    def _meet_gap(self, partition: _Partition, *, was_cut: bool) -> None:
         offset_next = self._next[partition]
-        resumed = self._gaps.find_resume_offset(self._client.consumer, *partition, offset_next)
+        resumed = self._gaps.find_resume_offset(
+            self._client.consumer, *partition, offset_next, was_cut=was_cut
+        )
         # If the end of the log was cut off, records at these offsets are not those of this range.
         self._next[partition] = self._end[partition] if resumed < offset_next else resumed
         if self._next[partition] >= self._end[partition]:

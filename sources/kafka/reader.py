@@ -30,7 +30,7 @@ from onceflow.sources.kafka.client import (
     group_id_of,
     open_consumer,
 )
-from onceflow.sources.kafka.events import Event, Gaps, classify_error
+from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut
 from onceflow.sources.kafka.intake import Intake, Taken, open_intake
 from onceflow.sources.kafka.messages import Records, messages_of, sample_times
 from onceflow.sources.kafka.position import PartitionPosition
@@ -95,8 +95,10 @@ class KafkaReader(SourceReader):
         self._bounded = settings.ending is not None
         self._began: dict[_Partition, PartitionPosition] = {}
         self._next: dict[_Partition, int] = {}
+        self._epochs: dict[_Partition, int | None] = {}
+        """The leader epoch of the record before each position, if it is known."""
         self._stop: dict[_Partition, int] = {}
-        self._unreturned: dict[_Partition, int] = {}
+        self._unreturned: dict[_Partition, tuple[int, int | None]] = {}
         """Positions before the rows that are collected and still wait for a schema."""
         self._open = self._add_positions(splits)
         self._asked = [TopicPartition(*partition) for partition in self._open]
@@ -226,10 +228,10 @@ class KafkaReader(SourceReader):
 
     def _positions(self, partitions: Iterable[_Partition]) -> Iterator[PartitionPosition]:
         """Yield where `partitions` are read on, with what `poll` has returned counted as read."""
-        offsets = self._next | self._unreturned
         for one in partitions:
             stop = None if self._stop[one] == _NO_STOP else self._stop[one]
-            yield replace(self._began[one], next=offsets[one], stop=stop)
+            following, epoch = self._unreturned.get(one, (self._next[one], self._epochs[one]))
+            yield replace(self._began[one], next=following, stop=stop, leader_epoch=epoch)
 
     def _stop_of(self, position: PartitionPosition) -> int:
         """Return the stop of `position`; for a stream, one that is never reached."""
@@ -250,6 +252,7 @@ class KafkaReader(SourceReader):
             require(partition not in self._next, f"{position} is in two splits")
             self._began[partition] = position
             self._next[partition] = position.next
+            self._epochs[partition] = position.leader_epoch
             self._stop[partition] = self._stop_of(position)
             if self._next[partition] < self._stop[partition]:
                 taken.append(partition)
@@ -285,7 +288,15 @@ class KafkaReader(SourceReader):
         self._consumer = self._intake = None
 
     def _assignment(self, partitions: Sequence[_Partition]) -> list[TopicPartition]:
-        return [TopicPartition(*partition, self._next[partition]) for partition in partitions]
+        # With an epoch the client asks the leader whether the log still has the records before.
+        return [
+            TopicPartition(*partition, self._next[partition])
+            if self._epochs[partition] is None
+            else TopicPartition(
+                *partition, self._next[partition], leader_epoch=self._epochs[partition]
+            )
+            for partition in partitions
+        ]
 
     def _require_client(self) -> Consumer:
         if self._consumer is None:
@@ -299,7 +310,7 @@ class KafkaReader(SourceReader):
 
     def _read(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         deadline = time.monotonic() + timeout_s
-        began = dict(self._next)
+        began = {one: (self._next[one], self._epochs[one]) for one in self._next}
         if self._drain() and len(self._rows) == 0:
             # No rows came, but an end behind markers may have: the next snapshot must have it.
             self._advance()
@@ -378,14 +389,20 @@ class KafkaReader(SourceReader):
         for reported in self._require_client().position(self._asked):
             partition = (reported.topic, reported.partition)
             # Markers at the end are not returned, so the client's own count stays before them.
-            offset = max(reported.offset, self._ends.get(partition, -1))
+            offset = reported.offset
+            epoch: int | None = reported.leader_epoch
+            end = self._ends.get(partition, -1)
+            if end > offset:
+                # Of the marker before the end no epoch is told.
+                offset, epoch = end, None
             if offset < 0:
                 # The client has returned nothing of it yet.
                 continue
             if offset > self._stop[partition]:
                 passed.append(partition)
-                offset = self._stop[partition]
-            self._next[partition] = offset
+                offset, epoch = self._stop[partition], None
+            if offset != self._next[partition]:
+                self._next[partition], self._epochs[partition] = offset, epoch
         return passed
 
     def _before_stops(self, records: Records) -> Records:
@@ -450,11 +467,16 @@ class KafkaReader(SourceReader):
         if offset_next is None or offset_next < 0:
             offset_next = self._next[topic, partition]
         resumed = self._gaps.find_resume_offset(
-            self._require_client(), topic, partition, offset_next
+            self._require_client(),
+            topic,
+            partition,
+            offset_next,
+            was_cut=is_cut(event.error()),
         )
         # Ends reported by the old client may be of what is gone.
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
+        self._epochs[topic, partition] = None
         if resumed < offset_next:
             # The topic's end was cut off, or it is another topic: the position is in what is there.
             with Catalog(self._settings) as catalog:

@@ -146,6 +146,7 @@ def test_position_survives_its_split() -> None:
     for position in (
         PartitionPosition("a-b", 7, 42),
         PartitionPosition("zażółć", 0, 5, 9, topic_id="uKAYaXP6S", cluster_id="phfLa288R"),
+        PartitionPosition("payments", 1, 5, leader_epoch=3),
     ):
         assert PartitionPosition.from_split(position.to_split()) == position
     assert PartitionPosition("payments", 0, 1).to_split().id == "payments-0"

@@ -1,0 +1,109 @@
+"""What the Kafka source does where the end of a log was cut off and has grown again."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.kafka_feed import (
+    Transactions,
+    ids,
+    produce,
+    read_rows,
+    reading,
+    record,
+    source,
+)
+
+from onceflow.core.errors import OffsetOutOfRange
+from onceflow.integration.servers.kafka import EmbeddedKafka
+
+pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("each_reader")]
+
+_SAID = "offset 100 was to be read next, but the end of the log was cut off before it"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedKafka]:
+    """A broker of this module's own, which its tests may kill but must leave running."""
+    with EmbeddedKafka() as server:
+        yield server
+
+
+@pytest.fixture
+def topic(broker: EmbeddedKafka) -> str:
+    """A topic with the records 0 to 99, in ten batches."""
+    name = broker.create_topic(f"cut-{uuid.uuid4().hex[:8]}")
+    for first in range(0, 100, 10):
+        produce(broker.bootstrap_servers, name, map(record, range(first, first + 10)))
+    return name
+
+
+def _cut(broker: EmbeddedKafka, topic: str) -> None:
+    """Take half of the records from the end of the log, as an unclean election does."""
+    broker.kill()
+    folder = Path(broker.directory) / "data" / f"{topic}-0"
+    log = folder / f"{0:020}.log"
+    os.truncate(log, log.stat().st_size // 2)
+    for index in folder.glob("*index"):
+        index.unlink()
+    broker.start()
+
+
+def test_a_position_in_records_that_were_written_anew_is_refused(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    described = source(broker.bootstrap_servers, topic)
+    with reading(described) as reader:
+        assert ids(read_rows(reader, 100)) == list(range(100))
+        known = reader.snapshot()
+    _cut(broker, topic)
+    produce(broker.bootstrap_servers, topic, map(record, range(1000, 1100)))
+    with (
+        reading(described, described.discover(known)) as reader,
+        pytest.raises(OffsetOutOfRange, match=_SAID),
+    ):
+        read_rows(reader, 1)
+    accepting = source(broker.bootstrap_servers, topic, fail_on_data_loss=False)
+    with reading(accepting, accepting.discover(known)) as reader:
+        found = ids(read_rows(reader, 101))
+    assert found[-100:] == list(range(1000, 1100))
+    assert found[:-100] == list(range(len(found) - 100))
+
+
+def test_a_reader_under_which_records_were_written_anew_is_stopped(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    with reading(source(broker.bootstrap_servers, topic)) as reader:
+        assert ids(read_rows(reader, 100)) == list(range(100))
+        _cut(broker, topic)
+        produce(broker.bootstrap_servers, topic, map(record, range(1000, 1100)))
+        with pytest.raises(OffsetOutOfRange, match=_SAID):
+            read_rows(reader, 1)
+
+
+def test_a_log_that_is_whole_is_read_on_after_each_death_of_its_broker(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    """Also behind markers of transactions, and where the position is the end of an epoch."""
+    described = source(broker.bootstrap_servers, topic)
+    known = described.splits()
+    found: list[int] = []
+    for number in range(100, 103):
+        transactions = Transactions(broker.bootstrap_servers)
+        transactions.write(topic, [record(number)])
+        transactions.commit()
+        with reading(described, described.discover(known)) as reader:
+            found += ids(read_rows(reader, number + 1 - len(found)))
+            # Behind the marker, once the client has come to the end.
+            assert reader.poll(0.3) is None
+            known = reader.snapshot()
+        broker.kill()
+        broker.start()
+    produce(broker.bootstrap_servers, topic, [record(103)])
+    with reading(described, described.discover(known)) as reader:
+        found += ids(read_rows(reader, 1))
+    assert found == list(range(104))
