@@ -1,0 +1,117 @@
+"""The rooms of the code that mutants are planted in, and the tests that look at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_UNIT = "tests/unit"
+_SCHEDULES = "tests/simulation/test_simulation.py::test_every_invariant_holds_in"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A part of the code.
+
+    `stages` are the arguments of pytest, the cheapest first. A mutant that a stage kills is not run
+    in the next one.
+    """
+
+    files: Sequence[str]
+    """Patterns of paths below the root of the project."""
+    stages: Sequence[Sequence[str]]
+
+
+_SIMULATION = (
+    f"{_SCHEDULES}_the_schedules_that_catch_broken_variants",
+    f"{_SCHEDULES}_random_schedules[200]",
+)
+
+ROOMS: Mapping[str, Room] = MappingProxyType(
+    {
+        "protocol": Room(
+            ("core/protocol/**/*.py",),
+            (
+                (f"{_UNIT}/protocol", f"{_UNIT}/commit"),
+                (f"{_UNIT}/runtime/test_status.py", f"{_UNIT}/runtime/test_slot_control.py"),
+                (*_SIMULATION, "tests/simulation/test_batches.py"),
+                ("tests/runtime/test_recovery.py", "tests/runtime/test_refusals.py"),
+            ),
+        ),
+        "commit": Room(
+            ("core/commit/*.py",),
+            (
+                (f"{_UNIT}/commit", f"{_UNIT}/runtime/test_slot_commits.py"),
+                _SIMULATION,
+                ("tests/conformance/test_reference_sink_conforms.py",),
+                ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_recovery.py"),
+            ),
+        ),
+        "log": Room(
+            ("core/storage/log/*.py", "core/storage/snapshots/*.py"),
+            (
+                (f"{_UNIT}/storage",),
+                (
+                    "tests/runtime/test_savepoints.py",
+                    "tests/runtime/test_retained_checkpoints.py",
+                    "tests/runtime/test_savepoint_restore_kills.py",
+                ),
+            ),
+        ),
+        "dataflow": Room(
+            ("core/runtime/dataflow/*.py",),
+            (
+                (f"{_UNIT}/runtime",),
+                ("tests/runtime/test_windows.py", "tests/runtime/test_unaligned.py"),
+                ("tests/runtime/test_joins.py", "tests/runtime/test_discovery.py"),
+                ("tests/runtime/test_end_of_input.py", "tests/runtime/test_connect.py"),
+            ),
+        ),
+        "driver": Room(
+            ("core/runtime/driver/*.py",),
+            (
+                (f"{_UNIT}/runtime",),
+                ("tests/runtime/test_recovery.py", "tests/runtime/test_savepoints.py"),
+                ("tests/runtime/test_requests.py", "tests/runtime/test_discovery.py"),
+            ),
+        ),
+        "slot": Room(
+            ("core/runtime/slot/*.py",),
+            (
+                (f"{_UNIT}/runtime",),
+                ("tests/runtime/test_recovery.py", "tests/runtime/test_unaligned.py"),
+                ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_faults.py"),
+            ),
+        ),
+        "state": Room(
+            ("core/state/*.py", "core/state/heap/*.py", "core/state/rocksdb/*.py"),
+            (
+                (f"{_UNIT}/state",),
+                ("tests/conformance/test_state_backends_conform.py",),
+                ("tests/conformance/test_state_programs.py",),
+            ),
+        ),
+        "sinks": Room(
+            (
+                "sinks/staged.py",
+                "sinks/fence.py",
+                "sinks/sql/*.py",
+                "sinks/sqlite/*.py",
+                "sinks/files/*.py",
+            ),
+            (
+                (f"{_UNIT}/sinks",),
+                ("tests/conformance/test_sqlite_sink_conforms.py",),
+                ("tests/conformance/test_file_sink_conforms.py",),
+            ),
+        ),
+        "kafka-source": Room(
+            ("sources/kafka/*.py",),
+            (
+                (f"{_UNIT}/sources",),
+                ("tests/integration/test_kafka_source.py",),
+            ),
+        ),
+    }
+)
