@@ -171,7 +171,8 @@ def _to_term(name: str, column: pa.ChunkedArray) -> BooleanExpression:
         bounds: Any = pc.min_max(column).as_py()
         at_least = cast("Any", GreaterThanOrEqual)(term, bounds["min"])
         return And(at_least, cast("Any", LessThanOrEqual)(term, bounds["max"]))
-    except (TypeError, ValueError, pa.ArrowNotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowNotImplementedError) as error:
+        # Python has no dates and times outside of the years 1 to 9999.
         _logger.debug(
             "key column %s does not tell which files may have its values: %s", name, error
         )

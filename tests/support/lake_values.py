@@ -65,7 +65,7 @@ def run_cell(job: LakeJob, rows: pa.RecordBatch, mode: Mode) -> Cell:
         for rejected in writer.take_rejected()
         for row, why in zip(rejected.rows.column("id").to_pylist(), rejected.reasons, strict=True)
     }
-    _commit(job, 1, writer)
+    commit_rows(job, 1, writer)
     accepted = [row for row in range(rows.num_rows) if row not in refused]
     if mode == "upsert" and accepted:
         writer = job.writer(first_checkpoint=2)
@@ -73,8 +73,8 @@ def run_cell(job: LakeJob, rows: pa.RecordBatch, mode: Mode) -> Cell:
         added = [pa.array([_ADDED_ID])]
         added += [pa.nulls(1, column.type) for column in rows.columns[1:]]
         writer.write(pa.RecordBatch.from_arrays(added, schema=rows.schema))
-        _commit(job, 2, writer)
-    return Cell(refused, _read(job))
+        commit_rows(job, 2, writer)
+    return Cell(refused, read_rows(job))
 
 
 def check_cell(cell: Cell, rows: pa.RecordBatch) -> None:
@@ -89,7 +89,8 @@ def check_cell(cell: Cell, rows: pa.RecordBatch) -> None:
     assert set(cell.read) <= {*written, _ADDED_ID}
 
 
-def _commit(job: LakeJob, checkpoint: int, writer: SinkWriter) -> None:
+def commit_rows(job: LakeJob, checkpoint: int, writer: SinkWriter) -> None:
+    """Commit what `writer` was given, under `checkpoint`, and close the writer."""
     committables = writer.pre_commit(CheckpointId(checkpoint))
     writer.close()
     if committables:
@@ -97,7 +98,8 @@ def _commit(job: LakeJob, checkpoint: int, writer: SinkWriter) -> None:
         assert isinstance(outcome, Committed | AlreadyCommitted), outcome
 
 
-def _read(job: LakeJob) -> dict[int, dict[str, object]]:
+def read_rows(job: LakeJob) -> dict[int, dict[str, object]]:
+    """Return the rows of the table by id, as no code of the sink reads them."""
     if isinstance(job, IcebergJob):
         return _read_iceberg(job)
     assert isinstance(job, DeltaJob)
@@ -107,7 +109,9 @@ def _read(job: LakeJob) -> dict[int, dict[str, object]]:
 def _read_iceberg(job: IcebergJob) -> dict[int, dict[str, object]]:
     with job.table() as table:
         spec, schema = table.spec(), table.schema()
-        files = [task.file for task in table.scan().plan_files()]
+        tasks = list(table.scan().plan_files())
+    assert not any(task.delete_files for task in tasks)
+    files = [task.file for task in tasks]
     read: dict[int, dict[str, object]] = {}
     for file in files:
         rows = _to_rows(pq.ParquetFile(urlparse(file.file_path).path).read())
