@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypeIs, override
 
+from onceflow.core.api.dataframe_times import check_session_times, refuse_beyond_int96
 from onceflow.core.arrow.kinds import cast_batch
 from onceflow.core.arrow.schema_text import schema_of
 from onceflow.core.errors import (
@@ -162,17 +163,20 @@ class DataFrameSource(Source):
         says later whose files count. What loses is deleted by `discover` or at the job's end.
 
         Raises:
+            ConfigError: A setting of the session would have Spark write other dates or times.
             DataFrameFailed: Spark could not, with its own reason. The job ends; it may be started
                 anew.
         """
         assert self.dataframe is not None
+        check_session_times(self.dataframe, self.rows_schema, f"read(uid={self.uid!r})")
         # A directory of its own for each evaluation: two drivers of one job may be at it, and the
         # log says whose splits count.
         token, files = secrets.token_hex(8), self._files
         target = files.path(token)
         files.make()
         try:
-            writer = self.dataframe.write.option("parquet.block.size", ROW_GROUP_BYTES)
+            rows = refuse_beyond_int96(self.dataframe)
+            writer = rows.write.option("parquet.block.size", ROW_GROUP_BYTES)
             writer.option("compression", "snappy").parquet(target.as_uri())
         except Exception as error:
             raise DataFrameFailed(

@@ -19,7 +19,7 @@ from typing_extensions import TypeIs
 from onceflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 SchemaLike: TypeAlias = "pa.Schema | StructType | str | Mapping[str, pa.DataType | str]"
 
@@ -79,9 +79,7 @@ def _read_schema(schema: SchemaLike, setting: str) -> pa.Schema:
             [
                 pa.field(
                     field.name,
-                    _Ddl(
-                        field.dataType.simpleString(), f"{setting}: column {field.name!r}"
-                    ).only_type(),
+                    _to_type(field.dataType, f"{setting}: column {field.name!r}"),
                     nullable=field.nullable,
                 )
                 for field in schema.fields
@@ -94,6 +92,24 @@ def _is_struct_type(schema: object) -> TypeIs[StructType]:
     """Whether it is a schema of Spark's, whose module is loaded then and is not otherwise."""
     types = sys.modules.get("pyspark.sql.types")
     return types is not None and isinstance(schema, types.StructType)
+
+
+def _to_type(kind: DataType, setting: str) -> pa.DataType:
+    """Return the type of Arrow for a type of Spark, whose fields may have any names.
+
+    Parts of nested types take null, whatever Spark says of them: as in DDL text.
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, ArrayType):
+        return pa.list_(_to_type(kind.elementType, setting))
+    if isinstance(kind, MapType):
+        return pa.map_(_to_type(kind.keyType, setting), _to_type(kind.valueType, setting))
+    if isinstance(kind, StructType):
+        return pa.struct(
+            [pa.field(field.name, _to_type(field.dataType, setting)) for field in kind.fields]
+        )
+    return _Ddl(kind.simpleString(), setting).only_type()
 
 
 class _Ddl:
