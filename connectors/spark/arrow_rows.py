@@ -8,20 +8,29 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas import types as spark_types
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from onceflow.core.arrow.kinds import cast_rows
+from onceflow.core.arrow.kinds import cast_rows, holds
 from onceflow.core.errors import ConfigError
+
+_NO_VALUES_OF_ARROW = frozenset({"variant", "geometry", "geography"})
+"""Types that Arrow batches hold as a struct of octets, which only Spark can read."""
+_PRECISION_MAX = 38
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
     """Return Spark's types of `columns`.
 
     Raises:
-        ConfigError: Spark has no type for one; names it.
+        ConfigError: Spark has no type for a column; names the column.
     """
     struct = StructType()
     for column in columns:
+        if holds(column.type, _is_decimal_beyond_spark):
+            raise ConfigError(
+                f"column {column.name!r} is {column.type}, and decimals of Spark have at most"
+                f" {_PRECISION_MAX} digits, of which 0 or more are behind the point"
+            )
         try:
             kind = spark_types.from_arrow_type(_plain(column.type), True)
         except Exception as error:  # pyspark raises errors of several kinds
@@ -34,11 +43,28 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark demands of batches of `schema`."""
+    """Return the Arrow schema that Spark demands of batches of `schema`.
+
+    Raises:
+        ConfigError: Arrow batches do not hold the values of a column's type; names the column.
+    """
     # The argument came with a later Spark, which demands it where times have a zone.
     known = inspect.signature(spark_types.to_arrow_schema).parameters
     given: dict[str, Any] = {"timezone": "UTC"} if "timezone" in known else {}
-    return spark_types.to_arrow_schema(schema, **given)
+    fields: list[pa.Field] = []
+    for column in schema.fields:
+        kind, cause = column.dataType, None
+        if not _holds_octets_of_spark(kind):
+            try:
+                fields += spark_types.to_arrow_schema(StructType([column]), **given)
+                continue
+            except Exception as error:  # pyspark raises errors of several kinds
+                cause = error
+        raise ConfigError(
+            f"column {column.name!r} is {kind.simpleString()}, whose values Arrow batches do not"
+            " hold; cast it to a type that they hold, such as STRING, or leave it out"
+        ) from cause
+    return pa.schema(fields)
 
 
 def fit(batches: Iterable[pa.RecordBatch], schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -72,6 +98,22 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         raise ConfigError(
             f"column {field.name!r} is {column.type} and is to be read as {field.type}: {error}"
         ) from error
+
+
+def _is_decimal_beyond_spark(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind)) and not (
+        kind.precision <= _PRECISION_MAX and 0 <= kind.scale <= kind.precision
+    )
+
+
+def _holds_octets_of_spark(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_holds_octets_of_spark(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _holds_octets_of_spark(kind.elementType)
+    if isinstance(kind, MapType):
+        return _holds_octets_of_spark(kind.keyType) or _holds_octets_of_spark(kind.valueType)
+    return kind.typeName() in _NO_VALUES_OF_ARROW
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -24,7 +24,7 @@ Format = Literal["parquet", "json"]
 _IDS: dict[str, Any] = {"job": "job", "uid": "rows", "sink_id": "job.rows", "staging": None}
 
 
-def _publish(directory: Path, rows: pa.RecordBatch, **settings: Any) -> dict[int, str] | None:
+def publish(directory: Path, rows: pa.RecordBatch, **settings: Any) -> dict[int, str] | None:
     """Write `rows` in one checkpoint; return why rows were refused, None if their type was."""
     sink = FileSink(str(directory), **settings)
     context = CommitterContext(attempt=AttemptId(1), log_id="log-1", **_IDS)
@@ -70,7 +70,7 @@ def _check(rows: pa.RecordBatch, refused: dict[int, str], read: dict[int, object
 
 def _check_parquet(edge: EdgeColumn, directory: Path) -> None:
     rows = with_ids({"v": edge.values})
-    refused = _publish(directory, rows)
+    refused = publish(directory, rows)
     if refused is None:
         return
     read: dict[int, object] = {}
@@ -103,7 +103,7 @@ def test_every_column_comes_back_from_parquet_as_it_was(tmp_path: Path) -> None:
 def test_a_partition_value_is_read_from_its_directory_as_it_was(kind: str, tmp_path: Path) -> None:
     (edge,) = _named(kind)
     rows = with_ids({"v": edge.values})
-    refused = _publish(tmp_path, rows, partition_by=("v",))
+    refused = publish(tmp_path, rows, partition_by=("v",))
     assert refused is not None
     partitioning = ds.partitioning(pa.schema([("v", edge.type)]), flavor="hive")
     table = ds.dataset(str(tmp_path), partitioning=partitioning).to_table()
@@ -117,7 +117,7 @@ def test_a_date_that_json_cannot_hold_is_refused_at_any_depth(tmp_path: Path) ->
     ):
         directory = tmp_path / str(number)
         rows = with_ids({"v": edge.values})
-        refused = _publish(directory, rows, format="json")
+        refused = publish(directory, rows, format="json")
         assert refused
         assert all("years 1 to 9999" in why for why in refused.values())
         texts = [path.read_text() for path in _find_files(directory)]
@@ -133,7 +133,7 @@ def test_a_null_record_with_required_fields_is_null_and_a_null_field_is_refused(
     parts = [pa.array([1, None, None], pa.int32())]
     mask = pa.array([False, True, False])
     rows = with_ids({"v": pa.StructArray.from_arrays(parts, fields=fields, mask=mask)})
-    refused = _publish(tmp_path, rows, format=form, compression="none")
+    refused = publish(tmp_path, rows, format=form, compression="none")
     assert refused is not None
     assert "column 'v'" in refused[2]
     (path,) = _find_files(tmp_path)

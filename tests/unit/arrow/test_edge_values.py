@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections import Counter
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -27,6 +29,8 @@ from tests.support.exact_values import (
     same,
     same_digits,
 )
+from tests.support.spark_values import SCALARS as SPARK
+from tests.support.spark_values import TIMES
 from tests.unit.sinks.test_types_document import ARROW
 
 UTC = dt.timezone.utc
@@ -100,6 +104,13 @@ def test_values_that_python_takes_for_equal_or_nearly_are_not_the_same(
 )  # fmt: skip
 def test_values_in_another_form_are_the_same(read: object, written: object) -> None:
     assert same(read, written)
+
+
+def test_the_document_lists_the_types_of_spark() -> None:
+    document = Path(__file__).resolve().parents[3] / "docs/sinks/round-trips.md"
+    section = document.read_text("utf-8").partition("\n## Spark's types\n")[2].partition("\n## ")[0]
+    (names,) = [part for part in section.split("\n\n") if part.lstrip().startswith("`TINYINT`")]
+    assert re.findall("`([^`]*)`", names) == [column.name for column in (*SPARK, *TIMES)]
 
 
 def test_digits_after_the_point_count_where_they_are_asked_for() -> None:
