@@ -88,12 +88,14 @@ Source: PostgreSQL 18, Appendix A, "PostgreSQL Error Codes"."""
 # machine vanish without a word, the server rolls back within a minute, also where a reply of its is
 # on its way, and a new attempt finds no lock of ours in its way.
 # A commit after which nobody has the rows any more must not be in the server's memory alone.
+# Without array_nulls a null in an array would become the text NULL.
 # READ WRITE would write through a default_transaction_read_only that is to stop all writers.
 _BEGIN = """
     BEGIN ISOLATION LEVEL READ COMMITTED;
     SET LOCAL lock_timeout = {lock_timeout_ms};
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;
+    SET LOCAL array_nulls = on;
     SET LOCAL tcp_keepalives_idle = 20;
     SET LOCAL tcp_keepalives_interval = 10;
     SET LOCAL tcp_keepalives_count = 3;

@@ -214,3 +214,22 @@ def test_commit_is_durable_where_the_role_does_not_wait_for_the_disk(
         for committable in writer.pre_commit(CheckpointId(1)):
             assert job.committer().commit(committable) == Committed()
     assert query(postgres_database, "SELECT value FROM seen") == [("on",)]
+
+
+def test_a_null_in_an_array_stays_a_null_whatever_the_database_sets(postgres_database: str) -> None:
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text[])",
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET array_nulls = off', current_database());"
+        " END $$",
+    )
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.list_(pa.string()))])
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        commit_mode="two_phase",
+    )  # fmt: skip
+    with Job(sink, schema=schema) as job:
+        writer = job.check().writer()
+        writer.write(pa.RecordBatch.from_pylist([{"id": 1, "v": ["a", None]}], schema=schema))
+        _commit(job, writer, 1)
+    assert query(postgres_database, "SELECT v FROM t") == [(["a", None],)]
