@@ -478,8 +478,10 @@ class TransactionalLane:
         # what became of it. Before that, an abort spares consumers the wait for its timeout. The
         # client asks the broker to commit only after the broker has taken all records.
         sent = sent and not is_rejected(error_of(error))
-        # Serves the error callback, which alone hears of a refused password: the call timed out.
-        self._producer.poll(0)
+        # Serves the error callback, which alone hears of a refused password: the call timed out. It
+        # raises a fatal error, such as a fence, which is `error` already.
+        with contextlib.suppress(KafkaException):
+            self._producer.poll(0)
         if sent:
             self.close()
         else:

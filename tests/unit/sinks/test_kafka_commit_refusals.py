@@ -14,7 +14,7 @@ from tests.integration.kafka_sink_kit import KafkaJob
 from onceflow.core.protocol.committables import CommitOutcome, Committable, RetryLater, Unknown
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks import KafkaSink
-from onceflow.sinks.kafka import clients, transactional_lane
+from onceflow.sinks.kafka import clients, committer, transactional_lane
 from onceflow.sinks.kafka.records import KEY, VALUE, stamp
 
 TOPIC = "ledger"
@@ -45,7 +45,8 @@ def read_nothing(*_: object, **__: object) -> Mapping[str, str]:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaJob]:
     monkeypatch.setattr(clients, "Producer", Refusing)
-    monkeypatch.setattr(transactional_lane, "read_decided_commit_offsets", read_nothing)
+    for module in (transactional_lane, committer):
+        monkeypatch.setattr(module, "read_decided_commit_offsets", read_nothing)
     monkeypatch.setattr(transactional_lane, "_group_of", read_nothing)
     sink = KafkaSink("localhost:1", topic=TOPIC, deadline_s=0.2)
     with KafkaJob(sink, directory=tmp_path) as made:
@@ -119,6 +120,22 @@ def test_what_the_next_try_or_a_broker_mends_waits_for_no_person(
     outcome = commit(job, failing, KafkaError(getattr(KafkaError, code)))
     assert isinstance(outcome, RetryLater | Unknown)
     assert not outcome.until_mended
+
+
+def test_a_lane_that_is_fenced_is_told_as_such_though_its_client_raises_again(
+    job: KafkaJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fenced = KafkaError(KafkaError._FENCED, fatal=True)  # pyright: ignore[reportPrivateUsage]
+
+    class Fenced(Refusing):
+        def poll(self, timeout_s: float) -> int:
+            raise KafkaException(fenced)
+
+    monkeypatch.setattr(clients, "Producer", Fenced)
+    outcome = commit(job, "init_transactions", fenced)
+    assert isinstance(outcome, RetryLater)
+    assert not outcome.until_mended
+    assert "another committer has taken over" in outcome.reason
 
 
 def test_a_refused_password_behind_a_timeout_waits_for_a_person(
