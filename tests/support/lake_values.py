@@ -128,7 +128,8 @@ def _read_delta(job: DeltaJob) -> dict[int, dict[str, object]]:
     files: dict[str, Mapping[str, str | None]] = {}
     kinds: dict[str, str] = {}
     for version in sorted((job.path / "_delta_log").glob("*.json")):
-        for line in version.read_text().splitlines():
+        # Not at U+2028, which texts in statistics have.
+        for line in version.read_bytes().splitlines():
             action = json.loads(line)
             if "metaData" in action:
                 columns = json.loads(action["metaData"]["schemaString"])["fields"]
