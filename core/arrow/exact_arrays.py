@@ -465,7 +465,8 @@ def _cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     column = _decode(column)
     if pa.types.is_nested(column.type):
         # Of a slice pyarrow casts the values of all rows, and refuses those of others.
-        column = column.take(pa.array(np.arange(len(column))))
+        # Joined with nothing: `take` knows no views inside of others.
+        column = pa.concat_arrays([column, column.slice(0, 0)])
     _check_zones(column.type, kind)
     made = cast_rows(column, kind)
     _check_range(made)

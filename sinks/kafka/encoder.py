@@ -159,7 +159,7 @@ class RecordEncoder:
         rows = self._routable(to_plain_rows(batch))
         parts = [one for one in self._encode(rows) if one.num_rows]
         if not parts:
-            return stamp(self._records(rows.slice(0, 0)), self._settings.topics)
+            return stamp(self._no_records(), self._settings.topics)
         records = parts[0] if len(parts) == 1 else _join(parts)
         return stamp(records, self._settings.topics)
 
@@ -191,6 +191,18 @@ class RecordEncoder:
         if self._headers is not None:
             columns[HEADERS] = _headers(rows.column(self._headers))
         return pa.RecordBatch.from_pydict(columns)
+
+    def _no_records(self) -> pa.RecordBatch:
+        """Return the layout of records; makes none, since no value may be encodable."""
+        settings = self._settings
+        kinds: dict[str, pa.DataType] = {KEY: pa.binary(), VALUE: pa.binary()}
+        if settings.topic_column is not None:
+            kinds[TOPIC] = TOPIC_TYPE
+        if settings.partition_column is not None:
+            kinds[PARTITION] = pa.int32()
+        if self._headers is not None:
+            kinds[HEADERS] = HEADER_TYPE
+        return pa.RecordBatch.from_pydict({name: pa.array([], kinds[name]) for name in kinds})
 
     def _within_limits(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> pa.RecordBatch:
         limit = self._settings.message_bytes_max

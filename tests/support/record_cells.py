@@ -206,9 +206,16 @@ def find_altered(
         if not same(shown, values[row]):
             faults.append(f"{_short(values[row])} was read as {_short(shown)}")
     for row, reason in written.refused.items():
-        if not may_refuse(values[row]) or not reason:
+        is_needed = may_refuse(values[row]) or _is_hidden(values[row], reason)
+        if not is_needed or not reason:
             faults.append(f"{_short(values[row])} was refused: {_short(reason)}")
     return faults
+
+
+def _is_hidden(value: object, reason: str) -> bool:
+    """Return whether a row was refused for what is under a null, at which a cast of Arrow looks."""
+    holds_null = value is None or any(_is_hidden(one, reason) for one in _inner(value))
+    return holds_null and any(word in reason for word in (str(-(2**63)), "arrow.uuid"))
 
 
 def _short(value: object) -> str:

@@ -26,7 +26,7 @@ from onceflow.connectors.kafka.avro.schema import (
 from onceflow.connectors.kafka.fitting import misfit
 from onceflow.connectors.kafka.schema_rules import check_fields
 from onceflow.core.arrow.exact_arrays import cast_exactly
-from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_type
+from onceflow.core.arrow.kinds import cast_rows, holds, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports.extras import naming_extras
 
@@ -272,4 +272,19 @@ def _as_numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column.view(pa.int64())
     if arrow.is_date32(kind) or arrow.is_time32(kind):
         return column.view(pa.int32())
+    if arrow.is_nested(kind) and holds(kind, arrow.is_temporal):
+        return cast_rows(column, _integers(kind))
     return column
+
+
+def _integers(kind: pa.DataType) -> pa.DataType:
+    """Return `kind` with integers for the dates and times inside: fastavro has no nanoseconds."""
+    if is_list(kind):
+        return pa.list_(kind.value_field.with_type(_integers(kind.value_type)))
+    if arrow.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_integers(kind.item_type)))
+    if arrow.is_struct(kind):
+        return pa.struct([one.with_type(_integers(one.type)) for one in kind])
+    if arrow.is_date32(kind) or arrow.is_time32(kind):
+        return pa.int32()
+    return pa.int64() if arrow.is_temporal(kind) else kind

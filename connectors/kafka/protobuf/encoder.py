@@ -86,7 +86,7 @@ class ProtobufValues:
 
 
 def _to_python_times(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with times of day in microseconds, and timestamps with a zone in UTC."""
+    """Return `kind` with times of day in microseconds, instants in UTC, and no extensions."""
     if not holds(kind, _is_cast):
         return kind
     kind = to_plain_type(kind)
@@ -97,10 +97,14 @@ def _to_python_times(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_to_python_times(kind.value_type)))
     if arrow.is_struct(kind):
         return pa.struct([one.with_type(_to_python_times(one.type)) for one in kind])
-    return pa.timestamp(kind.unit, "UTC") if arrow.is_timestamp(kind) else pa.time64("us")
+    if arrow.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC")
+    return pa.time64("us") if arrow.is_time64(kind) else kind
 
 
 def _is_cast(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return True
     if arrow.is_timestamp(kind):
         # The local time of an instant may be one that Python, or pandas, does not have.
         return kind.tz not in (None, "UTC")
