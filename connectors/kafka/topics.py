@@ -27,6 +27,7 @@ _Key = TypeVar("_Key", str, tuple[str, int])
 _Answer = TypeVar("_Answer")
 
 _LATEST = cast("Callable[[], OffsetSpec]", OffsetSpec.latest)
+_EARLIEST = cast("Callable[[], OffsetSpec]", OffsetSpec.earliest)
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes, as Kafka writes ids: what a client is told by a broker that has none."""
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
@@ -83,7 +84,15 @@ class Topics:
         It is the last stable offset where only `committed` records are read.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._ask_each(partial(self._list_ends, level), partitions, _NOT_THERE, until)
+        question = partial(self._list_offsets, _LATEST, level)
+        return self._ask_each(question, partitions, _NOT_THERE, until)
+
+    def find_starts(
+        self, partitions: Sequence[tuple[str, int]], *, until: float | None = None
+    ) -> dict[tuple[str, int], int]:
+        """Return the first offset that is left of each of `partitions`, as `find_ends` does."""
+        question = partial(self._list_offsets, _EARLIEST, IsolationLevel.READ_UNCOMMITTED)
+        return self._ask_each(question, partitions, _NOT_THERE, until)
 
     def _ask_each(
         self,
@@ -135,11 +144,15 @@ class Topics:
             )
         return replies
 
-    def _list_ends(
-        self, level: IsolationLevel, partitions: Sequence[tuple[str, int]], timeout_s: float
+    def _list_offsets(
+        self,
+        offset_spec: Callable[[], OffsetSpec],
+        level: IsolationLevel,
+        partitions: Sequence[tuple[str, int]],
+        timeout_s: float,
     ) -> dict[tuple[str, int], int | KafkaError]:
         futures = self._brokers.admin.list_offsets(
-            {TopicPartition(*partition): _LATEST() for partition in partitions},
+            {TopicPartition(*partition): offset_spec() for partition in partitions},
             isolation_level=level,
             request_timeout=timeout_s,
         )

@@ -132,6 +132,26 @@ class Catalog:
         committed = self._settings.options.get("isolation.level") != "read_uncommitted"
         return self._topics.find_ends(partitions, committed=committed, until=self._deadline)
 
+    def find_watermarks(
+        self, partitions: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return what `read_watermarks` does, for many partitions by few requests.
+
+        Raises:
+            ConfigError: The user may not read a topic, or may not connect at all.
+            SourceUnavailable: A partition is gone or had no leader, or no broker answered, until
+                the deadline.
+        """
+        starts = self._topics.find_starts(partitions, until=self._deadline)
+        ends = self.find_ends(partitions)
+        # One that has gone meanwhile is asked for alone, which says what became of it.
+        return {
+            asked: (starts[asked], ends[asked])
+            if asked in starts and asked in ends
+            else self.read_watermarks(*asked)
+            for asked in partitions
+        }
+
     def find_offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
@@ -158,8 +178,9 @@ class Catalog:
         if settings.ending is not None:
             _check_named(settings.ending, topic, partitions, setting="ending_offsets")
         positions: list[PartitionPosition] = []
+        watermarks = self.find_watermarks([(topic, partition) for partition in partitions])
         for partition in partitions:
-            low, high = self.read_watermarks(topic, partition)
+            low, high = watermarks[topic, partition]
             start = self._resolve_start(topic, partition, low, high)
             stop = (
                 None
@@ -179,8 +200,9 @@ class Catalog:
     ) -> list[PartitionPosition]:
         """Return the first position of each of `partitions`, none of which has been read yet."""
         positions: list[PartitionPosition] = []
+        watermarks = self.find_watermarks([(facts.name, partition) for partition in partitions])
         for partition in partitions:
-            low, high = self.read_watermarks(facts.name, partition)
+            low, high = watermarks[facts.name, partition]
             # Of a bounded source a partition that is added ends where it ends now: `ending_offsets`
             # says nothing about it.
             stop = None if self._settings.ending is None else high

@@ -176,8 +176,11 @@ class KafkaSource(SourceOptions, Source):
         """
         with Catalog(self._settings) as catalog:
             offsets: list[SplitOffsets] = []
-            for position in map(PartitionPosition.from_split, splits):
-                _, end = catalog.read_watermarks(position.topic, position.partition)
+            positions = list(map(PartitionPosition.from_split, splits))
+            asked = [(position.topic, position.partition) for position in positions]
+            ends = catalog.find_watermarks(asked)
+            for position in positions:
+                _, end = ends[position.topic, position.partition]
                 stop = end if position.stop is None else min(end, position.stop)
                 offsets.append(SplitOffsets(str(position), position.next, stop))
             return offsets

@@ -26,6 +26,7 @@ from tests.integration.kafka_feed import (
     source,
 )
 
+from onceflow.connectors.kafka.brokers import Brokers
 from onceflow.core.errors import OffsetOutOfRange, StateIncompatible
 from onceflow.core.spi import Split
 from onceflow.integration.pytest_plugin import TopicFactory
@@ -300,3 +301,26 @@ def test_gap_behind_which_a_reader_goes_on_leaves_it_in_the_topic_that_is_there(
     with reading(described, known) as reader:
         assert ids(read_rows(reader, 10)) == list(range(1000, 1010))
         assert described.discover(reader.snapshot()) == reader.snapshot()
+
+
+def test_brokers_are_asked_as_often_about_many_partitions_as_about_two(
+    servers: str, kafka_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a request a partition, a topic of thousands of them would not start in time."""
+    asked: list[object] = []
+    ask = Brokers.ask
+
+    def count(self: Brokers, *question: Any, **settings: Any) -> Any:
+        asked.append(question)
+        return ask(self, *question, **settings)
+
+    monkeypatch.setattr(Brokers, "ask", count)
+    counts: list[int] = []
+    for partitions in (2, 40):
+        described = source(servers, kafka_topic(partitions))
+        asked.clear()
+        splits = described.splits()
+        described.latest_offsets(splits)
+        assert len(described.discover(splits[:1])) == partitions
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
