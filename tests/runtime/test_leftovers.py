@@ -13,6 +13,7 @@ from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectoryCommitter, DirectorySink
 from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
+from tests.support.leftovers import find_leftovers
 
 from onceflow import (
     Checkpointing,
@@ -112,3 +113,19 @@ def test_local_files_of_a_slot_that_was_killed_are_deleted_by_the_next_one(tmp_p
     assert len(directories) <= 3
     assert job.stop(60).state is JobState.STOPPED
     assert len(list(scratch.glob("*/"))) <= 1
+
+
+def test_what_a_job_leaves_behind_is_found(tmp_path: Path) -> None:
+    """Holds the check that runs after each test of a job."""
+    source = CountingSource(300)
+    pipeline, _ = ledger(LocalProcesses(tmp_path / "logs"), tmp_path, source)
+    pipeline.run(60)
+    assert find_leftovers(tmp_path) == []
+    job = tmp_path / "checkpoints" / "ledger"
+    undecided = job / "chk-900" / "a1" / "state"
+    staged = job / "staged" / "ledger.out" / "rows.arrow"
+    for file in (undecided, staged):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert find_leftovers(tmp_path) == ["ledger/chk-900/a1", "ledger/staged/ledger.out/rows.arrow"]
+    staged.unlink()
