@@ -72,10 +72,10 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
     {
         "attempt.py:AttemptLoop.wait_s": Excuse("drivers of the model wait as they are drawn to"),
         "attempt.py:AttemptLoop.completed": Excuse("the model asks the coordinator"),
-        "attempt.py:AttemptLoop.on": Excuse(_GUARD, ("case _Over", "self._keep_request")),
+        "attempt.py:AttemptLoop.on": Excuse(_GUARD, ("case Over", "self._keep_request")),
         "attempt.py:AttemptLoop.tick": Excuse(
             "the model says when all slots have left, and looks no more",
-            ("case _Leaving", "if not len(self._slots)", "self._close(", "case _Over", "pass"),
+            ("case Leaving", "if not len(self._slots)", "self._close(", "case Over", "pass"),
         ),
         "attempt.py:AttemptLoop._hear": Excuse(
             f"{_NO_HEARTBEATS}; {_BLOCKERS}",
@@ -198,7 +198,7 @@ EXCUSES: Mapping[str, Excuse] = MappingProxyType(
             "targets of batches never go back to an older copy"
         ),
         "queue.py:StepQueue._retry_or_give_up": Excuse(
-            "no target of the model waits for a person", ('return StepFailed("failed"',)
+            "no target of the model waits for a person", ("return StepFailed(kind",)
         ),
         "steps.py:PlannedSteps.outcome": Excuse(
             "older copies of the log are refused before anything is rolled back, and no abort of"
