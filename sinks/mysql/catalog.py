@@ -17,7 +17,7 @@ from typing import Any
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
 
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
@@ -167,15 +167,33 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def read_column_types(session: Session, name: TableName) -> dict[str, str]:
-    """Return the type of each column of the table called `name`; empty if it is not InnoDB's."""
+def read_column_states(session: Session, name: TableName) -> dict[str, ColumnState]:
+    """Return the state of each column of the table called `name`; empty if it is not InnoDB's."""
     where = _where(name)
     rows = session.query(
-        f"SELECT column_name, column_type FROM information_schema.columns WHERE {where} AND"
+        "SELECT column_name, column_type, is_nullable, column_default, extra"
+        f" FROM information_schema.columns WHERE {where} AND"
         " (SELECT table_type = 'BASE TABLE' AND engine = 'InnoDB'"
         f" FROM information_schema.tables WHERE {where})"
     )
-    return {str(column): _text(shown) for column, shown in rows}
+    return {
+        str(column): ColumnState(
+            _text(shown),
+            needs_value=nullable != "YES"
+            and not _has_default(default, str(extra).lower())
+            and not _is_generated(str(extra).lower()),
+        )
+        for column, shown, nullable, default, extra in rows
+    }
+
+
+def _has_default(default: object, extra: str) -> bool:
+    return default is not None or "auto_increment" in extra or "default_gen" in extra
+
+
+def _is_generated(extra: str) -> bool:
+    # `DEFAULT_GENERATED` is a default that is an expression. Such a column can be written.
+    return "generated" in extra.replace("default_generated", "")
 
 
 def _where(name: TableName) -> str:
@@ -241,9 +259,8 @@ def _column(table: TableName, row: tuple[Any, ...], *, is_mariadb: bool) -> Tabl
         name=str(name),
         type=kind,
         nullable=nullable == "YES",
-        has_default=default is not None or "auto_increment" in extra or "default_gen" in extra,
-        # `DEFAULT_GENERATED` is a default that is an expression. Such a column can be written.
-        generated="generated" in extra.replace("default_generated", ""),
+        has_default=_has_default(default, extra),
+        generated=_is_generated(extra),
         insertable="insert" in granted,
         updatable="update" in granted,
         readable="select" in granted,

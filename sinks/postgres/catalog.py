@@ -14,7 +14,7 @@ from typing import Any
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
 
 _TYPMOD_OFFSET = 4
 """Postgres stores the limit of a type plus 4, the size of a value's header."""
@@ -187,8 +187,11 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def read_column_types(session: Session, name: TableName) -> dict[str, str]:
-    """Return the type of each column of the table called `name`; empty if it is no logged table."""
+def read_column_states(session: Session, name: TableName) -> dict[str, ColumnState]:
+    """Return the state of each column of the table called `name`; empty if it is no logged table.
+
+    No column needs a value here: the server refuses each row that lacks one.
+    """
     table = literal(identifier(name))
     rows = session.query(
         "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod)"
@@ -196,7 +199,7 @@ def read_column_types(session: Session, name: TableName) -> dict[str, str]:
         f" WHERE c.oid = pg_catalog.to_regclass({table}) AND c.relkind IN ('r', 'p')"
         " AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped"
     )
-    return {str(column): str(shown) for column, shown in rows}
+    return {str(column): ColumnState(str(shown), needs_value=False) for column, shown in rows}
 
 
 def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:

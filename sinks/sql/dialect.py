@@ -64,7 +64,14 @@ from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session, SqlEndpoint, session_name
-from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.tables import (
+    ColumnFit,
+    ColumnState,
+    Table,
+    TableColumn,
+    TableName,
+    Target,
+)
 from onceflow.sinks.sql.transactions import PreparedTransactions
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
@@ -202,8 +209,8 @@ class Dialect(ABC):
     def find_table(self, session: Session, name: TableName) -> Table | None:
         """Return the table called `name` as the session finds it, or None."""
 
-    def read_column_types(self, session: Session, name: TableName) -> Mapping[str, str]:
-        """Return the type of each column of the table called `name`, as `find_table` shows it.
+    def read_column_states(self, session: Session, name: TableName) -> Mapping[str, ColumnState]:
+        """Return the state of each column of the table called `name`.
 
         Empty if there is no such table, or if a transaction does not keep what it writes there.
         Writers ask at each barrier, so a dialect answers by one query.
@@ -211,7 +218,10 @@ class Dialect(ABC):
         table = self.find_table(session, name)
         if table is None or table.unfit is not None:
             return {}
-        return {column.name: column.type.shown for column in table.columns}
+        return {
+            column.name: ColumnState(column.type.shown, column.needs_value)
+            for column in table.columns
+        }
 
     @abstractmethod
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:

@@ -185,7 +185,7 @@ class StagedCommits:
                 else:
                     executor.put(session, target, batches)
         # After the last row: what is written keeps everybody from altering the tables.
-        require_unaltered(self._settings.dialect, session, written)
+        require_unaltered(self._settings, session, written)
 
     def _target(self, session: Session, operation: StagedOperation, schema: pa.Schema) -> Target:
         """Return the table as it is now; looked at once, until something is refused."""

@@ -5,7 +5,7 @@ Columns of the stream are matched to those of a table by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -15,7 +15,14 @@ from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid, TableAltered
 from onceflow.sinks.sql.settings import SqlSettings
-from onceflow.sinks.sql.tables import ColumnFit, Table, TableColumn, TableName, Target
+from onceflow.sinks.sql.tables import (
+    ColumnFit,
+    ColumnState,
+    Table,
+    TableColumn,
+    TableName,
+    Target,
+)
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 
@@ -106,8 +113,7 @@ def _list_unfilled(table: Table, schema: pa.Schema) -> list[str]:
     return [
         f"its column {column.name!r} is NOT NULL without a default, and the rows do not have it"
         for column in table.columns
-        if not (column.nullable or column.has_default or column.generated)
-        and column.name not in schema.names
+        if column.needs_value and column.name not in schema.names
     ]
 
 
@@ -225,27 +231,39 @@ class TableResolver:
         )
 
 
-def require_unaltered(dialect: Dialect, session: Session, targets: Iterable[Target]) -> None:
-    """Raise TableAltered unless the columns of `targets` have the types of their fits.
+def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable[Target]) -> None:
+    """Raise TableAltered unless the columns of `targets` are those that the rows were made for.
 
     Call it in the transaction that has written to `targets`. Until its end nobody can alter these
-    tables, so the types that the server tells now are those by which it took the rows.
+    tables, so the types that the server tells now are those by which it took the rows. A new column
+    that needs a value is looked for because LOAD DATA fills it with 0 or an empty text.
     """
     for target in targets:
-        types = dialect.read_column_types(session, target.name)
+        states = settings.dialect.read_column_states(session, target.name)
         advice = "No row of this transaction is kept, and none is lost: the next try looks again"
-        if not types:
+        if not states:
             raise TableAltered(
                 f"table {target.name} is not the table any more that it was when the rows were"
                 f" converted, or the server stores it in another way. {advice}"
             )
         for fit in target.fits:
-            now = types.get(fit.name, "gone")
+            now = states[fit.name].shown if fit.name in states else "gone"
             if now != fit.shown:
                 raise TableAltered(
                     f"table {target.name} was altered: column {fit.name!r} was {fit.shown} when the"
                     f" rows were converted, and is {now}. {advice}"
                 )
+        if settings.rules.mode is not WriteMode.UPDATE:
+            _require_no_new_values(target, states, advice)
+
+
+def _require_no_new_values(target: Target, states: Mapping[str, ColumnState], advice: str) -> None:
+    for name, state in states.items():
+        if state.needs_value and target.table.column(name) is None:
+            raise TableAltered(
+                f"table {target.name} was altered: its new column {name!r} is NOT NULL without a"
+                f" default, and the rows do not have it. {advice}. Give the column a default"
+            )
 
 
 def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> ConfigError:

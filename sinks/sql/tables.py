@@ -79,6 +79,21 @@ class TableColumn:
     update_fault: str = ""
     """Why no statement may assign to it in a row that is there, with what mends it; or empty."""
 
+    @property
+    def needs_value(self) -> bool:
+        """True if an insert must have the column: it is NOT NULL, and nothing else fills it."""
+        return not (self.nullable or self.has_default or self.generated)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnState:
+    """What a writer asks about each column of a table before its transaction ends."""
+
+    shown: str
+    """The type, as `ColumnType.shown`."""
+    needs_value: bool
+    """True if an insert without this column gets no value that the table's owner has chosen."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -240,7 +240,7 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         if rows:
             # After the last row: what is written keeps everybody from altering the tables.
             targets = self._written.values()
-            require_unaltered(self._settings.dialect, self._transactions.session, targets)
+            require_unaltered(self._settings, self._transactions.session, targets)
         self._written.clear()
         return rows
 

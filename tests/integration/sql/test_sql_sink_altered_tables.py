@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.sql.databases import Database, SqlJob
+from tests.integration.sql.databases import Database, MariaDB, MySQL, SqlJob
 
-from onceflow.core.errors import PreCommitFailed
+from onceflow.core.errors import OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage import FileStagingArea
@@ -114,6 +114,33 @@ def test_staged_rows_wait_until_a_column_has_its_type_again(
         database.retype("v", change.before, "altered")
         assert committer.commit(committable) == Committed()
     assert database.query("SELECT v FROM altered WHERE id = 2") == [(change.value,)]
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+@pytest.mark.parametrize("options", ["insert", "upsert"], indirect=True)
+def test_a_column_without_a_default_that_is_added_under_a_job_is_not_filled_by_the_server(
+    database: Database, options: dict[str, Any]
+) -> None:
+    """MySQL's LOAD DATA puts 0 into it and says nothing; other statements are refused."""
+    change = _CHANGES[database.name]["number"]
+    _create(database, change)
+    sink = database.sink(table="altered", commit_mode="two_phase", **options)
+    with SqlJob(sink, schema=_schema(change)) as job:
+        writer = job.check().writer()
+        writer.write(_row(1, change))
+        (first,) = writer.pre_commit(CheckpointId(1))
+        assert job.committer().commit(first) == Committed()
+        database.query("ALTER TABLE altered ADD known int NULL, ADD needed int NOT NULL")
+        writer.write(_row(2, change))
+        refused = "its new column 'needed' is NOT NULL without a|'needed' doesn't have a default"
+        with pytest.raises(OnceflowError, match=refused):
+            writer.pre_commit(CheckpointId(2))
+        database.query("ALTER TABLE altered MODIFY needed int NOT NULL DEFAULT 7")
+        writer = job.writer(first_checkpoint=2)
+        writer.write(_row(2, change))
+        (second,) = writer.pre_commit(CheckpointId(2))
+        assert job.committer().commit(second) == Committed()
+    assert database.query("SELECT needed FROM altered WHERE id = 2") == [(7,)]
 
 
 def test_a_table_that_is_replaced_by_a_view_gets_no_row(database: Database) -> None:
