@@ -17,7 +17,7 @@ from typing import Any
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 
 _FORMAT_ID = int.from_bytes(b"once", "big")
 _QUALIFIER_LENGTH_MAX = 64
@@ -167,7 +167,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def read_column_states(session: Session, name: TableName) -> dict[str, ColumnState]:
+def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
     """Return the state of each column of the table called `name`; empty if it is not InnoDB's."""
     where = _where(name)
     rows = session.query(
@@ -177,7 +177,7 @@ def read_column_states(session: Session, name: TableName) -> dict[str, ColumnSta
         f" FROM information_schema.tables WHERE {where})"
     )
     return {
-        str(column): ColumnState(
+        str(column): ColumnFacts(
             _text(shown),
             needs_value=nullable != "YES"
             and not _has_default(default, str(extra).lower())

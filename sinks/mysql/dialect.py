@@ -21,7 +21,7 @@ from onceflow.sinks.mysql.two_phase import XaTwoPhase
 from onceflow.sinks.mysql.types import MySQLFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, NameUnknown, Session, SqlEndpoint
-from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import ChangeRules, WriteMode
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class MySQLDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
-    def read_column_states(self, session: Session, name: TableName) -> Mapping[str, ColumnState]:
-        return catalog.read_column_states(session, name)
+    def read_column_facts(self, session: Session, name: TableName) -> Mapping[str, ColumnFacts]:
+        return catalog.read_column_facts(session, name)
 
     @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:

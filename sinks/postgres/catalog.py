@@ -14,7 +14,7 @@ from typing import Any
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session
-from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 
 _TYPMOD_OFFSET = 4
 """Postgres stores the limit of a type plus 4, the size of a value's header."""
@@ -187,7 +187,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def read_column_states(session: Session, name: TableName) -> dict[str, ColumnState]:
+def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
     """Return the state of each column of the table called `name`; empty if it is no logged table.
 
     No column needs a value here: the server refuses each row that lacks one.
@@ -199,7 +199,7 @@ def read_column_states(session: Session, name: TableName) -> dict[str, ColumnSta
         f" WHERE c.oid = pg_catalog.to_regclass({table}) AND c.relkind IN ('r', 'p')"
         " AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped"
     )
-    return {str(column): ColumnState(str(shown), needs_value=False) for column, shown in rows}
+    return {str(column): ColumnFacts(str(shown), needs_value=False) for column, shown in rows}
 
 
 def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:

@@ -22,7 +22,7 @@ from onceflow.sinks.postgres.two_phase import PostgresTwoPhase
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import Session, SqlEndpoint
-from onceflow.sinks.sql.tables import ColumnState, Table, TableColumn, TableName
+from onceflow.sinks.sql.tables import ColumnFacts, Table, TableColumn, TableName
 from onceflow.sinks.sql.write_mode import WriteMode
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class PostgresDialect(Dialect):
         return catalog.find_table(session, name)
 
     @override
-    def read_column_states(self, session: Session, name: TableName) -> Mapping[str, ColumnState]:
-        return catalog.read_column_states(session, name)
+    def read_column_facts(self, session: Session, name: TableName) -> Mapping[str, ColumnFacts]:
+        return catalog.read_column_facts(session, name)
 
     @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:

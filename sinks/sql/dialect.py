@@ -65,8 +65,8 @@ from onceflow.core.spi import CommitterContext, WriterContext
 from onceflow.core.spi.connector import Area, Finding
 from onceflow.sinks.sql.session import Session, SqlEndpoint, session_name
 from onceflow.sinks.sql.tables import (
+    ColumnFacts,
     ColumnFit,
-    ColumnState,
     Table,
     TableColumn,
     TableName,
@@ -209,7 +209,7 @@ class Dialect(ABC):
     def find_table(self, session: Session, name: TableName) -> Table | None:
         """Return the table called `name` as the session finds it, or None."""
 
-    def read_column_states(self, session: Session, name: TableName) -> Mapping[str, ColumnState]:
+    def read_column_facts(self, session: Session, name: TableName) -> Mapping[str, ColumnFacts]:
         """Return the state of each column of the table called `name`.
 
         Empty if there is no such table, or if a transaction does not keep what it writes there.
@@ -219,7 +219,7 @@ class Dialect(ABC):
         if table is None or table.unfit is not None:
             return {}
         return {
-            column.name: ColumnState(column.type.shown, column.needs_value)
+            column.name: ColumnFacts(column.type.shown, column.needs_value)
             for column in table.columns
         }
 

@@ -16,8 +16,8 @@ from onceflow.sinks.sql.dialect import Dialect
 from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid, TableAltered
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import (
+    ColumnFacts,
     ColumnFit,
-    ColumnState,
     Table,
     TableColumn,
     TableName,
@@ -239,27 +239,27 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
     that needs a value is looked for because LOAD DATA fills it with 0 or an empty text.
     """
     for target in targets:
-        states = settings.dialect.read_column_states(session, target.name)
+        columns = settings.dialect.read_column_facts(session, target.name)
         advice = "No row of this transaction is kept, and none is lost: the next try looks again"
-        if not states:
+        if not columns:
             raise TableAltered(
                 f"table {target.name} is not the table any more that it was when the rows were"
                 f" converted, or the server stores it in another way. {advice}"
             )
         for fit in target.fits:
-            now = states[fit.name].shown if fit.name in states else "gone"
+            now = columns[fit.name].shown if fit.name in columns else "gone"
             if now != fit.shown:
                 raise TableAltered(
                     f"table {target.name} was altered: column {fit.name!r} was {fit.shown} when the"
                     f" rows were converted, and is {now}. {advice}"
                 )
         if settings.rules.mode is not WriteMode.UPDATE:
-            _require_no_new_values(target, states, advice)
+            _require_no_new_values(target, columns, advice)
 
 
-def _require_no_new_values(target: Target, states: Mapping[str, ColumnState], advice: str) -> None:
-    for name, state in states.items():
-        if state.needs_value and target.table.column(name) is None:
+def _require_no_new_values(target: Target, columns: Mapping[str, ColumnFacts], advice: str) -> None:
+    for name, facts in columns.items():
+        if facts.needs_value and target.table.column(name) is None:
             raise TableAltered(
                 f"table {target.name} was altered: its new column {name!r} is NOT NULL without a"
                 f" default, and the rows do not have it. {advice}. Give the column a default"

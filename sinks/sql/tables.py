@@ -86,7 +86,7 @@ class TableColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnState:
+class ColumnFacts:
     """What a writer asks about each column of a table before its transaction ends."""
 
     shown: str
