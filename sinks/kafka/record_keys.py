@@ -12,7 +12,13 @@ from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
 from onceflow.connectors.kafka.json.encoder import JsonObjects, JsonValues
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
-from onceflow.core.arrow.kinds import is_bytes, is_text, to_plain_column, to_plain_type
+from onceflow.core.arrow.kinds import (
+    cast_rows,
+    is_bytes,
+    is_text,
+    to_plain_column,
+    to_plain_type,
+)
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.sinks.kafka.records import KEY
@@ -76,7 +82,7 @@ def _cast_encoder(name: str, kind: pa.DataType, key_format: KeyFormat) -> Encode
             f"key_format='string': column {name!r} is {kind}, which cannot be written as text: cast"
             " it to a string before the sink"
         ) from error
-    return lambda rows: _texts(rows.column(name).cast(kept)).cast(pa.binary())
+    return lambda rows: _texts(cast_rows(rows.column(name), kept)).cast(pa.binary())
 
 
 def _texts(column: pa.Array) -> pa.Array:

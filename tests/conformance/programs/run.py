@@ -22,7 +22,7 @@ from onceflow.core.errors import StateIncompatible, UserFunctionError
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind, StateForm
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.splits import SplitState
-from onceflow.core.runtime.dataflow import operators
+from onceflow.core.runtime.dataflow import source_operator
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, decode_split, encode_split
 from onceflow.core.runtime.driver.restore import (
     check_in_flight,
@@ -58,7 +58,7 @@ def _clock() -> Generator[Clock]:
     def now_ms(_: StateClock) -> int:
         return clock.now_ms
 
-    with patch.object(StateClock, "now_ms", now_ms), patch.object(operators, "time", clock):
+    with patch.object(StateClock, "now_ms", now_ms), patch.object(source_operator, "time", clock):
         yield clock
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import pytest
@@ -25,6 +26,13 @@ class _AnsweringCatalog(Catalog):
     @override
     def list_topics(self, known: AbstractSet[str] = frozenset()) -> dict[str, TopicFacts]:
         return {"t": self._facts}
+
+    @override
+    def resolve_added_positions(
+        self, facts: TopicFacts, *, partitions: Sequence[int]
+    ) -> list[PartitionPosition]:
+        assert list(partitions) == []
+        return []
 
 
 def _at_7(topic_id: str, cluster_id: str) -> PartitionPosition:
