@@ -19,7 +19,7 @@ from tests.budget import DearFirst, Recorder
 from tests.crash_deaths import CountDeaths, ListDeaths
 from tests.red_tests import RedTests
 from tests.support.servers.database_packages import offer_packages
-from tests.tiers import mark_left_out
+from tests.tiers import has_all_folders, mark_left_out
 
 from onceflow import LocalProcesses
 from onceflow.core.crash_points import VARIABLE
@@ -86,8 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not config.getoption("numprocesses", None):
         config.pluginmanager.register(CountDeaths())
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    config.pluginmanager.register(ListDeaths(whole=whole and not config.option.keyword))
+    config.pluginmanager.register(ListDeaths(has_all_folders))
     if config.getoption("record_durations"):
         config.pluginmanager.register(Recorder())
     if path := config.getoption("red_report"):

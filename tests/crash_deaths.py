@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -64,10 +64,21 @@ class CountDeaths:
 class ListDeaths:
     """A plugin that prints how often processes died at each crash point, and in which tests."""
 
-    def __init__(self, *, whole: bool) -> None:
-        """`whole` is True if the run has all default tests: then each point needs a death."""
-        self._whole = whole
+    def __init__(self, is_whole: Callable[[Sequence[str]], bool]) -> None:
+        """`is_whole` says of the ids of all tests of a run whether each point needs a death."""
+        self._is_whole = is_whole
+        self._whole = False
         self._deaths: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Look at the tests of a run of one process."""
+        if session.items:
+            self._whole = self._is_whole([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Look at the tests of a run of several processes, each of which has collected all."""
+        self._whole = self._is_whole(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the deaths of a test from its last report."""

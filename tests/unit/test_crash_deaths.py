@@ -16,7 +16,7 @@ from tests.crash_deaths import CountDeaths, ListDeaths
 
 def pytest_configure(config):
     config.pluginmanager.register(CountDeaths())
-    config.pluginmanager.register(ListDeaths(whole={whole}))
+    config.pluginmanager.register(ListDeaths(lambda ids: len(ids) == {whole_count}))
 """
 
 OF_A_POINT = """
@@ -49,7 +49,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_test_that_names_a_point_at_which_no_process_dies_fails_by_that_name(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makeconftest(CONFTEST.format(whole=False))
+    pytester.makeconftest(CONFTEST.format(whole_count=99))
     pytester.makepyfile(OF_A_POINT)
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=2, failed=1)
@@ -58,10 +58,13 @@ def test_a_test_that_names_a_point_at_which_no_process_dies_fails_by_that_name(
     assert "write         1 deaths in   1 tests, of these" in printed
 
 
-def test_a_run_of_all_tests_fails_if_a_point_killed_no_process(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST.format(whole=True))
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_run_of_all_tests_fails_if_a_point_killed_no_process(
+    pytester: pytest.Pytester, processes: str
+) -> None:
+    pytester.makeconftest(CONFTEST.format(whole_count=1))
     pytester.makepyfile("def test_names_none():\n    pass\n")
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest_subprocess("-n", processes)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1)
     assert f"FAILED: no process died at {', '.join(POINTS)}" in result.stdout.str()
