@@ -123,6 +123,26 @@ def take_batch(batch: pa.RecordBatch, positions: NDArray[np.int64]) -> pa.Record
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
+def filter_batch(batch: pa.RecordBatch, chosen: pa.BooleanArray) -> pa.RecordBatch:
+    """Return the rows where `chosen` is true, of any types."""
+    try:
+        return batch.filter(chosen)
+    except pa.ArrowNotImplementedError:
+        return take_batch(batch, _find_true(chosen))
+
+
+def filter_rows(column: pa.Array, chosen: pa.BooleanArray) -> pa.Array:
+    """Return the rows where `chosen` is true, of any type."""
+    try:
+        return column.filter(chosen)
+    except pa.ArrowNotImplementedError:
+        return take_rows(column, _find_true(chosen))
+
+
+def _find_true(chosen: pa.BooleanArray) -> NDArray[np.int64]:
+    return np.flatnonzero(to_numpy(chosen.fill_null(False)))
+
+
 def to_numpy(column: pa.Array) -> NDArray[Any]:
     """Return the values of `column`."""
     return column.to_numpy(zero_copy_only=False)

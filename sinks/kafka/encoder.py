@@ -14,6 +14,7 @@ from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
 from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects
 from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
+from onceflow.core.arrow.nested_rows import filter_batch
 from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.invariant import InvariantViolation
 from onceflow.core.spi.bad_rows import BadRows
@@ -215,7 +216,7 @@ class RecordEncoder:
             return records
         refused_sizes: list[int] = sizes.filter(too_large).to_pylist()
         self._bad_rows.reject(
-            rows.filter(too_large),
+            filter_batch(rows, too_large),
             [
                 f"the record takes {size} bytes, over message.max.bytes={limit}; raise it here and"
                 " max.message.bytes at the topic"

@@ -112,7 +112,8 @@ def _decimal_type(given: pa.DataType, target: MySQLType) -> pa.DataType | None:
         return None
     # Never a negative scale: it would be spelled with an exponent.
     digits, scale = decimal[0], max(decimal[1], 0)
-    precision = max(digits + scale, 1)
+    # Arrow makes no zero of a type with fewer digits than its scale.
+    precision = max(digits + scale, scale, 1)
     if precision <= _DECIMAL128_PRECISION_MAX:
         return pa.decimal128(precision, scale)
     return pa.decimal256(precision, scale)

@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from onceflow.core.arrow.kinds import cast_batch
+from onceflow.core.arrow.nested_rows import filter_batch, take_batch
 from onceflow.core.errors import SinkError
 from onceflow.sinks.sql.write_mode import ChangeRules, Classified, WriteMode
 
@@ -86,7 +87,7 @@ class TableChanges:
             if pc.any(marked).as_py() is deletes and pc.all(marked).as_py() is deletes:
                 chosen = block.rows
             else:
-                chosen = block.rows.filter(marked if deletes else pc.invert(marked))
+                chosen = filter_batch(block.rows, marked if deletes else pc.invert(marked))
             if chosen.num_rows:
                 yield chosen.select(range(chosen.num_columns - 1))
 
@@ -312,7 +313,7 @@ def reduce_changes(
     starts = _group_starts(keys)
     deletes = rows.column(rows.num_columns - 1).take(order).to_numpy(zero_copy_only=False)
     kept = _find_remaining(starts, deletes, mode)
-    return SortedChanges(rows.take(order.take(pa.array(kept))), key)
+    return SortedChanges(take_batch(rows, order.take(pa.array(kept)).to_numpy()), key)
 
 
 def merge_runs(

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from onceflow.core.arrow.kinds import to_plain_column, to_plain_rows
+from onceflow.core.arrow.nested_rows import filter_batch, filter_rows
 from onceflow.core.errors import BadRow, ConfigError, SinkError
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks.sql.settings import SqlSettings
@@ -137,7 +138,7 @@ class RowValidator:
         bad = pa.array([row in refused for row in range(len(column))], pa.bool_())
         if becomes_null and fit.name not in self._rules.primary_key:
             return fit.convert(_set_null(column, bad))
-        self._bad_rows.reject(part.rows.filter(bad), list(refused.values()))
+        self._bad_rows.reject(filter_batch(part.rows, bad), list(refused.values()))
         return fit.convert(part.without(bad, column))
 
     def _join_columns(self, fits: Sequence[ColumnFit], part: _Part) -> pa.RecordBatch:
@@ -163,9 +164,9 @@ class _Part:
     def without(self, bad: pa.BooleanArray, column: pa.Array) -> pa.Array:
         """Leave out the rows that are `bad`; return what is left of `column`."""
         kept = pc.invert(bad)
-        self.rows, self.deletes = self.rows.filter(kept), self.deletes.filter(kept)
-        self.converted = [one.filter(kept) for one in self.converted]
-        return column.filter(kept)
+        self.rows, self.deletes = filter_batch(self.rows, kept), self.deletes.filter(kept)
+        self.converted = [filter_rows(one, kept) for one in self.converted]
+        return filter_rows(column, kept)
 
 
 def as_given(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -250,7 +251,7 @@ def _select(
     rows: pa.RecordBatch, codes: NDArray[np.int64], chosen: Sequence[int]
 ) -> pa.RecordBatch:
     """Return the rows whose code is one of `chosen`, in their order."""
-    return rows.filter(pa.array(np.isin(codes, chosen)))
+    return filter_batch(rows, pa.array(np.isin(codes, chosen)))
 
 
 def _set_null(column: pa.Array, where: pa.BooleanArray) -> pa.Array:

@@ -185,6 +185,14 @@ def test_a_record_over_the_limit_is_a_bad_row_that_names_both_sizes() -> None:
     assert rejected[0].rows.num_rows == 1
 
 
+def test_a_record_over_the_limit_is_a_bad_row_beside_lists_of_views() -> None:
+    rows = pa.record_batch({"x": pa.array([["a" * 900], ["b"]], pa.list_(pa.string_view()))})
+    options = {"kafka.message.max.bytes": 500}
+    records, rejected = encode(rows, options=options, on_bad_row=OnBadRow.DEAD_LETTER)
+    assert [record["value"] for record in records] == [b'{"x":["b"]}']
+    assert rejected[0].rows["x"].to_pylist() == [["a" * 900]]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -121,6 +121,18 @@ def test_first_row_of_a_key_wins_where_later_ones_are_ignored() -> None:
     assert _rows(change.deletes()) == []
 
 
+def test_changes_of_lists_of_views_are_reduced_like_any_others() -> None:
+    views = pa.list_(pa.string_view())
+    schema = pa.schema([("id", pa.int64()), ("v", views)])
+    rows = pa.record_batch([[2, 1, 1, 3], [["b"], ["a"], ["c"], None]], schema=schema)
+    buffer = ChangeBuffer(ChangeRules(WriteMode.UPSERT, ("id",)))
+    buffer.add(Classified(rows, pa.array([False, False, False, True])), "t")
+    (change,) = buffer.changes()
+    (deletes,), (puts,) = change.deletes(), change.puts()
+    assert deletes["id"].to_pylist() == [3]
+    assert puts.to_pylist() == [{"id": 1, "v": ["c"]}, {"id": 2, "v": ["b"]}]
+
+
 def test_changes_may_be_asked_for_twice_and_come_table_by_table() -> None:
     buffer = ChangeBuffer(ChangeRules(WriteMode.UPSERT, KEY), memory_bytes_max=1)
     buffer.add(_classified([(1, "a", 1, False)]), "z")

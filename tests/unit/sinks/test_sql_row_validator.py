@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,9 @@ from onceflow.core.errors import BadRow
 from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.bad_rows import BadRows
 from onceflow.sinks import PostgresSink
+from onceflow.sinks.mysql.catalog import MySQLType
+from onceflow.sinks.mysql.types import MySQLFit
+from onceflow.sinks.mysql.types import wire_of as mysql_wire_of
 from onceflow.sinks.postgres.catalog import PostgresType
 from onceflow.sinks.postgres.types import PostgresFit, wire_of
 from onceflow.sinks.sql.row_validator import RowValidator, find_refused_rows
@@ -111,3 +115,32 @@ def test_a_list_that_does_not_fit_takes_no_other_row_of_its_batch_with_it() -> N
     column = pa.array([[1], [2, 2**40], None, [], [3], [-(2**40)]], pa.list_(pa.int64()))
     assert list(find_refused_rows(fit, column)) == [1, 5]
     assert list(find_refused_rows(fit, column.slice(2, 3))) == []
+
+
+def test_a_row_beside_a_list_of_views_that_does_not_fit_is_left_out_alone() -> None:
+    texts = PostgresType("_text", "text[]", element="text")
+    views = pa.list_(pa.string_view())
+    name = TableName("public", "t")
+    target = Target(Table(name, ()), (_fit("v", texts, views, nullable=True),))
+    rows = pa.record_batch({"v": pa.array([["a"], ["\0"], None, ["b", None]], views)})
+    bad_rows = BadRows(OnBadRow.DEAD_LETTER, rows.schema)
+    sink = PostgresSink("postgresql://h/d", table="t")
+    validator = RowValidator(replace(sink.settings, table=name), lambda _: target, bad_rows)
+    (valid,) = validator.take(rows)
+    assert valid.rows["v"].to_pylist() == [["a"], None, ["b", None]]
+    (rejected,) = bad_rows.take()
+    assert rejected.rows["v"].to_pylist() == [["\0"]]
+    assert "column 'v'" in rejected.reasons[0]
+
+
+def test_a_decimal_with_more_scale_than_digits_goes_into_an_unsigned_column() -> None:
+    kind = MySQLType("decimal", "decimal(5,2) unsigned", 5, 2)
+    wire = mysql_wire_of(pa.decimal128(3, 5), kind)
+    assert wire is not None
+    fit = MySQLFit(TableColumn("v", kind, True, False, False, True), wire, type=kind)
+    # Of 0 and 0.00001: pyarrow makes no value of such a type from Python's.
+    unscaled = pa.py_buffer(bytes(16) + (1).to_bytes(16, "little"))
+    values = pa.Array.from_buffers(pa.decimal128(3, 5), 2, [None, unscaled])
+    assert fit.convert(values.slice(0, 1)).to_pylist() == [Decimal("0.00")]
+    with pytest.raises(BadRow, match=r"column 'v': the value Decimal\('0.00001'\)"):
+        fit.convert(values)
