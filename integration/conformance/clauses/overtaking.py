@@ -33,8 +33,10 @@ from onceflow.integration.conformance.harness import Harness, Prepared
 from onceflow.integration.conformance.lines import LineTracer
 from onceflow.integration.conformance.target import NotTestable, Violation, describe_error, expect
 
-_BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 2.0
+_BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 5.0
 """After this long the one that is held up has what the other one waits for, and goes on first."""
+_PATIENCE = 10
+"""How many times as long as the slowest commit a commit may take before it counts as blocked."""
 _ENDS_S = 120.0
 _EXCHANGES_MAX = 60
 _T = TypeVar("_T")
@@ -133,6 +135,8 @@ class _Series:
         self.harness = harness
         self.seen: list[Sequence[int]] = []
         self.blocked_s = _BLOCKED_S_MAX
+        self.slowest_s = 0.0
+        """How long the slowest commit took that no lock kept waiting."""
         self._checkpoints = count(1, 2)
 
     def pair(self, attempt: int = 1) -> _Pair:
@@ -172,9 +176,12 @@ class _Pair:
         thread.join(self._series.blocked_s)
         if not thread.is_alive():
             took_s = time.monotonic() - began
-            # Learned from commits that were not blocked: a fast target need not be waited for 2 s
-            # at each line.
-            self._series.blocked_s = min(max(_BLOCKED_S_MIN, 3 * took_s), _BLOCKED_S_MAX)
+            # Learned from commits that were not blocked: a fast target need not be waited for as
+            # long as a slow one at each line. On a busy machine the next commit may take much
+            # longer than this one. It would pass for blocked, and not overtake the held one.
+            self._series.slowest_s = max(self._series.slowest_s, took_s)
+            patience_s = _PATIENCE * self._series.slowest_s
+            self._series.blocked_s = min(max(_BLOCKED_S_MIN, patience_s), _BLOCKED_S_MAX)
         release()
         thread.result("a commit does not end that has overtaken another one")
 
