@@ -6,20 +6,34 @@ import json
 import os
 import random
 import secrets
+import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from math import inf
 from typing import Annotated
 
 import typer
+from tests.mutation.journal import (
+    SCORES,
+    Journal,
+    add_up,
+    name_for_excuse,
+    read_excuses,
+)
+from tests.mutation.journal import record as write_scores
 from tests.mutation.mutants import Mutant
 from tests.mutation.rooms import ROOMS
-from tests.mutation.runner import ROOT, Copies, Stages, Verdict, read_mutants, try_all
-
-SCORES = Path(__file__).with_name("scores.json")
-EQUIVALENT = Path(__file__).with_name("equivalent.json")
+from tests.mutation.runner import (
+    ROOT,
+    Copies,
+    Plan,
+    Verdict,
+    list_stages,
+    read_mutants,
+    try_all,
+)
 
 
 def mutate(
@@ -27,8 +41,11 @@ def mutate(
         list[str] | None, typer.Option(help=f"Only this; may be repeated: {', '.join(ROOMS)}.")
     ] = None,
     file: Annotated[
-        str, typer.Option(help="Only mutants of files whose path contains this text.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Only files whose path contains this text; may be repeated, and gives the order."
+        ),
+    ] = None,
     sample: Annotated[
         int, typer.Option(min=0, help="So many mutants, drawn from all rooms; 0: all of them.")
     ] = 0,
@@ -36,109 +53,128 @@ def mutate(
     processes: Annotated[
         int, typer.Option(min=1, help="Mutants that are tried at once.")
     ] = os.cpu_count() or 1,
-    at_most_s: Annotated[
-        float, typer.Option(help="Begin no further mutant after so many seconds; 0: no limit.")
-    ] = 0.0,
+    at_most_s: Annotated[float, typer.Option(help="End after so many seconds; 0: no limit.")] = 0.0,
+    stages: Annotated[
+        int, typer.Option(min=0, help="Only so many of the cheapest stages; 0: all.")
+    ] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Leave out killed mutants and stages of earlier runs."),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Only mutants that survived the last run.")
+    ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Write the scores of whole rooms to scores.json.")
+        bool,
+        typer.Option("--record", help="Only write the scores of whole files to scores.json."),
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Print the number of mutants.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plant one mistake after the other and run the tests that look at it.
 
-    The exit status is 1 if a mutant survived that tests/mutation/equivalent.json does not excuse.
+    The exit status is 3 if a mutant survived that tests/mutation/equivalent.json does not excuse.
     """
     drawn = seed or secrets.randbelow(1_000_000) + 1
-    chosen = _choose(room or list(ROOMS), file, sample, drawn)
+    journal = Journal()
+    if record:
+        scores = add_up(journal)
+        write_scores(scores)
+        _tell(f"{len(scores)} files recorded in {SCORES.relative_to(ROOT)}")
+        return
+    chosen = _choose(room or list(ROOMS), file or [""], sample, drawn)
     if count:
-        for name, mutants in chosen.items():
-            print(f"{name:14} {len(mutants):6}")  # noqa: T201
+        for name, number in Counter(name for name, _ in chosen).items():
+            print(f"{name:14} {number:6}")  # noqa: T201
         return
     if sample:
         _tell(f"seed {drawn}; --seed {drawn} draws the same mutants")
-    verdicts = _try(chosen, processes, time.monotonic() + at_most_s if at_most_s else None)
-    excused = _excuses()
-    survivors = [one for one in verdicts if one.stage == 0 and _key(one.mutant) not in excused]
-    scores = _scores(verdicts, excused)
-    if record and not sample and not file and not at_most_s:
-        _record(scores)
+    excused = read_excuses()
+    plans = [
+        plan
+        for name, mutant in chosen
+        if name_for_excuse(mutant) not in excused
+        and (plan := _plan(name, mutant, journal, stages, resume=resume, again=again))
+    ]
+    verdicts = _try(plans, processes, time.monotonic() + at_most_s if at_most_s else inf, journal)
+    survivors = [verdict for verdict in verdicts if verdict.stage == 0]
+    counts = _count(verdicts)
     if as_json:
-        listed = [str(one.mutant) for one in survivors]
-        print(json.dumps({"seed": drawn, "scores": scores, "survivors": listed}, indent=1))  # noqa: T201
+        listed = [str(verdict.mutant) for verdict in survivors]
+        print(json.dumps({"seed": drawn, "scores": counts, "survivors": listed}, indent=1))  # noqa: T201
     else:
-        for name, (killed, tried) in scores.items():
-            _tell(f"{name}: {killed} of {tried} mutants die ({killed / max(tried, 1):.0%})")
-        for one in survivors:
-            _tell(f"SURVIVED {one.mutant}")
-    sys.exit(1 if survivors else 0)
+        for name, (killed, tried) in counts.items():
+            _tell(f"{name}: {killed} of {tried} mutants die ({killed / tried:.0%})")
+        if len(verdicts) < len(plans):
+            _tell(f"{len(plans) - len(verdicts)} mutants were not tried: the time was over")
+        for verdict in survivors:
+            _tell(f"SURVIVED {verdict.tried} stages: {verdict.mutant}")
+    sys.exit(3 if survivors else 0)
 
 
 def _choose(
-    rooms: Sequence[str], file: str, sample: int, seed: int
-) -> Mapping[str, Sequence[Mutant]]:
+    rooms: Sequence[str], files: Sequence[str], sample: int, seed: int
+) -> Sequence[tuple[str, Mutant]]:
     unknown = [name for name in rooms if name not in ROOMS]
     if unknown:
         raise typer.BadParameter(f"there is no room {unknown[0]!r}; rooms: {', '.join(ROOMS)}")
-    all_of = {
-        name: [one for one in read_mutants(ROOMS[name]) if file in one.file] for name in rooms
-    }
-    if not sample:
-        return all_of
-    pairs = [(name, mutant) for name, mutants in all_of.items() for mutant in mutants]
-    drawn: defaultdict[str, list[Mutant]] = defaultdict(list)
-    for name, mutant in random.Random(seed).sample(pairs, min(sample, len(pairs))):
-        drawn[name].append(mutant)
-    return drawn
+    every = [(name, mutant) for name in rooms for mutant in read_mutants(ROOMS[name])]
+    chosen = [pair for text in files for pair in every if text in pair[1].file]
+    chosen = list(dict.fromkeys(chosen))
+    return random.Random(seed).sample(chosen, min(sample, len(chosen))) if sample else chosen
+
+
+def _plan(
+    name: str, mutant: Mutant, journal: Journal, stages: int, *, resume: bool, again: bool
+) -> Plan | None:
+    """Return the stages to try, or None if earlier runs make the mutant needless."""
+    wanted = list_stages(ROOMS[name], mutant)
+    wanted = wanted[: stages or len(wanted)]
+    known = journal.get(mutant)
+    if again and (known is None or known.stage):
+        return None
+    if resume and known is not None:
+        if known.stage or known.tried >= len(wanted):
+            return None
+        return Plan(name, mutant, wanted, known.tried)
+    return Plan(name, mutant, wanted)
 
 
 def _try(
-    chosen: Mapping[str, Sequence[Mutant]], processes: int, ends_at: float | None
+    plans: Sequence[Plan], processes: int, ends_at: float, journal: Journal
 ) -> Sequence[Verdict]:
     verdicts: list[Verdict] = []
+    signal.signal(signal.SIGTERM, _exit)
     copies = Copies(processes)
-    stages = Stages(copies)
+    began = time.monotonic()
     try:
-        for name, mutants in chosen.items():
-            if not mutants:
-                continue
-            _tell(f"{name}: {len(mutants)} mutants")
-            for verdict in try_all(name, ROOMS[name], mutants, stages, copies, ends_at):
-                verdicts.append(verdict)
-                how = f"killed by stage {verdict.stage}" if verdict.stage else "SURVIVED"
-                _tell(f"{name}: {how} after {verdict.seconds:.0f} s: {verdict.mutant}")
+        for verdict in try_all(plans, copies, ends_at):
+            verdicts.append(verdict)
+            journal.add(verdict)
+            how = f"killed by stage {verdict.stage}" if verdict.stage else "SURVIVED"
+            done, mean_s = len(verdicts), (time.monotonic() - began) / len(verdicts)
+            left_s = mean_s * (len(plans) - done)
+            _tell(
+                f"{done}/{len(plans)}, {left_s / 60:.0f} min left: {how}"
+                f" after {verdict.seconds:.1f} s: {verdict.mutant}"
+            )
     finally:
         copies.close()
     return verdicts
 
 
-def _scores(verdicts: Sequence[Verdict], excused: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Return for each room how many mutants died, and how many were tried without the excused."""
-    scores: dict[str, tuple[int, int]] = {}
-    for one in verdicts:
-        killed, tried = scores.get(one.room, (0, 0))
-        if one.stage or _key(one.mutant) not in excused:
-            scores[one.room] = (killed + (one.stage > 0), tried + 1)
-    return scores
+def _count(verdicts: Sequence[Verdict]) -> Mapping[str, tuple[int, int]]:
+    """Return for each room how many mutants died, and how many were tried."""
+    counts: dict[str, tuple[int, int]] = {}
+    for verdict in verdicts:
+        killed, tried = counts.get(verdict.room, (0, 0))
+        counts[verdict.room] = (killed + (verdict.stage > 0), tried + 1)
+    return counts
 
 
-def _excuses() -> Mapping[str, str]:
-    """Return the mutants that change nothing, each with the reason."""
-    excuses: dict[str, str] = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    return excuses
-
-
-def _key(mutant: Mutant) -> str:
-    """Name the mutant in a way that outlives changes of other lines of the file."""
-    return f"{mutant.file}: {mutant.what}"
-
-
-def _record(scores: Mapping[str, tuple[int, int]]) -> None:
-    kept: dict[str, dict[str, int]] = {}
-    if SCORES.exists():
-        kept = json.loads(SCORES.read_text(encoding="utf-8"))
-    kept |= {name: {"killed": killed, "of": tried} for name, (killed, tried) in scores.items()}
-    SCORES.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
+def _exit(_signal: int, _frame: object) -> None:
+    """Leave by an exception, so that processes and copies are cleaned up."""
+    sys.exit(143)
 
 
 def _tell(line: str) -> None:

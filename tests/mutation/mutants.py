@@ -25,7 +25,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.IsNot: ast.Is,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-_SILENT = {"_log", "log", "logger", "warnings"}
+_SILENT = {"_log", "_logger", "log", "logger", "warnings"}
 """The names of objects whose calls only tell people something."""
 
 

@@ -42,7 +42,11 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "commit": Room(
             ("core/commit/*.py",),
             (
-                (f"{_UNIT}/commit", f"{_UNIT}/runtime/test_slot_commits.py"),
+                (
+                    f"{_UNIT}/commit",
+                    f"{_UNIT}/protocol/test_refusals.py",
+                    f"{_UNIT}/runtime/test_slot_commits.py",
+                ),
                 _SIMULATION,
                 ("tests/conformance/test_reference_sink_conforms.py",),
                 ("tests/runtime/test_gathered_commits.py", "tests/runtime/test_recovery.py"),

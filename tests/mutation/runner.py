@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant, list_mutants
 from tests.mutation.rooms import Room
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE_S = 20.0
+_PATIENCE_S = 10.0
 """What a stage with a mutant may take besides three times what it takes without one."""
+_PATIENCE_CPU_S = 2.0
+"""The same for the processor time of the tests' own process."""
+_FAST_S = 3.0
+"""A stage that takes no longer is not timed a second time."""
+_OPTIONS = (
+    *("-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-m", "not slow and not servers", "--onceflow-rounds=2"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,8 @@ class Verdict:
     mutant: Mutant
     stage: int
     seconds: float
+    tried: int
+    """The number of stages that were tried."""
 
 
 def read_mutants(room: Room) -> Sequence[Mutant]:
@@ -46,10 +57,11 @@ def read_mutants(room: Room) -> Sequence[Mutant]:
 
 
 class Copies:
-    """Copies of the project: one without mutants, and one for each process that tries them."""
+    """Copies of the project, one for each process that tries mutants."""
 
     def __init__(self, count: int) -> None:
         """Copy the files that git lists, as they are in the working tree."""
+        self.count = count
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-mutants-")
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -58,21 +70,26 @@ class Copies:
             check=True,
             text=True,
         )
-        self._free: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        self.whole = Path(self._directory.name) / "whole"
-        """The copy in which no mutant is planted."""
-        for copy in (self.whole, *(self.whole.with_name(str(n)) for n in range(count))):
+        self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        self._all: list[Copy] = []
+        for number in range(count):
+            path = Path(self._directory.name) / str(number)
             for name in filter(None, listed.stdout.split("\0")):
-                _copy_file(ROOT / name, copy / name)
-            if copy != self.whole:
-                self._free.put(copy)
+                _copy_file(ROOT / name, path / name)
+            self._all.append(Copy(path))
+            self._free.put(self._all[-1])
+
+    def stop(self) -> None:
+        """Stop the processes that run tests."""
+        for copy in self._all:
+            copy.stop()
 
     def close(self) -> None:
         """Delete the copies."""
         self._directory.cleanup()
 
     @contextlib.contextmanager
-    def one(self) -> Generator[Path, None, None]:
+    def one(self) -> Generator[Copy, None, None]:
         """Yield a copy that no other thread uses."""
         copy = self._free.get()
         try:
@@ -87,72 +104,146 @@ def _copy_file(source: Path, target: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-class Stages:
-    """The stages of a mutant, and how long each takes without one. Any thread."""
+class Copy:
+    """A copy of the project, and a process that runs tests in it. One thread at a time."""
 
-    def __init__(self, copies: Copies) -> None:
-        self._copies = copies
-        self._took_s: dict[tuple[str, ...], float] = {}
-        self._lock = threading.Lock()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._took_s: dict[tuple[str, ...], tuple[float, float]] = {}
+        self._compiled: set[tuple[str, ...]] = set()
+        self._process: subprocess.Popen[str] | None = None
 
-    def list_for(self, room: Room, mutant: Mutant) -> Sequence[Sequence[str]]:
-        """Return the stages of `room`, after the unit tests that are named for the module."""
-        stem = Path(mutant.file).stem
-        named = sorted(
-            str(one.relative_to(ROOT)) for one in ROOT.glob(f"tests/unit/**/test_*{stem}*.py")
-        )
-        return [named, *room.stages] if named else room.stages
+    def stop(self) -> None:
+        """Stop the process, and the tests that it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
 
-    def time_s(self, stage: Sequence[str]) -> float:
-        """Return how long the stage takes without a mutant. Runs it once, in a copy of its own.
+    def fails(self, stage: Sequence[str], mutant: Mutant, ends_at: float) -> bool | None:
+        """Return True if a test of the stage fails with the mutant, or takes too long.
+
+        None if the clock reached `ends_at` before the tests ended.
 
         Raises:
-            RuntimeError: It fails, or has no tests: it could kill nothing.
+            RuntimeError: The stage fails without a mutant, too, or has no tests.
         """
+        if not self._time(stage, ends_at):
+            return None
+        alone_s, alone_cpu_s = self._took_s[tuple(stage)]
+        timeout_s = min(3 * alone_s + _PATIENCE_S, ends_at - time.monotonic())
+        with _planted(self._path, mutant):
+            status, _, _ = self._run(
+                stage, timeout_s=timeout_s, cpu_max_s=3 * alone_cpu_s + _PATIENCE_CPU_S
+            )
+        return None if status != 0 and time.monotonic() >= ends_at else status != 0
+
+    def _time(self, stage: Sequence[str], ends_at: float) -> bool:
+        """Measure how long the stage takes without a mutant; False if `ends_at` was reached."""
         key = tuple(stage)
-        with self._lock:
-            if key not in self._took_s:
-                began = time.monotonic()
-                status, printed = _run_stage(
-                    self._copies.whole, stage, timeout_s=900.0, caches=True
-                )
-                if status != 0:
-                    raise RuntimeError(f"without a mutant, {stage} fails:\n{printed[-4000:]}")
-                self._took_s[key] = time.monotonic() - began
-            return self._took_s[key]
+        # Twice: the first run compiles and imports, and a hanging mutant is waited for thrice as
+        # long as the second one takes.
+        while key not in self._took_s:
+            began = time.monotonic()
+            caches = key not in self._compiled
+            left_s = min(900.0, ends_at - began)
+            status, cpu_s, printed = self._run(stage, timeout_s=left_s, caches=caches)
+            if status != 0:
+                if time.monotonic() >= ends_at:
+                    return False
+                raise RuntimeError(f"without a mutant, {stage} fails:\n{printed[-4000:]}")
+            took_s = time.monotonic() - began
+            if not caches or took_s < _FAST_S:
+                self._took_s[key] = took_s, cpu_s
+            self._compiled.add(key)
+        return True
+
+    def _run(
+        self,
+        stage: Sequence[str],
+        *,
+        timeout_s: float,
+        cpu_max_s: float = 900.0,
+        caches: bool = False,
+    ) -> tuple[int, float, str]:
+        """Run the tests of a stage.
+
+        Return the exit status of pytest, its processor time, and what it printed.
+        """
+        output = self._path.with_suffix(".output")
+        request = {
+            "arguments": [*_OPTIONS, *stage],
+            "output": str(output),
+            "timeout_s": timeout_s,
+            "cpu_max_s": cpu_max_s,
+            "caches": caches,
+        }
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        status, cpu_s = json.loads(process.stdout.readline())
+        return status, cpu_s, output.read_text(encoding="utf-8", errors="replace")
+
+    def _start(self) -> subprocess.Popen[str]:
+        path = [str(self._path / "src"), str(self._path)]
+        return subprocess.Popen(
+            [sys.executable, str(self._path / "tests" / "mutation" / "warm.py")],
+            cwd=self._path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
 
-def try_all(
-    name: str,
-    room: Room,
-    mutants: Sequence[Mutant],
-    stages: Stages,
-    copies: Copies,
-    ends_at: float | None = None,
-) -> Iterator[Verdict]:
-    """Yield the verdict on each mutant, in the order of `mutants`.
+def list_stages(room: Room, mutant: Mutant) -> Sequence[Sequence[str]]:
+    """Return the stages of `room`, after the unit tests that are named for the module."""
+    stem = Path(mutant.file).stem
+    named = sorted(
+        str(one.relative_to(ROOT)) for one in ROOT.glob(f"tests/unit/**/test_*{stem}*.py")
+    )
+    return [named, *room.stages] if named else room.stages
 
-    Mutants that would begin after `ends_at`, by the monotonic clock, are left out.
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A mutant to try, and which of its stages."""
+
+    room: str
+    mutant: Mutant
+    stages: Sequence[Sequence[str]]
+    survived: int = 0
+    """The number of stages that it is known to survive."""
+
+
+def try_all(plans: Sequence[Plan], copies: Copies, ends_at: float = inf) -> Iterator[Verdict]:
+    """Yield the verdict on each mutant, in the order of `plans`.
+
+    Mutants whose tests have not ended at `ends_at`, by the monotonic clock, are left out.
     """
 
-    def try_one(mutant: Mutant) -> Verdict | None:
+    def try_one(plan: Plan) -> Verdict | None:
         with copies.one() as copy:
-            if ends_at is not None and time.monotonic() > ends_at:
-                return None
-            return try_in(copy, mutant)
+            began = time.monotonic()
+            for number, stage in enumerate(plan.stages, start=1):
+                if number <= plan.survived:
+                    continue
+                fails = copy.fails(stage, plan.mutant, ends_at) if began < ends_at else None
+                if fails is None:
+                    return None
+                if fails:
+                    return Verdict(plan.room, plan.mutant, number, time.monotonic() - began, number)
+            tried = len(plan.stages)
+            return Verdict(plan.room, plan.mutant, 0, time.monotonic() - began, tried)
 
-    def try_in(copy: Path, mutant: Mutant) -> Verdict:
-        began = time.monotonic()
-        with _planted(copy, mutant):
-            for number, stage in enumerate(stages.list_for(room, mutant), start=1):
-                timeout_s = 3 * stages.time_s(stage) + _PATIENCE_S
-                status, _ = _run_stage(copy, stage, timeout_s=timeout_s)
-                if status != 0:
-                    return Verdict(name, mutant, number, time.monotonic() - began)
-        return Verdict(name, mutant, 0, time.monotonic() - began)
-
-    with ThreadPoolExecutor(max_workers=32) as threads:
-        yield from filter(None, threads.map(try_one, mutants))
+    threads = ThreadPoolExecutor(max_workers=copies.count)
+    try:
+        yield from filter(None, threads.map(try_one, plans))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        copies.stop()
+        threads.shutdown()
 
 
 @contextlib.contextmanager
@@ -167,51 +258,3 @@ def _planted(copy: Path, mutant: Mutant) -> Generator[None, None, None]:
         yield
     finally:
         path.write_text(source, encoding="utf-8")
-
-
-def _run_stage(
-    copy: Path, stage: Sequence[str], *, timeout_s: float, caches: bool = False
-) -> tuple[int, str]:
-    """Run the tests of a stage; return the exit status of pytest, and what it printed.
-
-    A stage that takes longer than `timeout_s` is killed with all processes of its session; its
-    status is 1.
-    """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(copy / "src"), str(copy)]),
-        "PYTHONDONTWRITEBYTECODE": "" if caches else "1",
-    }
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:randomly",
-            "-p",
-            "no:cacheprovider",
-        ),
-        *("-m", "not slow and not servers", "--onceflow-rounds=2", *stage),
-    ]
-    with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen(
-            command,
-            cwd=copy,
-            env=environment,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            status = 1
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed.seek(0)
-        return status, printed.read()

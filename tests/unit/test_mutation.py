@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
-from tests.mutation.mutants import list_mutants
+from tests.mutation.journal import Journal, Known, read_scores
+from tests.mutation.mutants import Mutant, list_mutants
 from tests.mutation.rooms import ROOMS
-from tests.mutation.runner import ROOT, read_mutants
+from tests.mutation.runner import ROOT, Verdict, read_mutants
 
 _SAMPLE = '''"""Ä module 1."""
 def f(x: int = 3) -> int:
@@ -47,3 +49,24 @@ def test_each_room_has_mutants_and_tests(name: str) -> None:
     assert len(read_mutants(room)) > 300
     for stage in room.stages:
         assert all((ROOT / argument.partition("::")[0]).exists() for argument in stage)
+
+
+def test_the_journal_remembers_verdicts_until_the_file_changes(tmp_path: Path) -> None:
+    """The journal tells killed mutants from those that survived, and by how many stages."""
+    killed, survivor, untried = (Mutant("pyproject.toml", 1, n, n, "", "") for n in range(3))
+    path = tmp_path / "verdicts.jsonl"
+    journal = Journal(path)
+    journal.add(Verdict("commit", killed, 0, 1.0, 2))
+    journal.add(Verdict("commit", killed, 2, 1.0, 2))
+    journal.add(Verdict("commit", survivor, 0, 1.0, 3))
+    for known in (journal, Journal(path)):
+        assert known.get(killed) == Known(stage=2, tried=2)
+        assert known.get(survivor) == Known(stage=0, tried=3)
+        assert known.get(untried) is None
+
+
+def test_scores_are_counts_of_files_that_exist() -> None:
+    for file, score in read_scores().items():
+        assert set(score) == {"killed", "excused", "survived", "unsure"}, file
+        assert all(number >= 0 for number in score.values()), file
+        assert (ROOT / file).exists(), f"script/mutate --record forgets {file}"

@@ -91,9 +91,18 @@ def test_a_later_pre_commit_does_not_lengthen_the_time_that_it_is_held() -> None
 def test_after_a_late_decision_nothing_is_begun_until_one_comes_in_time() -> None:
     early = begun_at_zero()
     early.record_end()
+    early.record_decision(FIRST, 1.0)
+    assert early.next_step(TWO, 1.0) == Begin(TWO), "at the last moment is in time"
     early.record_decision(FIRST, 1.5)
     early.record_pre_commit(SECOND, 2.0)
     assert early.next_step(TWO, 2.0) is None
     early.record_decision(SECOND, 2.1)
     early.record_pre_commit(THIRD, 3.0)
     assert early.next_step(THREE, 3.0) == Begin(THREE)
+
+
+def test_a_decision_before_the_first_pre_commit_changes_nothing() -> None:
+    early = EarlyCommits(HELD_MAX_S)
+    early.record_decision(FIRST, 9.0)
+    early.record_pre_commit(SECOND, 9.5)
+    assert early.next_step(TWO, 9.5) == Begin(TWO)

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.core.commit.committers import open_global_committer
-from onceflow.core.commit.loop import TimedSteps, ask_committer, carry_out, error_class, settle
+from onceflow.core.commit.loop import (
+    TimedSteps,
+    ask_committer,
+    carry_out,
+    describe_refusal,
+    error_class,
+    settle,
+)
 from onceflow.core.commit.queue import Done, RetryAt, StepFailed, WaitUntil
 from onceflow.core.commit.retries import CommitRetryPolicy, recovery_retries
 from onceflow.core.commit.steps import CommitWhole, PlannedSteps, Step, to_aborts, to_commits
@@ -103,6 +110,38 @@ def test_steps_are_carried_out_in_order_and_each_until_it_is_done() -> None:
         *["commit 2 of 3"] * 3,
         "abort j.out/1/4/0/0",
     ]
+
+
+class _CountedSteps(PlannedSteps):
+    asked = 0
+
+    def next_commit(self, now_s: float) -> Step | WaitUntil | None:
+        self.asked += 1
+        return super().next_commit(now_s)
+
+
+def test_a_refused_commit_is_not_tried_in_a_tight_loop() -> None:
+    """A loop that does not sleep would ask thousands of times in 0.1 s, on a core of its own."""
+    target = _Target(RetryLater("restarting"))
+    policy = CommitRetryPolicy(initial_delay_s=0.1, deadline_s=60.0)
+    steps = _CountedSteps(to_commits([tx(1)]), policy)
+    ended = list(settle(TimedSteps(steps), lambda step: carry_out(target, step)))
+    assert [type(end) for _, end in ended] == [RetryAt, Done]
+    # The first try, the pause, a wake-up that was a little early, the second try, and the end.
+    assert steps.asked <= 10
+
+
+def test_a_whole_checkpoint_is_never_given_to_a_committer_of_single_transactions() -> None:
+    whole = CommitWhole(GlobalCommit(CheckpointId(3), (tx(2), tx(3))))
+    with pytest.raises(InvariantViolation, match="commits no checkpoints"):
+        carry_out(_Single(), whole)
+
+
+def test_a_refused_commit_names_the_transaction_its_tries_and_the_command_that_tells_more() -> None:
+    for tries, text in ((1, "1 try: locked"), (3, "3 tries: locked")):
+        described = describe_refusal(tx(1), RetryAt(0.0, "locked", tries))
+        assert f"decided with checkpoint 1, is not committed after {text}" in described
+        assert "`onceflow txn show j.out/1/1/0/0`" in described
 
 
 @pytest.mark.parametrize(

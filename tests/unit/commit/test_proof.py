@@ -78,6 +78,14 @@ def test_a_proof_counts_what_the_last_decision_lists() -> None:
     assert (proof.listed_transactions, proof.listed_rows, proof.in_doubt) == (2, 20, 3)
 
 
+def test_a_proof_names_the_attempt_that_has_claimed_the_target_or_none() -> None:
+    log = view(7, (2, 7))
+    for attempt, claimed in ((2, 2), (0, None)):
+        said = TargetRecord(SINK, AttemptId(attempt), (Decided(2, 7),), CheckpointId(0))
+        assert judge_sink("out", SINK, log, said, log, 0).claimed_attempt == claimed
+    assert judge_sink("out", SINK, log, None, log, 0).claimed_attempt is None
+
+
 def test_a_target_that_cannot_be_asked_says_why() -> None:
     proof = describe_unreachable("out", SINK, view(7, (2, 7)), "SinkError: gone")
     assert (proof.agreement, proof.reason, proof.decided) == (

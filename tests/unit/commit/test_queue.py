@@ -192,6 +192,30 @@ def test_deadline_ends_the_tries_and_keeps_the_transaction(
     assert queue.committed_through == 0
 
 
+@pytest.mark.parametrize("began_s", [0.0, 1e5])
+def test_a_commit_is_tried_until_its_deadline_whatever_the_clock_shows(began_s: float) -> None:
+    """The last try begins exactly at the deadline of 7 s. Giving up earlier would fail the job."""
+    queue = CommitQueue(CommitRetryPolicy(initial_delay_s=1.0, max_delay_s=5.0, deadline_s=7.0))
+    queue.pre_committed(CheckpointId(1), [transaction(1)])
+    queue.note_decision(CheckpointId(1))
+    for after_s, next_s in ((0.0, 1.0), (1.0, 3.0), (3.0, 7.0)):
+        step = queue.outcome(transaction(1), RetryLater("busy"), began_s + after_s)
+        assert isinstance(step, RetryAt)
+        assert step.at_s == began_s + next_s
+    assert isinstance(queue.outcome(transaction(1), RetryLater("busy"), began_s + 7.0), StepFailed)
+
+
+def test_a_subtask_is_behind_when_more_is_decided_than_the_commit_under_way() -> None:
+    queue = queue_of(1, 2, 3)
+    assert not queue.is_behind
+    queue.note_decision(CheckpointId(1))
+    assert not queue.is_behind, "only the commit under way"
+    queue.note_decision(CheckpointId(2))
+    assert queue.is_behind
+    queue.outcome(transaction(1), Committed(), 0.0)
+    assert not queue.is_behind
+
+
 def test_lost_transaction_is_given_up_at_once_and_never_counted_committed() -> None:
     queue = queue_of(1)
     queue.note_decision(CheckpointId(1))
