@@ -23,12 +23,13 @@ from onceflow.core.api.graph import Operator, WriteTo
 from onceflow.core.commit.early import HELD_MAX_S
 from onceflow.core.commit.queue import CommitQueue
 from onceflow.core.commit.retries import CommitRetryPolicy
-from onceflow.core.errors import ConfigError
+from onceflow.core.errors import ConfigError, PreparedTransactionLost
 from onceflow.core.protocol.committables import (
     AbortOutcome,
     CommitOutcome,
     Committable,
     Committed,
+    Lost,
     RetryLater,
 )
 from onceflow.core.protocol.ids import (
@@ -42,13 +43,14 @@ from onceflow.core.protocol.messages import (
     CommittedThrough,
     Complete,
     CompletionHeard,
+    GloballyCommitted,
     SinkCommitted,
 )
 from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits
-from onceflow.core.runtime.slot.commits import CommitWorker, SlotCommits
+from onceflow.core.runtime.slot.commits import CommitWorker, GlobalPreCommits, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
-from onceflow.core.spi import Committer, SinkWriter, WriterContext
+from onceflow.core.spi import CommittedBy, Committer, SinkWriter, WriterContext
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
 FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
@@ -104,10 +106,16 @@ class GatedCommitter(Committer):
         self.early: queue.SimpleQueue[tuple[str, CheckpointId]] = queue.SimpleQueue()
         self.passes = threading.Semaphore(0)
         self.is_down = False
+        self.is_closed = False
+        self.is_committing = threading.Event()
+        self.pruned: queue.SimpleQueue[tuple[CheckpointId, tuple[CheckpointId, ...]]] = (
+            queue.SimpleQueue()
+        )
 
     def commit(self, committable: Committable) -> CommitOutcome:
         if self.is_down:
             return RetryLater("the target is down")
+        self.is_committing.set()
         assert self.passes.acquire(timeout=60)
         self.committed.append(committable.checkpoint)
         return Committed()
@@ -132,8 +140,11 @@ class GatedCommitter(Committer):
     def in_doubt(self) -> Sequence[Committable]:
         return ()
 
+    def prune(self, before: CheckpointId) -> None:
+        self.pruned.put((before, tuple(self.committed)))
+
     def close(self) -> None:
-        """Release nothing."""
+        self.is_closed = True
 
 
 def prepare(worker: CommitWorker, checkpoint: CheckpointId) -> None:
@@ -159,7 +170,7 @@ def open_worker_behind(committer: GatedCommitter, decided: int) -> Generator[Com
         worker.commit_through(checkpoint, FIRST)
     yield worker
     committer.is_down = False
-    committer.passes.release(decided)
+    committer.passes.release(max(decided, 1))
     assert worker.close(60)
     assert not failures
 
@@ -277,3 +288,71 @@ def test_what_is_begun_is_withdrawn_when_its_decision_is_late() -> None:
         worker.commit_through(SECOND, FIRST)
         committer.passes.release()
         committer.await_commits([FIRST, SECOND])
+
+
+def test_proofs_of_commits_are_deleted_once_nothing_decided_is_left_to_commit() -> None:
+    """And only those before the checkpoint that the driver names with the decision."""
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=0) as worker:
+        for checkpoint in (FIRST, SECOND):
+            prepare(worker, checkpoint)
+        committer.passes.release(2)
+        worker.commit_through(SECOND, SECOND)
+        assert committer.pruned.get(timeout=60) == (SECOND, (FIRST, SECOND))
+    assert committer.pruned.empty(), "once for each decision"
+
+
+def test_a_lost_transaction_fails_the_attempt_by_its_name_and_nothing_later_is_committed() -> None:
+    class Losing(GatedCommitter):
+        def commit(self, committable: Committable) -> CommitOutcome:
+            self.committed.append(committable.checkpoint)
+            return Lost("rolled back by hand")
+
+    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    committer, commits = Losing(), CommitQueue(CommitRetryPolicy())
+    worker = CommitWorker(
+        "out[0]", commits, committer, committed=lambda through, ms: None, failed=failures.put
+    )
+    for checkpoint in (FIRST, SECOND):
+        prepare(worker, checkpoint)
+    worker.commit_through(SECOND, FIRST)
+    failure = failures.get(timeout=60)
+    assert isinstance(failure, PreparedTransactionLost)
+    assert "out/1/1/0/0" in str(failure)
+    assert worker.close(60)
+    assert committer.committed == [FIRST]
+    assert failures.empty()
+
+
+def test_a_committer_is_not_closed_under_its_commit_and_the_slot_is_told() -> None:
+    committer = GatedCommitter()
+    with open_worker_behind(committer, decided=1) as worker:
+        assert committer.is_committing.wait(60)
+        assert not worker.close(0.05), "its commit is under way"
+        assert not committer.is_closed
+    assert committer.is_closed
+
+
+def test_a_commit_of_the_driver_counts_for_its_own_sink_alone(tmp_path: Path) -> None:
+    """An ack that leaves out what another sink has not committed would lose its rows."""
+
+    class CommittedByDriver(DirectorySink):
+        @property
+        def committed_by(self) -> CommittedBy:
+            return CommittedBy.DRIVER
+
+    commits = SlotCommits(slot_context(tmp_path, lambda mail: None))
+    listed: dict[str, int] = {}
+    pre_commits: dict[str, GlobalPreCommits] = {}
+    for sink_id in ("out", "other"):
+        work = WriteTo(CommittedByDriver(str(tmp_path / sink_id)), sink_id)
+        group = commits.worker(SUBTASK, Operator(sink_id, work, (), SCHEMA), work)
+        assert isinstance(group, GlobalPreCommits)
+        transaction = TransactionId(sink_id, AttemptId(1), FIRST, 0)
+        group.record_pre_commit(FIRST, [Committable(transaction, 1)])
+        pre_commits[sink_id] = group
+    commits.record_global_commit(GloballyCommitted("out", FIRST))
+    for sink_id, group in pre_commits.items():
+        listed[sink_id] = len(group.record_pre_commit(SECOND, []))
+    assert listed == {"out": 0, "other": 1}
+    assert commits.close(lambda: 0.0)
