@@ -1,7 +1,13 @@
 """Data files of one subtask: Parquet in the table's directory, without its partition columns.
 
-They are named as `lake.data_file_names` says. A staged description is one row: the table's id, and
-the `DeltaFile`s as JSON.
+They are named as `lake.data_file_names` says. A staged description is one row:
+
+    table_id       string   the table that the files were written for
+    files          binary   the `DeltaFile`s, as JSON
+    columns        string   the table's schema when the writer began, as JSON of Delta's log
+    partition_by   list     its partition columns
+
+Descriptions of older releases have only the first two.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, cast
@@ -17,7 +24,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from pyarrow.fs import FileSystem
 from typing_extensions import override
 
@@ -29,6 +36,7 @@ from onceflow.sinks.checkpoint_files import make_durable
 from onceflow.sinks.delta.layout import make_columns, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
 from onceflow.sinks.delta.statistics import FileStatistics
+from onceflow.sinks.delta.written_layout import TableLayout, read_layout
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path
 from onceflow.sinks.lake.dictionaries import choose_dictionaries
 from onceflow.sinks.lake.errors import library_errors
@@ -39,7 +47,14 @@ _logger = logging.getLogger("onceflow.sinks.delta")
 
 _ROLL_BYTES = 100 * 1024 * 1024
 """Delta's own default; a table says otherwise by `delta.targetFileSize`."""
-_SCHEMA = pa.schema([pa.field("table_id", pa.string()), pa.field("files", pa.binary())])
+_SCHEMA = pa.schema(
+    [
+        pa.field("table_id", pa.string()),
+        pa.field("files", pa.binary()),
+        pa.field("columns", pa.string()),
+        pa.field("partition_by", pa.list_(pa.string())),
+    ]
+)
 
 
 class DeltaFile(msgspec.Struct, frozen=True):
@@ -51,14 +66,29 @@ class DeltaFile(msgspec.Struct, frozen=True):
     statistics: str
 
 
-def encode_files(table_id: str, files: Sequence[DeltaFile]) -> pa.RecordBatch:
-    """Return the row that describes `files`."""
-    row = {"table_id": table_id, "files": msgspec.json.encode(files)}
+@dataclass(frozen=True, slots=True)
+class DescribedFiles:
+    """What one writer has written for one checkpoint."""
+
+    table_id: str
+    files: Sequence[DeltaFile]
+    layout: TableLayout | None
+    """The layout of the table when the writer began. None if an older release staged the files."""
+
+
+def encode_files(table_id: str, layout: TableLayout, files: Sequence[DeltaFile]) -> pa.RecordBatch:
+    """Return the row that describes `files`, which were written for a table of `layout`."""
+    row = {
+        "table_id": table_id,
+        "files": msgspec.json.encode(files),
+        "columns": layout.columns.to_json(),
+        "partition_by": layout.partition_by,
+    }
     return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
 
-def decode_files(staged: pa.RecordBatch, sink_id: str) -> tuple[str, list[DeltaFile]]:
-    """Return the table's id and the files that `staged` describes.
+def decode_files(staged: pa.RecordBatch, sink_id: str) -> DescribedFiles:
+    """Return what `staged` describes.
 
     Raises:
         SinkError: A file is none that the sink id writes.
@@ -67,7 +97,9 @@ def decode_files(staged: pa.RecordBatch, sink_id: str) -> tuple[str, list[DeltaF
     files = json_decoder(list[DeltaFile]).decode(row["files"])
     for file in files:
         check_own_path(file.path, sink_id)
-    return row["table_id"], files
+    columns = row.get("columns")
+    layout = TableLayout(Schema.from_json(columns), row["partition_by"]) if columns else None
+    return DescribedFiles(row["table_id"], files, layout)
 
 
 def delete_files(fs: FileSystem, paths: Sequence[str]) -> None:
@@ -100,7 +132,7 @@ class DeltaDataFiles(DataFiles):
         self._location, self._bad_rows = location, bad_rows
         self._fs = location.open_files()
         metadata = table.metadata()
-        self._table_id = str(metadata.id)
+        self._table_id, self._layout = str(metadata.id), read_layout(table)
         self._columns = make_columns(str(location), table, context.schema)
         self._partition_by = list(metadata.partition_columns)
         names = to_arrow_schema(table).names
@@ -129,7 +161,7 @@ class DeltaDataFiles(DataFiles):
     def end(self, checkpoint: CheckpointId) -> pa.RecordBatch:
         with library_errors(f"{self._location}: data files are not durable"):
             self._file_names.advance_past(checkpoint)
-            return encode_files(self._table_id, self._files.end())
+            return encode_files(self._table_id, self._layout, self._files.end())
 
     @override
     def drop(self) -> None:

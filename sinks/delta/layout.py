@@ -58,7 +58,7 @@ def make_columns(
     columns = TableColumns(name, schema.names, required, schema, rows, all_rules)
     for field in to_plain_schema(rows):
         expected = schema.field(field.name).type
-        if not _fits(field.type, expected):
+        if not fits(field.type, expected):
             raise ConfigError(
                 f"{name}, column {field.name!r}: the table has {expected}, and the rows have"
                 f" {field.type}; cast it before the sink"
@@ -338,7 +338,7 @@ def find_new_columns(table: DeltaTable, rows: pa.Schema) -> list[pa.Field]:
     return [field.with_nullable(True) for field in to_plain_schema(rows) if field.name not in names]
 
 
-def _fits(given: pa.DataType, expected: pa.DataType) -> bool:
+def fits(given: pa.DataType, expected: pa.DataType) -> bool:
     """Return whether values of type `given` go into `expected`.
 
     Decimals are compared when they are written: a value fits or it does not.

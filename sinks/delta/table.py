@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, cast
@@ -25,11 +25,17 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileType
 from typing_extensions import override
 
-from onceflow.core.errors import ConfigError, SinkError
+from onceflow.core.errors import ConfigError, SinkError, TargetRefused
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.sinks.delta.data_files import decode_files, delete_files
+from onceflow.sinks.delta.data_files import DescribedFiles, decode_files, delete_files
 from onceflow.sinks.delta.layout import check_replaceable, check_table, to_arrow_schema
 from onceflow.sinks.delta.location import TableLocation
+from onceflow.sinks.delta.written_layout import (
+    cast_changes,
+    find_change_misfit,
+    find_misfit,
+    read_layout,
+)
 from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
@@ -64,7 +70,7 @@ class DeltaLakeTable(LakeTable):
 
     @override
     def list_paths(self, staged: pa.RecordBatch) -> Sequence[str]:
-        return [file.path for file in decode_files(staged, self._sink_id)[1]]
+        return [file.path for file in decode_files(staged, self._sink_id).files]
 
     @override
     def list_files(self) -> Iterator[tuple[str, datetime]]:
@@ -137,10 +143,10 @@ class DeltaVersion(TableVersion):
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         decoded = [decode_files(one, self.sink_id) for one in staged]
-        other = next((table_id for table_id, _ in decoded if table_id != self.table_id), "")
+        other = next((one.table_id for one in decoded if one.table_id != self.table_id), "")
         if other:
             return self.describe_replaced(other)
-        paths = [file.path for _, files in decoded for file in files]
+        paths = [file.path for one in decoded for file in one.files]
         with library_errors(f"{self.location}: data files cannot be looked for"):
             missing = self._first_missing(paths)
         return f"{self.location}: data file {missing} is gone" if missing else ""
@@ -165,11 +171,13 @@ class DeltaVersion(TableVersion):
         transactions: Sequence[TransactionId],
     ) -> int:
         info = self._describe_commit(record, transactions)
+        decoded = [decode_files(one, self.sink_id) for one in staged]
+        self._check_layout(decoded)
         with self._commit_errors():
             if record.through == self._through:
                 self._claim(record, info)
                 return 0
-            return self._append_files(staged, record, info)
+            return self._append_files(decoded, record, info)
 
     @override
     def replace_rows(
@@ -181,6 +189,12 @@ class DeltaVersion(TableVersion):
         has one of its own.
         """
         check_replaceable(self.location, self.table)
+        misfit = find_change_misfit(changes.rows, self.table)
+        if misfit:
+            raise TargetRefused(self._describe_misfit(misfit))
+        with library_errors(f"{self.location}: changes cannot be written"):
+            rows = cast_changes(changes.rows, self.table)
+        changes = replace(changes, rows=rows)
         info, before = self._describe_commit(record, transactions), self.table.version()
         with self._commit_errors():
             metrics = self._merge(changes, record, info)
@@ -209,10 +223,10 @@ class DeltaVersion(TableVersion):
 
     @override
     def refers_to(self, staged: pa.RecordBatch) -> bool:
-        table_id, files = decode_files(staged, self.sink_id)
-        if table_id != self.table_id:
+        decoded = decode_files(staged, self.sink_id)
+        if decoded.table_id != self.table_id:
             return False
-        paths = {file.path for file in files}
+        paths = {file.path for file in decoded.files}
         with library_errors(f"{self.location}: its files cannot be listed"):
             return any(uri.rpartition("/")[2] in paths for uri in self.table.file_uris())
 
@@ -222,6 +236,24 @@ class DeltaVersion(TableVersion):
         with library_errors(f"{self.location}: its files cannot be listed"):
             unneeded = self.table.vacuum(dry_run=True, full=True)
         return {to_name(path) for path in unneeded} & set(names)
+
+    def _check_layout(self, staged: Sequence[DescribedFiles]) -> None:
+        """Raise TargetRefused if readers would not find the values of `staged` in this version."""
+        layout = read_layout(self.table)
+        for one in staged:
+            if one.layout is None:
+                continue
+            statistics = [file.statistics for file in one.files]
+            misfit = find_misfit(one.layout, layout, statistics)
+            if misfit:
+                raise TargetRefused(self._describe_misfit(misfit))
+
+    def _describe_misfit(self, misfit: str) -> str:
+        return (
+            f"{self.location} was overwritten with another schema while rows wait for their commit:"
+            f" {misfit}. Restore the version before that, or overwrite the table with its former"
+            " columns and partitions; the rows are then committed"
+        )
 
     def _describe_commit(
         self, record: SinkRecord, transactions: Sequence[TransactionId]
@@ -280,10 +312,10 @@ class DeltaVersion(TableVersion):
         )
 
     def _append_files(
-        self, staged: Sequence[pa.RecordBatch], record: SinkRecord, info: dict[str, Any]
+        self, staged: Sequence[DescribedFiles], record: SinkRecord, info: dict[str, Any]
     ) -> int:
         now_ms = int(time.time() * 1000)
-        files = [file for one in staged for file in decode_files(one, self.sink_id)[1]]
+        files = [file for one in staged for file in one.files]
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, file.partition, now_ms, True, file.statistics)
             for file in files

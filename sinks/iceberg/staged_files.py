@@ -13,9 +13,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pyarrow as pa
+from pyiceberg.avro.file import AvroFile
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.manifest import (
     DataFile,
@@ -25,6 +26,7 @@ from pyiceberg.manifest import (
     ManifestFile,
     write_manifest,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from typing_extensions import override
 
@@ -51,6 +53,8 @@ class StagedFiles:
     spec_id: int
     sequence_last: int
     files: Sequence[DataFile]
+    schema: Schema
+    """The table's schema when the writer began."""
 
 
 def encode_files(table: Table, files: Sequence[DataFile]) -> pa.RecordBatch:
@@ -98,6 +102,7 @@ def decode_files(staged: Sequence[pa.RecordBatch]) -> list[StagedFiles]:
             spec_id,
             min(sequence_last for sequence_last, _ in parts),
             _decode_manifest(spec_id, b"".join((head, _SYNC, *(blocks for _, blocks in parts)))),
+            _decode_schema(head),
         )
         for (table_uuid, spec_id, head), parts in alike.items()
     ]
@@ -125,6 +130,12 @@ def _decode_manifest(spec_id: int, content: bytes) -> list[DataFile]:
         added_snapshot_id=_NO_SNAPSHOT,
     )
     return [entry.data_file for entry in manifest.fetch_manifest_entry(_MemoryIO(content))]
+
+
+def _decode_schema(head: bytes) -> Schema:
+    """Return the schema in the head of a manifest, which Iceberg's specification requires."""
+    with AvroFile[Any](_MemoryFile(head + _SYNC)) as manifest:
+        return Schema.model_validate_json(manifest.header.meta["schema"])
 
 
 class _MemoryFile(InputFile, OutputFile):

@@ -34,12 +34,13 @@ from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, TableUpdate
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError
+from onceflow.core.errors import SinkError, TargetRefused
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import delete_files, list_files
 from onceflow.sinks.iceberg.row_changes import RewrittenFiles, rewrite_files
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
+from onceflow.sinks.iceberg.written_schema import find_broken_requirement, find_dropped_column
 from onceflow.sinks.lake.changes import RowChanges
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
@@ -188,6 +189,7 @@ class IcebergVersion(TableVersion):
         commit = _Commit(self.table)
         with library_errors(f"{self.address}: no snapshot was made"):
             decoded = self._decode(staged)
+            self._check_columns(decoded, staged, record, transactions)
             summary = self._summarize(record, transactions)
             last = commit.append_files(decoded, summary, self.address.branch)
             self._set_record(commit, record, last)
@@ -271,6 +273,47 @@ class IcebergVersion(TableVersion):
                 for entry in manifest.fetch_manifest_entry(self.table.io):
                     unnamed.discard(to_name(entry.data_file.file_path))
         return unnamed
+
+    def _check_columns(
+        self,
+        decoded: Sequence[StagedFiles],
+        staged: Sequence[pa.RecordBatch],
+        record: SinkRecord,
+        transactions: Sequence[TransactionId],
+    ) -> None:
+        """Raise TargetRefused if columns were changed so that readers would lose values.
+
+        A dropped column is fine for files of an earlier attempt: the start of this attempt has
+        compared the columns of the rows with the table.
+        """
+        schema = self.table.schema()
+        for one in decoded:
+            broken = find_broken_requirement(one.schema, schema, one.files)
+            if broken:
+                raise TargetRefused(
+                    f"{self.address}: rows wait for their commit, and {broken}: make the column"
+                    " optional, or drop it"
+                )
+        dropped = [find_dropped_column(one.schema, schema) for one in decoded]
+        if not any(name for name, _ in dropped):
+            return
+        pairs = zip(staged, transactions, strict=True)
+        current = [batch for batch, transaction in pairs if transaction.attempt >= record.attempt]
+        running = [one.schema for one in decode_files(current)]
+        for one, (name, is_reused) in zip(decoded, dropped, strict=True):
+            if is_reused:
+                raise TargetRefused(
+                    f"{self.address}: column {name!r} was dropped and created anew, and rows that"
+                    " wait for their commit have values of the old column, which no reader would"
+                    " find. Give the new column another name, and start the job without the column"
+                    f" {name!r}: it then commits the waiting rows without these values"
+                )
+            if name and one.schema in running:
+                raise TargetRefused(
+                    f"{self.address}: column {name!r} was dropped while the job writes it, and no"
+                    " reader would find its values. Stop the job and start it without the column:"
+                    " it then commits the waiting rows without these values"
+                )
 
     @property
     def _through(self) -> int:
@@ -384,8 +427,9 @@ class _Commit(Transaction):
     ) -> Snapshot:
         """Add a snapshot in which files stand in the place of others."""
         if not rewritten.removed:
-            spec_id = self._table.metadata.default_spec_id
-            added = StagedFiles(str(self._table.metadata.table_uuid), spec_id, 0, rewritten.added)
+            metadata = self._table.metadata
+            uuid, spec_id = str(metadata.table_uuid), metadata.default_spec_id
+            added = StagedFiles(uuid, spec_id, 0, rewritten.added, metadata.schema())
             return self.append_files([added], summary, branch)
         update = self.update_snapshot(snapshot_properties=dict(summary), branch=branch)
         with update.overwrite() as overwrite:

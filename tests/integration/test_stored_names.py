@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 import pytest
+from deltalake import Schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, one
@@ -29,6 +30,7 @@ from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.snapshots.state_files import discard
 from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 from onceflow.sinks.delta.data_files import DeltaFile, decode_files, encode_files
+from onceflow.sinks.delta.written_layout import TableLayout
 from onceflow.sinks.files.layout import SinkPaths, name_of
 from onceflow.sinks.files.publication import (
     ManifestFile,
@@ -135,7 +137,8 @@ def test_no_manifest_of_files_replaces_or_deletes_a_file_elsewhere(
 @given(name=_names())
 def test_no_description_of_a_delta_sink_names_another_file(name: str) -> None:
     with pytest.raises(SinkError, match="damaged"):
-        decode_files(encode_files("id", [DeltaFile(name, 1, {}, "{}")]), SINK_ID)
+        layout = TableLayout(Schema([]), [])
+        decode_files(encode_files("id", layout, [DeltaFile(name, 1, {}, "{}")]), SINK_ID)
 
 
 @pytest.mark.parametrize("kind", [IcebergJob, DeltaJob], ids=["iceberg", "delta"])

@@ -1,0 +1,172 @@
+"""Tables whose columns or partitions somebody changes while rows wait for their commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import LongType, StringType
+from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, one
+
+from onceflow.core.errors import ConfigError
+from onceflow.core.protocol.committables import Committed, RetryLater
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.sinks.delta.data_files import decode_files
+
+_NULL = [{"id": 1, "v": None}]
+_ID = pa.field("id", pa.int64(), nullable=False)
+
+
+def test_iceberg_column_that_is_dropped_under_a_job_stops_its_commits(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    _change(job, lambda update: update.delete_column("v"))
+    _refuse(job.commit(1, prepared), "column 'v' was dropped while the job writes it")
+    with pytest.raises(ConfigError, match="has no column 'v'"):
+        job.open(attempt=2)
+    job.schema = pa.schema([_ID])
+    job.open(attempt=2)
+    assert job.commit(1, prepared, attempt=2) == Committed()
+    assert job.rows() == [{"id": 1}]
+
+
+def test_iceberg_column_that_is_dropped_and_created_anew_loses_no_value_in_silence(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    writer = job.writer()
+    _change(job, lambda update: update.delete_column("v"))
+    _change(job, lambda update: update.add_column("v", StringType()))
+    writer.write(job.batch(one(1)))
+    (prepared,) = writer.pre_commit(CheckpointId(1))
+    writer.close()
+    _refuse(job.commit(1, prepared), "was dropped and created anew")
+    job.open(attempt=2)
+    _refuse(job.commit(1, prepared, attempt=2), "was dropped and created anew")
+    assert job.rows() == []
+
+
+def test_iceberg_columns_that_are_renamed_widened_and_added_find_their_values(
+    tmp_path: Path,
+) -> None:
+    schema = pa.schema([_ID, pa.field("n", pa.int32()), pa.field("v", pa.string())])
+    job = IcebergJob(tmp_path, schema=schema).open()
+    prepared = job.prepare(1, [{"id": 1, "n": 7, "v": "a"}])
+    _change(job, lambda update: update.rename_column("v", "w").update_column("n", LongType()))
+    _change(job, lambda update: update.add_column("v", LongType()))
+    assert job.commit(1, prepared) == Committed()
+    assert job.rows() == [{"id": 1, "n": 7, "w": "a", "v": None}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [(_NULL, "column 'v' is required by now"), (one(1), "")],
+    ids=["null", "no null"],
+)
+def test_iceberg_column_that_gets_required_never_gets_a_null(
+    rows: Sequence[Mapping[str, Any]], answer: str, tmp_path: Path
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, rows)
+    _change(job, lambda update: update.update_column("v", required=True))
+    if answer:
+        _refuse(job.commit(1, prepared), answer)
+        _change(job, lambda update: update.make_column_optional("v"))
+    assert job.commit(1, prepared) == Committed()
+    assert job.rows() == rows
+
+
+def test_iceberg_required_column_that_is_added_keeps_the_table_readable(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared = job.prepare(1, one(1))
+    _change(job, lambda update: update.add_column("r", LongType(), required=True))
+    _refuse(job.commit(1, prepared), "the required column 'r', which the files lack")
+    assert job.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("other", "partition_by", "reason"),
+    [
+        ([_ID, pa.field("v", pa.int64())], [], "column 'v' has type"),
+        ([_ID], [], "no column 'v' any more"),
+        ([_ID, pa.field("w", pa.string())], [], "no column 'v' any more"),
+        ([_ID, pa.field("v", pa.string(), nullable=False)], [], "column 'v' takes no null"),
+        ([_ID, pa.field("v", pa.string())], ["v"], "partitioned by ['v'] now"),
+        ([_ID, pa.field("v", pa.string())], ["id"], "partitioned by ['id'] now"),
+    ],
+    ids=["type", "dropped", "renamed", "required", "partitioned", "partitioned by a number"],
+)
+def test_delta_table_that_is_overwritten_with_another_schema_gets_no_file_that_does_not_fit(
+    other: list[pa.Field], partition_by: list[str], reason: str, tmp_path: Path
+) -> None:
+    job = DeltaJob(tmp_path).open()
+    prepared = job.prepare(1, _NULL)
+    version = DeltaTable(job.path).version()
+    _overwrite(job, other, partition_by)
+    _refuse(job.commit(1, prepared), reason)
+    assert [row["id"] for row in job.rows()] == [7]
+    DeltaTable(job.path).restore(version)
+    assert job.commit(1, prepared) == Committed()
+    assert job.rows() == _NULL
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "other", "reason"),
+    [
+        (pa.float64(), 1.5, pa.field("v", pa.int64()), "column 'v' has type int64 now"),
+        (pa.int64(), 1, pa.field("v", pa.int32()), "column 'v' has type int32 now"),
+        (pa.string(), "a", pa.field("w", pa.string()), "no column 'v' any more"),
+        (pa.string(), None, pa.field("v", pa.string(), nullable=False), "takes no null any more"),
+        (pa.decimal128(9, 2), "1.25", pa.field("v", pa.decimal128(9, 1)), "changes cannot be"),
+    ],
+    ids=["fraction", "narrower", "renamed", "required", "scale"],
+)
+def test_delta_table_that_is_overwritten_with_another_schema_gets_no_change_that_does_not_fit(
+    kind: pa.DataType, value: object, other: pa.Field, reason: str, tmp_path: Path
+) -> None:
+    schema = pa.schema([_ID, pa.field("v", kind)])
+    settings = {"write_mode": "upsert", "primary_key": ("id",)}
+    job = DeltaJob(tmp_path, schema=schema, **settings).open()
+    cell = pa.scalar(value).cast(kind) if isinstance(value, str) else pa.scalar(value, kind)
+    rows = [{"id": 1, "v": cell.as_py()}]
+    prepared = job.prepare(1, rows)
+    version = DeltaTable(job.path).version()
+    _overwrite(job, [_ID, other], [])
+    _refuse(job.commit(1, prepared), reason)
+    assert [row["id"] for row in job.rows()] == [7]
+    DeltaTable(job.path).restore(version)
+    assert job.commit(1, prepared) == Committed()
+    assert job.rows() == rows
+
+
+def test_delta_files_that_an_older_release_has_staged_are_read() -> None:
+    columns = pa.schema([pa.field("table_id", pa.string()), pa.field("files", pa.binary())])
+    staged = pa.RecordBatch.from_pylist([{"table_id": "id", "files": b"[]"}], schema=columns)
+    decoded = decode_files(staged, SINK_ID)
+    assert (decoded.table_id, decoded.files, decoded.layout) == ("id", [], None)
+
+
+def _change(job: IcebergJob, change: Callable[[UpdateSchema], object]) -> None:
+    """Change the columns as another program does, also in ways that Iceberg warns of."""
+    with job.table() as table, table.update_schema(allow_incompatible_changes=True) as update:
+        change(update)
+
+
+def _overwrite(job: DeltaJob, columns: list[pa.Field], partition_by: list[str]) -> None:
+    """Overwrite the table with one row, whose id is 7."""
+    cells = [pa.array(["7"]).cast(field.type) for field in columns]
+    rows: Any = pa.Table.from_arrays(cells, schema=pa.schema(columns))
+    write_deltalake(
+        job.path, rows, mode="overwrite", schema_mode="overwrite", partition_by=partition_by
+    )
+
+
+def _refuse(outcome: object, reason: str) -> None:
+    assert isinstance(outcome, RetryLater), outcome
+    assert outcome.until_mended
+    assert reason in outcome.reason
