@@ -102,7 +102,8 @@ _TABLE = """
             JOIN pg_catalog.pg_class AS p ON p.oid = l.relid
             WHERE c.relkind = 'p' AND l.isleaf AND l.level > 0
                 AND (p.relkind <> 'r' OR p.relpersistence <> 'p')
-            LIMIT 1) AS odd_partition
+            LIMIT 1) AS odd_partition,
+           pg_catalog.row_security_active(c.oid) AS has_policies
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass({name})
 """
@@ -174,13 +175,16 @@ def find_table(session: Session, name: TableName) -> Table | None:
     known = session.query(_TABLE.format(name=literal(identifier(name))))
     if not known:
         return None
-    oid, schema, table, kind, persistence, deletable, grantee, odd_partition = known[0]
+    oid, schema, table, kind, persistence, deletable, grantee = known[0][:7]
+    odd_partition, has_policies = known[0][7:]
     shown = TableName(schema, table)
     keys = session.query(_UNIQUE_KEYS.format(table=int(oid)))
     return Table(
         name=shown,
         columns=tuple(map(_column, session.query(_COLUMNS.format(table=int(oid))))),
-        unfit=_unfit(shown, kind, persistence) or _unfit_partition(shown, odd_partition),
+        unfit=_unfit(shown, kind, persistence)
+        or _unfit_partition(shown, odd_partition)
+        or (_unfit_for_policies(shown, grantee) if has_policies else None),
         unique_keys=tuple((index, frozenset(columns)) for index, columns in keys),
         deletable=deletable,
         grantee=grantee,
@@ -235,6 +239,13 @@ def _unfit_partition(name: TableName, partition: Sequence[str] | None) -> Findin
     alter = f"ALTER TABLE {shown} SET LOGGED"
     kind_text = "unlogged" if persistence == "u" else "temporary"
     return area.problem(f"its partition {shown} is {kind_text}", needed, alter)
+
+
+def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
+    """Say why rows of a table with row-level security cannot be written or changed."""
+    needed = "a user whom no policy limits: policies hide rows from changes, and COPY refuses them"
+    grant = f"ALTER ROLE {grantee} BYPASSRLS; or connect as the owner of the table"
+    return Area(f"table {name}").problem("row-level security applies to the user", needed, grant)
 
 
 def _column(row: Sequence[Any]) -> TableColumn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import pytest
 from tests.integration.postgres_sink_kit import Job, ids_in, query
 
 from onceflow import Checkpointing, ExponentialDelay, LocalProcesses, Pipeline
-from onceflow.core.errors import BadRow, ConfigError, TargetRefused
+from onceflow.core.errors import BadRow, ConfigError, OnceflowError, TargetRefused
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage import FileStagingArea
@@ -41,6 +42,25 @@ def limited_database(postgres_database: str) -> str:
     query(postgres_database, f"ALTER DATABASE {name} SET idle_session_timeout = '500ms'")
     query(postgres_database, f"ALTER DATABASE {name} SET statement_timeout = '500ms'")
     return postgres_database
+
+
+@pytest.fixture
+def policed_database(postgres_database: str) -> Generator[str, None, None]:
+    """A database as a user reaches it who sees no row of table `t` with the id 1."""
+    user = f"u{postgres_database.rpartition('/')[2].partition('?')[0][-12:]}"
+    query(
+        postgres_database,
+        f"CREATE ROLE {user} LOGIN",
+        "CREATE TABLE t (id bigint PRIMARY KEY, amount bigint)",
+        "INSERT INTO t VALUES (1, 1)",
+        f"GRANT ALL ON t TO {user}",
+        f"DO $$ BEGIN EXECUTE format('GRANT ALL ON DATABASE %I TO {user}', current_database());"
+        " END $$",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON t USING (id <> 1)",
+    )
+    yield postgres_database.replace("postgres@", f"{user}@")
+    query(postgres_database, f"DROP OWNED BY {user} CASCADE", f"DROP ROLE {user}")
 
 
 def test_a_transaction_outlives_the_limits_of_the_server(limited_database: str) -> None:
@@ -193,3 +213,42 @@ def test_a_decided_commit_whose_column_is_gone_waits_for_a_person(
         query(postgres_database, "ALTER TABLE elsewhere RENAME TO t")
         assert committer.commit(committable) == Committed()
     assert ids_in(postgres_database, "t") == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["two_phase", "ledger"])
+@pytest.mark.parametrize("write_mode", ["insert", "upsert", "update"])
+def test_a_table_whose_policies_hide_rows_from_the_user_is_refused_at_the_start(
+    policed_database: str, staging: FileStagingArea, mode: Mode, write_mode: str
+) -> None:
+    key = () if write_mode == "insert" else ("id",)
+    sink = sink_of(policed_database, write_mode=write_mode, primary_key=key, commit_mode=mode)
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        with pytest.raises(ConfigError, match="row-level security applies to the user") as told:
+            job.check()
+        assert "BYPASSRLS" in str(told.value)
+
+
+def test_a_policy_that_a_table_gets_under_a_job_hides_no_row_from_a_change(
+    policed_database: str, postgres_database: str, staging: FileStagingArea
+) -> None:
+    query(postgres_database, "ALTER TABLE t DISABLE ROW LEVEL SECURITY")
+    changes: dict[str, Any] = {"write_mode": "update", "primary_key": ("id",)}
+    sink = sink_of(policed_database, commit_mode="two_phase", **changes)
+    with Job(sink, sink_id="job.prepared", schema=SCHEMA) as job:
+        writer = job.check().writer()
+        writer.write(_ROWS)
+        query(postgres_database, "ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(OnceflowError, match="row-level security policy"):
+            writer.pre_commit(CheckpointId(1))
+    query(postgres_database, "ALTER TABLE t DISABLE ROW LEVEL SECURITY")
+    sink = sink_of(policed_database, commit_mode="ledger", **changes)
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        committable = job.check().prepare(1, _ROWS)
+        query(postgres_database, "ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        outcome = job.committer().commit(committable)
+        assert isinstance(outcome, RetryLater), outcome
+        assert "row-level security applies to the user" in outcome.reason
+        assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 1)]
+        query(postgres_database, "ALTER TABLE t DISABLE ROW LEVEL SECURITY")
+        assert job.committer().commit(committable) == Committed()
+    assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 10)]
