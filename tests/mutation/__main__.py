@@ -16,11 +16,12 @@ from typing import Annotated
 
 import typer
 from tests.mutation.journal import (
-    SCORES,
     Journal,
     add_up,
+    format_scores,
     name_for_excuse,
     read_excuses,
+    read_scores,
 )
 from tests.mutation.journal import record as write_scores
 from tests.mutation.mutants import Mutant
@@ -57,6 +58,9 @@ def mutate(
     stages: Annotated[
         int, typer.Option(min=0, help="Only so many of the cheapest stages; 0: all.")
     ] = 0,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Only files that scores.json has.")
+    ] = False,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Leave out killed mutants and stages of earlier runs."),
@@ -66,7 +70,10 @@ def mutate(
     ] = False,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Only write the scores of whole files to scores.json."),
+        typer.Option(
+            "--record",
+            help="Only write the scores of whole files to scores.json, and print their table.",
+        ),
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Print the number of mutants.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -75,14 +82,15 @@ def mutate(
 
     The exit status is 3 if a mutant survived that tests/mutation/equivalent.json does not excuse.
     """
+    began = time.monotonic()
     drawn = seed or secrets.randbelow(1_000_000) + 1
     journal = Journal()
     if record:
         scores = add_up(journal)
         write_scores(scores)
-        _tell(f"{len(scores)} files recorded in {SCORES.relative_to(ROOT)}")
+        print(format_scores(read_scores()), end="")  # noqa: T201
         return
-    chosen = _choose(room or list(ROOMS), file or [""], sample, drawn)
+    chosen = _choose(room or list(ROOMS), file or [""], sample, drawn, recorded=recorded)
     if count:
         for name, number in Counter(name for name, _ in chosen).items():
             print(f"{name:14} {number:6}")  # noqa: T201
@@ -96,31 +104,37 @@ def mutate(
         if name_for_excuse(mutant) not in excused
         and (plan := _plan(name, mutant, journal, stages, resume=resume, again=again))
     ]
-    verdicts = _try(plans, processes, time.monotonic() + at_most_s if at_most_s else inf, journal)
+    verdicts = _try(plans, processes, began + at_most_s if at_most_s else inf, journal)
+    sys.exit(3 if _report(verdicts, len(plans), drawn, as_json=as_json) else 0)
+
+
+def _report(verdicts: Sequence[Verdict], planned: int, seed: int, *, as_json: bool) -> bool:
+    """Print how many mutants died, and which survived; return True if some did."""
     survivors = [verdict for verdict in verdicts if verdict.stage == 0]
     counts = _count(verdicts)
     if as_json:
         listed = [str(verdict.mutant) for verdict in survivors]
-        print(json.dumps({"seed": drawn, "scores": counts, "survivors": listed}, indent=1))  # noqa: T201
-    else:
-        for name, (killed, tried) in counts.items():
-            _tell(f"{name}: {killed} of {tried} mutants die ({killed / tried:.0%})")
-        if len(verdicts) < len(plans):
-            _tell(f"{len(plans) - len(verdicts)} mutants were not tried: the time was over")
-        for verdict in survivors:
-            _tell(f"SURVIVED {verdict.tried} stages: {verdict.mutant}")
-    sys.exit(3 if survivors else 0)
+        print(json.dumps({"seed": seed, "scores": counts, "survivors": listed}, indent=1))  # noqa: T201
+        return bool(survivors)
+    for name, (killed, tried) in counts.items():
+        _tell(f"{name}: {killed} of {tried} mutants die ({killed / tried:.0%})")
+    if len(verdicts) < planned:
+        _tell(f"{planned - len(verdicts)} mutants were not tried: the time was over")
+    for verdict in survivors:
+        _tell(f"SURVIVED {verdict.tried} stages: {verdict.mutant}")
+    return bool(survivors)
 
 
 def _choose(
-    rooms: Sequence[str], files: Sequence[str], sample: int, seed: int
+    rooms: Sequence[str], files: Sequence[str], sample: int, seed: int, *, recorded: bool
 ) -> Sequence[tuple[str, Mutant]]:
     unknown = [name for name in rooms if name not in ROOMS]
     if unknown:
         raise typer.BadParameter(f"there is no room {unknown[0]!r}; rooms: {', '.join(ROOMS)}")
     every = [(name, mutant) for name in rooms for mutant in read_mutants(ROOMS[name])]
     chosen = [pair for text in files for pair in every if text in pair[1].file]
-    chosen = list(dict.fromkeys(chosen))
+    scores = read_scores()
+    chosen = [pair for pair in dict.fromkeys(chosen) if not recorded or pair[1].file in scores]
     return random.Random(seed).sample(chosen, min(sample, len(chosen))) if sample else chosen
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -88,6 +88,15 @@ def add_up(journal: Journal) -> Mapping[str, Mapping[str, int]]:
     return scores
 
 
+def format_scores(scores: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the table that docs/internals/mutation.md has."""
+    columns = ("killed", "excused", "survived", "unsure")
+    lines = [f"| file | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for file, score in sorted(scores.items()):
+        lines.append(f"| `{file}` | {' | '.join(str(score[name]) for name in columns)} |")
+    return "\n".join(lines) + "\n"
+
+
 def record(scores: Mapping[str, Mapping[str, int]]) -> None:
     """Write scores to the file of scores, besides those of other files that still exist."""
     kept = read_scores()
@@ -113,7 +122,13 @@ def read_excuses() -> Mapping[str, str]:
 
 def name_for_excuse(mutant: Mutant) -> str:
     """Name the mutant in a way that outlives changes of other lines of the file."""
-    return f"{mutant.file}: {mutant.what}"
+    line = _read_lines(mutant.file)[mutant.line - 1].strip()
+    return f"{mutant.file}: {line}: {mutant.what}"
+
+
+@cache
+def _read_lines(file: str) -> Sequence[str]:
+    return (ROOT / file).read_text(encoding="utf-8").split("\n")
 
 
 def _identify(mutant: Mutant) -> str:

@@ -6,7 +6,14 @@ import ast
 from pathlib import Path
 
 import pytest
-from tests.mutation.journal import Journal, Known, read_scores
+from tests.mutation.journal import (
+    Journal,
+    Known,
+    format_scores,
+    name_for_excuse,
+    read_excuses,
+    read_scores,
+)
 from tests.mutation.mutants import Mutant, list_mutants
 from tests.mutation.rooms import ROOMS
 from tests.mutation.runner import ROOT, Verdict, read_mutants
@@ -70,3 +77,13 @@ def test_scores_are_counts_of_files_that_exist() -> None:
         assert set(score) == {"killed", "excused", "survived", "unsure"}, file
         assert all(number >= 0 for number in score.values()), file
         assert (ROOT / file).exists(), f"script/mutate --record forgets {file}"
+    page = (ROOT / "docs/internals/mutation.md").read_text(encoding="utf-8")
+    assert format_scores(read_scores()) in page, "script/mutate --record prints the table"
+
+
+def test_each_excuse_names_a_mutant_and_gives_a_reason() -> None:
+    excuses = read_excuses()
+    files = {name.partition(":")[0] for name in excuses}
+    mutants = [one for file in files for one in list_mutants(file, (ROOT / file).read_text())]
+    assert set(excuses) <= set(map(name_for_excuse, mutants)), "an excuse of a mutant that is gone"
+    assert all(len(reason) > 20 for reason in excuses.values())

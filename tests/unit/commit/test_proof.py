@@ -86,6 +86,14 @@ def test_a_proof_names_the_attempt_that_has_claimed_the_target_or_none() -> None
     assert judge_sink("out", SINK, log, None, log, 0).claimed_attempt is None
 
 
+def test_a_target_of_whole_checkpoints_proves_the_last_one_also_without_claims() -> None:
+    log = view(7, (2, 7))
+    unclaimed = TargetRecord(SINK, AttemptId(0), through=CheckpointId(7))
+    assert judge_sink("out", SINK, log, unclaimed, log, 0).agreement is Agreement.AGREES
+    assert judge_sink("out", SINK, log, record(through=7), log, 0).proven == Decided(2, 7)
+    assert judge_sink("out", SINK, log, record(), log, 0).proven is None
+
+
 def test_a_target_that_cannot_be_asked_says_why() -> None:
     proof = describe_unreachable("out", SINK, view(7, (2, 7)), "SinkError: gone")
     assert (proof.agreement, proof.reason, proof.decided) == (

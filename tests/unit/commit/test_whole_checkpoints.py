@@ -12,6 +12,7 @@ from onceflow.core.commit.retries import CommitRetryPolicy
 from onceflow.core.commit.whole_checkpoints import (
     GlobalCommit,
     GlobalCommitQueue,
+    GlobalRecoveryPlan,
     PreCommits,
     find_undecided,
     plan_global_recovery,
@@ -178,7 +179,7 @@ def test_recovery_commits_all_that_was_gathering_at_once() -> None:
         committed_through=CheckpointId(8),
         gathers=True,
     )
-    assert nothing.commit == ()
+    assert nothing == GlobalRecoveryPlan(), "a target that has all of it is not ahead"
 
 
 def test_lost_files_name_the_checkpoint() -> None:
@@ -202,6 +203,7 @@ def test_subtask_lists_what_it_does_not_know_to_be_committed() -> None:
     assert waiting.take_committed(CheckpointId(2)) == (tx(1),)
     assert waiting.take_committed(CheckpointId(1)) == ()
     assert waiting.pending_through(CheckpointId(3)) == (tx(3),)
+    assert waiting.take_committed(CheckpointId(3)) == (tx(3),)
     with pytest.raises(InvariantViolation, match="pre-committed 3 after 3"):
         waiting.pre_committed(CheckpointId(3), [tx(3)])
 
@@ -267,6 +269,22 @@ def test_target_ahead_of_the_log_or_behind_it_is_noticed() -> None:
     )
     assert "checkpoint 4 of sink job.lake was committed, and the target has 3" in gone.behind
     assert not any((ahead.commit, ahead.abort, behind.commit, behind.abort))
+
+
+@pytest.mark.parametrize("delivered", [4, 5])
+def test_a_target_without_the_highest_known_commit_is_behind(delivered: int) -> None:
+    """The log knows of commits from its last record and from its memory; the higher one counts."""
+    memory = LogMemory(sinks=(SINK,), committed=(tx(9 - delivered),))
+    plan = plan_global_recovery(
+        replace(decision(6, tx(delivered), tx(6)), delivered_through=CheckpointId(delivered)),
+        [],
+        sink_id=SINK,
+        attempt=ATTEMPT,
+        committed_through=CheckpointId(4),
+        memory=memory,
+    )
+    assert "checkpoint 5 of sink job.lake was committed, and the target has 4" in plan.behind
+    assert not plan.commit
 
 
 def test_decisions_name_those_that_are_not_known_to_be_committed() -> None:

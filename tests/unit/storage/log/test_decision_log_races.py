@@ -1,0 +1,92 @@
+"""Drivers that race for one log, and storage that changes under its readers."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from tests.unit.storage.storage_samples import decision
+
+from onceflow.core.errors import Fenced, StorageError
+from onceflow.core.protocol.log.rules import AttemptClaimed, LogView, next_claim
+from onceflow.core.storage import DecisionLog, DecisionUnknown, FileSystemStorage, JobStorage
+from onceflow.core.storage.filesystems.local import LocalFileSystem
+from onceflow.core.storage.layout import JobPaths
+from onceflow.core.storage.log import decision_log
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> JobStorage:
+    return FileSystemStorage(str(tmp_path)).open("ledger")
+
+
+def test_a_driver_that_was_fenced_once_decides_nothing_more_whatever_is_deleted(
+    storage: JobStorage, tmp_path: Path
+) -> None:
+    """A decision of it beside that of the newer driver would commit rows twice."""
+    older = storage.log.claim("driver")
+    older.append(decision(0, 1))
+    storage.log.claim("driver")
+    with pytest.raises(Fenced, match="attempt 1 is fenced"):
+        older.append(decision(1, 1))
+    (tmp_path / "ledger/log/000000000003.json").unlink()
+    with pytest.raises(Fenced, match="attempt 1 is fenced"):
+        older.append(decision(1, 1))
+    assert storage.log.read().completed == (decision(0, 1),)
+
+
+def test_a_driver_that_loses_every_race_ends_and_leaves_the_job_to_the_others(
+    storage: JobStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_log, "CLAIM_TRIES_MAX", 4)
+    claims = 0
+
+    def be_late(view: LogView) -> AttemptClaimed:
+        nonlocal claims
+        claims += 1
+        storage.log.claim("faster")
+        return next_claim(view, "slower")
+
+    with pytest.raises(Fenced, match="4 times another driver claimed the job first"):
+        storage.log.claim_by(be_late)
+    assert claims == 4
+    view = storage.log.read()
+    assert view.attempt == 4
+    assert view.owner.startswith("faster")
+
+
+class ListsMore(LocalFileSystem):
+    """Lists a record that is gone when it is read, as a pruned one is."""
+
+    def list(self, directory: str) -> tuple[str, ...]:
+        return (*super().list(directory), "000000000009.json")
+
+
+def test_a_reader_whose_log_changes_all_the_time_ends_with_an_error(tmp_path: Path) -> None:
+    FileSystemStorage(str(tmp_path)).open("ledger").log.claim("driver")
+    log = DecisionLog(ListsMore(str(tmp_path)), JobPaths("ledger"))
+    with pytest.raises(StorageError, match="changed 64 times while it was read"):
+        log.read()
+
+
+class ListsLate(LocalFileSystem):
+    """Leaves the newest record out of listings."""
+
+    def list(self, directory: str) -> tuple[str, ...]:
+        names = super().list(directory)
+        return names[:-1] if directory.endswith("log") else names
+
+
+def test_a_claim_that_storage_does_not_list_is_not_taken_for_a_claim(tmp_path: Path) -> None:
+    log = DecisionLog(ListsLate(str(tmp_path)), JobPaths("ledger"))
+    with pytest.raises(DecisionUnknown, match="use storage with list-after-write"):
+        log.claim("driver")
+
+
+def test_the_last_write_of_a_log_is_the_time_of_its_last_record(storage: JobStorage) -> None:
+    assert storage.log.find_last_write_time() is None
+    storage.log.claim("driver")
+    written = storage.log.find_last_write_time()
+    assert written is not None
+    assert abs(datetime.now(timezone.utc) - written) < timedelta(minutes=5)
