@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.core.commit.batch_plans import plan_claimed, plan_sweep
+from onceflow.core.commit.batch_plans import around_roll_backs, plan_claimed, plan_sweep
 from onceflow.core.protocol.batches import TRIES, BatchClaim, BatchDecision, BatchId
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, TransactionId
@@ -69,3 +69,11 @@ def test_what_is_committed_again_is_what_the_decision_lists() -> None:
     listed = Committable(TransactionId("ledger", 3, 3 * TRIES, 0), rows=7, payload=b"file")
     plan = plan_claimed(claim(4, decision(3, listed, settled=True)), [prepared(3)], sink_ids=SINKS)
     assert plan.commit == plan.returned == (listed,)
+
+
+def test_all_that_is_decided_is_committed_around_roll_backs_and_staged_rows_come_last() -> None:
+    decided = [prepared(4, subtask) for subtask in range(4)]
+    staged = {decided[1], decided[2]}
+    before, after = around_roll_backs(decided, staged=staged.__contains__)
+    assert before == (decided[0], decided[3])
+    assert after == (decided[1], decided[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -21,6 +22,8 @@ from onceflow.core.commit.by_hand import (
     SinkNeeded,
     SinkResourceManager,
     StagedResourceManager,
+    attempt_of,
+    read_log,
 )
 from onceflow.core.commit.logged_decisions import LoggedDecision, RecoveryAction, Resolution
 from onceflow.core.errors import ConfigError, Fenced
@@ -185,10 +188,34 @@ def test_long_intervals_between_decisions_keep_a_quiet_log_alive(log: AgedLog, s
     """Ten minutes of silence say nothing of a job that decides every half hour."""
     log.decide(1, age_s=2400)
     log.decide(2, age_s=600)
-    pre_commit(log, sink, 1, 3, 30)
+    log.decide(3, age_s=590)  # a savepoint between two checkpoints, say
+    pre_commit(log, sink, 1, 4, 30)
     with transactions_of(log, sink) as transactions:
         (one,) = transactions.in_doubt()
         assert one.status.decision is LoggedDecision.PENDING
+
+
+def test_asking_whether_a_driver_lives_does_it_no_harm(log: AgedLog) -> None:
+    """It goes by a signal, which must not be one that ends the driver."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        log.claim(owner=f"{socket.gethostname()}:{driver.pid}")
+        (sign,) = read_log(log.storage).liveness
+        assert f"process {driver.pid} of this machine" in sign
+        driver.stdin.write(b"still here\n")
+        driver.stdin.flush()
+        assert driver.stdout.readline() == b"still here\n"
+
+
+def test_a_commit_by_hand_is_made_in_the_name_of_the_newest_attempt(
+    log: AgedLog, tmp_path: Path
+) -> None:
+    """A target takes a commit of an older attempt for one of a job that was overtaken."""
+    log.claim()
+    assert attempt_of(read_log(log.storage)) == 2
+    never_ran = AgedLog(tmp_path / "new")
+    assert attempt_of(read_log(never_ran.storage)) == attempt_of(None) == 1
 
 
 def test_fencing_ends_the_attempt_that_could_still_decide(log: AgedLog, sink: Sink) -> None:
