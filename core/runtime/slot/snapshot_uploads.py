@@ -79,8 +79,17 @@ class SnapshotUploads:
             # First: storage that takes no file may not delete one either, nor answer soon.
             slot.post(Declined(checkpoint, subtask, str(error)))
             self._abandon(writers)
+            self._discard(taken)
         except BaseException as error:
             slot.fail(error)
+
+    def _discard(self, taken: SnapshotTaken) -> None:
+        """Release the frozen state of all operators, also of those after the one that failed."""
+        try:
+            for snapshot in taken.pending:
+                snapshot.discard()
+        except BaseException as error:
+            self._context.fail(error)
 
     def _persist_in_flight(
         self, taken: SnapshotTaken, writers: list[FileStateWriter]

@@ -19,7 +19,7 @@ from onceflow.core.runtime.dataflow.operators import PendingSnapshot
 from onceflow.core.runtime.dataflow.subtask import SnapshotTaken
 from onceflow.core.runtime.slot.context import SlotMail
 from onceflow.core.runtime.slot.snapshot_uploads import SnapshotUploads
-from onceflow.core.state import StateWriter
+from onceflow.core.state import RocksDBBackend, StateContext, StateWriter, ValueStateDescriptor
 
 SUBTASK = SubtaskRef("balance", 0)
 
@@ -106,3 +106,39 @@ def test_the_end_does_not_wait_for_ever_for_an_upload_that_hangs(tmp_path: Path)
     assert not uploads.close(0.1)
     hangs.set()
     assert isinstance(mail.get(timeout=60), Declined)
+
+
+def test_copies_of_databases_do_not_pile_up_in_the_slot_while_checkpoints_are_declined(
+    tmp_path: Path,
+) -> None:
+    """The first operator's upload fails; the second one's snapshot is never asked to upload."""
+    mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
+    uploads = SnapshotUploads(slot_context(tmp_path, mail.put))
+    context = StateContext("balance", 0, range(128), 128, tmp_path / "state")
+    store = RocksDBBackend().open(context, (), slot_context(tmp_path, mail.put).storage.reader())
+    value = store.value_state(ValueStateDescriptor[int]("value", int))
+
+    def refuse(writer: StateWriter) -> OperatorSnapshot:
+        raise StorageError("the disk is full")
+
+    for checkpoint in range(1, 6):
+        store.set_current_key("key")
+        value.set(checkpoint)
+        frozen = store.snapshot(CheckpointId(checkpoint))
+
+        def upload(writer: StateWriter) -> OperatorSnapshot:
+            raise AssertionError("the upload of the operator before has failed")
+
+        uploads.begin(
+            taken(
+                checkpoint,
+                PendingSnapshot("first", refuse),
+                PendingSnapshot("balance", upload, frozen.discard),
+            )
+        )
+        assert isinstance(mail.get(timeout=60), Declined)
+    assert uploads.close(60.0)
+    # Writes what the last snapshot has left, and links its copy if somebody still wants that.
+    store.snapshot(CheckpointId(6)).discard()
+    assert list((tmp_path / "state").rglob("copy-*")) == []
+    store.close()
