@@ -172,14 +172,14 @@ class FailingOnceStorage(FileSystemStorage):
         faults = Path(self.faults)
         faults.mkdir(exist_ok=True)
         number = len(list(faults.iterdir()))
-        file = faults / f"{number}-{call}-{'after' if after else 'before'}"
+        # Beside the directory first: a process must not read half of the file.
+        file = faults.with_suffix(".new")
         file.write_text(path, encoding="utf-8")
+        file.rename(faults / f"{number}-{call}-{'after' if after else 'before'}")
 
     def list_due(self) -> list[str]:
         """Return the calls that have not failed yet."""
-        return sorted(
-            f"{file.name}: {file.read_text('utf-8')}" for file in Path(self.faults).iterdir()
-        )
+        return sorted(file.name for file in Path(self.faults).iterdir())
 
     @override
     def open(self, job: str) -> JobStorage:

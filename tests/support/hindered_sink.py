@@ -1,4 +1,4 @@
-"""Directory sinks whose first pre-commits fail, or come too late for their checkpoint."""
+"""Directory sinks whose first pre-commits fail, or whose pre-commits or commits take long."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from tests.support.directory_sink import DirectorySink
+from tests.support.directory_sink import DirectoryCommitter, DirectorySink
 
 from onceflow.core.errors import PreCommitFailed
-from onceflow.core.protocol.committables import Committable
+from onceflow.core.protocol.committables import CommitOutcome, Committable
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import SinkWriter, WriterContext
+from onceflow.core.spi import Committer, CommitterContext, SinkWriter, WriterContext
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,31 @@ class SlowSink(DirectorySink):
         (Path(self.directory) / "go on").touch()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 90
-        while not (Path(self.directory) / "go on").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        _wait_for(Path(self.directory) / "go on")
+
+
+@dataclass(frozen=True)
+class SlowlyCommittingSink(DirectorySink):
+    """Every commit waits until the file `go on` is there."""
+
+    def committer(self, context: CommitterContext) -> Committer:
+        return _SlowCommitter(Path(self.directory), context.sink_id)
+
+    def go_on(self) -> None:
+        """Let every commit through."""
+        (Path(self.directory) / "go on").touch()
+
+
+class _SlowCommitter(DirectoryCommitter):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        _wait_for(self.prepared.parent / "go on")
+        return super().commit(committable)
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class _HinderedWriter(SinkWriter):

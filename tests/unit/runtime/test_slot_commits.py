@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from tests.support.counting_source import SCHEMA
 from tests.support.directory_sink import DirectorySink
+from tests.support.hindered_sink import SlowlyCommittingSink
 from tests.unit.runtime.slot_parts import slot_context
 
 from onceflow.core.api.graph import Operator, WriteTo
@@ -50,7 +52,7 @@ from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
 from onceflow.core.runtime.slot import commits as slot_commits
 from onceflow.core.runtime.slot.commits import CommitWorker, GlobalPreCommits, SlotCommits
 from onceflow.core.runtime.slot.context import SlotMail
-from onceflow.core.spi import CommittedBy, Committer, SinkWriter, WriterContext
+from onceflow.core.spi import CommittedBy, Committer, CommitterContext, SinkWriter, WriterContext
 
 SUBTASK, SINKLESS = SubtaskRef("balance", 0), SubtaskRef("records", 0)
 FIRST, SECOND, THIRD = CheckpointId(1), CheckpointId(2), CheckpointId(3)
@@ -96,6 +98,37 @@ def test_nothing_is_confirmed_that_the_subtask_has_not_heard_of(tmp_path: Path) 
     assert said(committed(SECOND)) == [(SUBTASK, SECOND, SECOND)]
     assert commits.close(lambda: 5.0)
     assert mail.empty()
+
+
+def test_a_subtask_confirms_no_more_than_the_slowest_of_its_sinks_has_committed(
+    tmp_path: Path,
+) -> None:
+    mail: queue.SimpleQueue[SlotMail] = queue.SimpleQueue()
+    commits = SlotCommits(slot_context(tmp_path / "checkpoints", mail.put))
+    fast, slow = DirectorySink(str(tmp_path / "fast")), SlowlyCommittingSink(str(tmp_path / "slow"))
+    for uid, sink in (("fast", fast), ("slow", slow)):
+        context = replace(CONTEXT, sink_id=uid, schema=SCHEMA)
+        sink.open(CommitterContext("job", uid, uid, AttemptId(1), "log"), SCHEMA)
+        work = WriteTo(sink, uid)
+        worker = commits.worker(SUBTASK, Operator(uid, work, (), SCHEMA), work)
+        writer = sink.writer(context)
+        writer.write(pa.RecordBatch.from_pylist([], SCHEMA))
+        worker.record_pre_commit(FIRST, writer.pre_commit(FIRST))
+    complete = Complete(FIRST, {"fast": FIRST, "slow": FIRST})
+    assert commits.record_progress(CompletionHeard(SUBTASK, FIRST)) == []
+    assert commits.commit_through(complete, [SUBTASK]) == []
+    report = mail.get(timeout=60)
+    assert isinstance(report, SinkCommitted)
+    assert report.uid == "fast"
+    assert commits.record_progress(report) == []
+    slow.go_on()
+    report = mail.get(timeout=60)
+    assert isinstance(report, SinkCommitted)
+    assert report.uid == "slow"
+    (told,) = commits.record_progress(report)
+    assert (told.checkpoint, told.committed) == (FIRST, FIRST)
+    assert (slow.prepared(), fast.prepared()) == ([], [])
+    assert commits.close(lambda: 5.0)
 
 
 class GatedCommitter(Committer):
