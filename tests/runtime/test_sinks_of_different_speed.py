@@ -33,7 +33,9 @@ def test_a_job_is_finished_when_the_slower_of_two_sinks_has_committed_every_row(
     records.write(slow, uid="slow")
     job = pipeline.start()
     # All rows are decided, and the fast sink has committed them: only the slow one is left.
-    eventually(lambda: (tmp_path / "fast" / "committed").exists() and len(fast.rows()) == 300)
+    assert eventually(
+        lambda: (tmp_path / "fast" / "committed").exists() and len(fast.rows()) == 300
+    )
     with pytest.raises(TimeoutError):
         job.wait(0.3)
     assert slow.rows() == []
