@@ -21,12 +21,12 @@ def to_schema_name(subject: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", subject)
 
 
-def check_field_name(name: str, language: str) -> None:
-    """Raise ConfigError unless a field may be called `name`."""
+def check_field_name(name: str, language: str, path: str) -> None:
+    """Raise ConfigError unless a field may be called `name`; `path` stands before it in errors."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"column {name!r} has a name that {language} does not allow: letters, digits and _,"
-            " beginning with a letter or _; rename it before the sink"
+            f"column {path + name!r} has a name that {language} does not allow: letters, digits"
+            " and _, beginning with a letter or _; rename it before the sink"
         )
 
 

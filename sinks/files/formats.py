@@ -116,13 +116,21 @@ class ParquetFormat(FileFormat):
                     f"column {field.name!r} of type {field.type}: Parquet's writer takes no views"
                     " inside of other values; cast it to string or binary before the sink"
                 )
+            self._probe(pa.schema([field]), f"column {field.name!r} of type {field.type}")
+        self._probe(schema, "the rows' columns together")
+
+    def _probe(self, schema: pa.Schema, what: str) -> None:
+        """Raise ConfigError, which says `what`, unless a file of no rows of `schema` is written."""
         probe = cast("IO[bytes]", pa.BufferOutputStream())
         try:
             encoder = self.encoder(probe, schema)
             encoder.write(schema.empty_table())
             encoder.end()
         except (pa.ArrowException, ValueError, NotImplementedError, OSError) as error:
-            raise ConfigError(f"the rows' columns do not go into Parquet: {error}") from error
+            raise ConfigError(
+                f"Parquet does not take {what}: {error}. Cast it to another type before the sink,"
+                " or leave it out"
+            ) from error
 
     @override
     def refusals(self, rows: pa.RecordBatch) -> dict[int, str]:

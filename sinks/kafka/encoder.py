@@ -11,7 +11,8 @@ from pyarrow import types as arrow
 from typing_extensions import assert_never
 
 from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
-from onceflow.connectors.kafka.json.encoder import ENCODING_ERRORS, JsonObjects
+from onceflow.connectors.kafka.faulty_parts import ENCODING_ERRORS
+from onceflow.connectors.kafka.json.encoder import JsonObjects
 from onceflow.connectors.kafka.keys import KEY_COLUMN
 from onceflow.core.arrow.kinds import cast_rows, is_list, is_text, to_plain_rows, to_plain_type
 from onceflow.core.arrow.nested_rows import filter_batch

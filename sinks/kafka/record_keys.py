@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from onceflow.connectors.kafka.encoding import WrittenSchema, value_encoder
+from onceflow.connectors.kafka.faulty_parts import FaultyPart, prefix_path
 from onceflow.connectors.kafka.json.encoder import JsonObjects, JsonValues
 from onceflow.connectors.kafka.keys import KeyFormat
 from onceflow.core.arrow.instants import BEYOND_PYTHON, rows_beyond_python
@@ -150,7 +151,13 @@ class RegisteredKeys:
             column = rows.column(self._first)
             there = column.drop_null()
             members = list(map(to_plain_column, there.flatten())) if self._is_struct else [there]
-            keys = pa.array(encode(members), pa.binary())
+            try:
+                keys = pa.array(encode(members), pa.binary())
+            except FaultyPart as error:
+                if not self._is_struct:
+                    raise
+                # The path of a member begins with the column that has it.
+                raise prefix_path(f"{self._first}.", error) from error
             if not column.null_count:
                 return keys
             indices = iter(range(len(keys)))

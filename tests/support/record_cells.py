@@ -238,16 +238,16 @@ def has_fine_clock(value: object) -> bool:
     return any(map(has_fine_clock, _inner(value)))
 
 
-def has_null_item(value: object, kind: pa.DataType) -> bool:
-    """Return whether a list or a map inside of `value` holds a null."""
+def protobuf_lacks(value: object, kind: pa.DataType) -> bool:
+    """Return whether `value` is, or holds, a null list or map, or a list or map with a null."""
     kind = to_plain_type(kind)
-    if value is None or not arrow.is_nested(kind):
-        return False
     if arrow.is_struct(kind):
-        members = cast("dict[str, object]", value)
-        return any(has_null_item(members[one.name], one.type) for one in kind)
+        members = cast("dict[str, object]", value or {})
+        return any(protobuf_lacks(members[one.name], one.type) for one in kind if members)
+    if not arrow.is_nested(kind):
+        return False
     inner = kind.item_type if arrow.is_map(kind) else kind.value_type
-    return any(one is None or has_null_item(one, inner) for one in _inner(value))
+    return value is None or any(one is None or protobuf_lacks(one, inner) for one in _inner(value))
 
 
 def _inner(value: object) -> list[object]:

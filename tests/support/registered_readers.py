@@ -128,19 +128,6 @@ def _read_single(value: Any, kind: pa.DataType) -> object:
     return read_text(value, kind) if isinstance(value, str) else value
 
 
-def empty_for_null(value: Any, kind: pa.DataType) -> Any:
-    """Return `value` with an empty list or map for null: Protobuf has no other."""
-    kind = to_plain_type(kind)
-    if is_list(kind):
-        return [empty_for_null(one, kind.value_type) for one in value or ()]
-    if arrow.is_map(kind):
-        entries = cast("dict[str, Any]", value or {}).items()
-        return {key: empty_for_null(one, kind.item_type) for key, one in entries}
-    if arrow.is_struct(kind) and value is not None:
-        return {one.name: empty_for_null(value[one.name], one.type) for one in kind}
-    return value
-
-
 # --- JSON Schema --------------------------------------------------------------------------------
 
 _RFC_3339_DAY = r"\d{4}-(0\d|1[0-2])-([0-2]\d|3[01])"

@@ -23,6 +23,7 @@ from onceflow.connectors.kafka.avro.schema import (
     record_of,
     values_of,
 )
+from onceflow.connectors.kafka.faulty_parts import ENCODING_ERRORS, find_faulty_part
 from onceflow.connectors.kafka.fitting import misfit
 from onceflow.connectors.kafka.schema_rules import check_fields
 from onceflow.core.arrow.exact_arrays import cast_exactly
@@ -75,8 +76,16 @@ class AvroValues:
         """Return one record a row, behind `header`.
 
         Raises:
-            ValueError: A value does not fit the schema, and the like; see `ENCODING_ERRORS`.
+            ValueError: A value does not fit the schema, and the like; see `ENCODING_ERRORS`. For
+                one row it names the part that does not.
         """
+        try:
+            return self._encode(columns, header)
+        except (*ENCODING_ERRORS, LookupError) as error:
+            fields = list(map(pa.field, self._names, self._fitted))
+            raise find_faulty_part(columns, fields, _convert_part, error) from error
+
+    def _encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
         # To the schema's own types first: fastavro makes 99 of 99.99 for an int, infinity of 1e39
         # for a float, and takes an instant's number for one of the schema's unit.
         fitted = map(cast_exactly, columns, self._fitted)
@@ -94,6 +103,15 @@ class AvroValues:
             self._write(stream, self._schema, row)
             encoded.append(stream.getvalue())
         return encoded
+
+
+def _convert_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    numbers = _as_numbers(cast_exactly(column, kind), _numbers(kind))
+    try:
+        values: list[Any] = numbers.to_pylist(maps_as_pydicts="strict")
+    except KeyError as error:
+        raise ValueError("a map that has a key twice") from error
+    return values
 
 
 def avro_value(columns: pa.Schema, text: str) -> AvroValues:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, cast
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.faulty_parts import ENTRIES, ITEMS
 from onceflow.connectors.kafka.schema_rules import (
     check_field_name,
     require_kind,
@@ -387,7 +388,7 @@ def avro_text(columns: pa.Schema, name: str) -> str:
     Raises:
         ConfigError: A column has a name or a type that Avro does not have.
     """
-    return json.dumps(_record_text(list(columns), to_schema_name(name)))
+    return json.dumps(_record_text(list(columns), to_schema_name(name), ""))
 
 
 def avro_text_of(field: pa.Field, name: str) -> str:
@@ -399,33 +400,40 @@ def avro_text_of(field: pa.Field, name: str) -> str:
     return json.dumps(_type_text(field.type, to_schema_name(name), field.name))
 
 
-def _record_text(fields: Sequence[pa.Field], name: str) -> dict[str, Any]:
+def _record_text(fields: Sequence[pa.Field], name: str, path: str) -> dict[str, Any]:
+    """Return the schema of records with `fields`; `path` begins their paths, for errors."""
     members: list[dict[str, Any]] = []
     for field in fields:
-        check_field_name(field.name, "Avro")
-        kind = _nullable_text(field, f"{name}_{field.name}", field.name)
+        check_field_name(field.name, "Avro", path)
+        kind = _nullable_text(field, f"{name}_{field.name}", path + field.name)
         # Avro asks that a default be of the union's first branch: so null stands first.
         default = {"default": None} if isinstance(kind, list) else {}
         members.append({"name": field.name, "type": kind, **default})
     return {"type": "record", "name": name, "fields": members}
 
 
-def _nullable_text(field: pa.Field, name: str, column: str) -> Any:
-    kind = _type_text(field.type, name, column)
+def _nullable_text(field: pa.Field, name: str, path: str) -> Any:
+    kind = _type_text(field.type, name, path)
     return ["null", kind] if field.nullable and kind != "null" else kind
 
 
-def _type_text(kind: pa.DataType, name: str, column: str) -> Any:
+def _type_text(kind: pa.DataType, name: str, path: str) -> Any:
     kind = to_plain_type(kind)
     if arrow.is_struct(kind):
-        return _record_text(list(kind), name)
+        return _record_text(list(kind), name, f"{path}.")
     if is_list(kind):
-        return {"type": "array", "items": _nullable_text(kind.value_field, f"{name}_item", column)}
+        return {
+            "type": "array",
+            "items": _nullable_text(kind.value_field, f"{name}_item", path + ITEMS),
+        }
     if arrow.is_map(kind) and is_text(kind.key_type):
-        return {"type": "map", "values": _nullable_text(kind.item_field, f"{name}_item", column)}
+        return {
+            "type": "map",
+            "values": _nullable_text(kind.item_field, f"{name}_item", path + ENTRIES),
+        }
     if arrow.is_decimal(kind):
-        _require_scale(kind, column)
-    return _logical_text(kind) or require_kind(kind, _WRITTEN, column, "Avro")
+        _require_scale(kind, path)
+    return _logical_text(kind) or require_kind(kind, _WRITTEN, path, "Avro")
 
 
 def _require_scale(kind: pa.DataType, column: str) -> None:

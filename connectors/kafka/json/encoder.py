@@ -14,6 +14,12 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.faulty_parts import (
+    ENCODING_ERRORS,
+    ENTRIES,
+    ITEMS,
+    find_faulty_part,
+)
 from onceflow.core.arrow.instants import BEYOND_PYTHON
 from onceflow.core.arrow.kinds import (
     IsKind,
@@ -28,9 +34,6 @@ from onceflow.core.arrow.kinds import (
 from onceflow.core.errors import ConfigError
 
 _ENCODER = msgspec.json.Encoder(decimal_format="string")
-
-ENCODING_ERRORS = (pa.ArrowException, msgspec.MsgspecError, ArithmeticError, ValueError, TypeError)
-"""What a value raises that its format cannot hold."""
 
 _AS_IT_IS: tuple[IsKind, ...] = (
     arrow.is_null,
@@ -54,6 +57,7 @@ class JsonValues:
             ConfigError: JSON has no place for them; names `column`.
         """
         self._kind = _json_type(kind, column)
+        self._field = pa.field(column, self._kind)
         self._has_floats = holds(self._kind, arrow.is_floating)
         self._has_maps = holds(self._kind, arrow.is_map)
 
@@ -61,8 +65,16 @@ class JsonValues:
         """Return the values of `column` as msgspec writes them.
 
         Raises:
-            ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`.
+            ValueError: One has no JSON, and the like; see `ENCODING_ERRORS`. For a column of one
+                row it names the part that has none.
         """
+        try:
+            return self.convert(column)
+        except ENCODING_ERRORS as error:
+            raise find_faulty_part([column], [self._field], _convert_part, error) from error
+
+    def convert(self, column: pa.Array) -> list[Any]:
+        """Return the values of `column` as `to_python`, whose errors name no part."""
         if column.type != self._kind:
             column = cast_rows(column, self._kind)
         try:
@@ -86,6 +98,10 @@ class JsonValues:
             None if value is None else header + _ENCODER.encode(value)
             for value in self.to_python(column)
         ]
+
+
+def _convert_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    return JsonValues(kind, "").convert(column)
 
 
 class JsonObjects:
@@ -130,11 +146,12 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
     """
     kind = to_plain_type(kind)
     if is_list(kind):
-        return pa.list_(_json_type(kind.value_type, column))
+        return pa.list_(_json_type(kind.value_type, column + ITEMS))
     if arrow.is_struct(kind):
-        return pa.struct([field.with_type(_json_type(field.type, column)) for field in kind])
+        fields = [_json_type(field.type, f"{column}.{field.name}") for field in kind]
+        return pa.struct([field.with_type(one) for field, one in zip(kind, fields, strict=True)])
     if arrow.is_map(kind) and is_text(kind.key_type):
-        return pa.map_(pa.string(), _json_type(kind.item_type, column))
+        return pa.map_(pa.string(), _json_type(kind.item_type, column + ENTRIES))
     return _scalar_type(kind, column)
 
 

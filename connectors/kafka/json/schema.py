@@ -16,6 +16,7 @@ from typing import Any, cast
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.faulty_parts import ENTRIES, ITEMS
 from onceflow.connectors.kafka.schema_rules import require_kind
 from onceflow.core.arrow.kinds import IsKind, is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
@@ -173,7 +174,7 @@ def json_schema_text(columns: pa.Schema, name: str) -> str:
     Raises:
         ConfigError: A column has a type that JSON does not have.
     """
-    return json.dumps({"$schema": _DRAFT, "title": name, **_object_text(list(columns))})
+    return json.dumps({"$schema": _DRAFT, "title": name, **_object_text(list(columns), "")})
 
 
 def json_schema_text_of(field: pa.Field, name: str) -> str:
@@ -185,10 +186,11 @@ def json_schema_text_of(field: pa.Field, name: str) -> str:
     return json.dumps({"$schema": _DRAFT, "title": name, **_type_text(field.type, field.name)})
 
 
-def _object_text(fields: Sequence[pa.Field]) -> dict[str, Any]:
+def _object_text(fields: Sequence[pa.Field], path: str) -> dict[str, Any]:
+    """Return the schema of objects with `fields`; `path` begins their paths, for errors."""
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {field.name: _property_text(field) for field in fields},
+        "properties": {field.name: _property_text(field, path + field.name) for field in fields},
         # A closed object: only so may columns be added and taken away later.
         "additionalProperties": False,
     }
@@ -196,22 +198,23 @@ def _object_text(fields: Sequence[pa.Field]) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
-def _property_text(field: pa.Field) -> dict[str, Any]:
-    text = _type_text(field.type, field.name)
+def _property_text(field: pa.Field, path: str) -> dict[str, Any]:
+    text = _type_text(field.type, path)
     # Of the choices of `oneOf` exactly one may match: null must not be there twice.
     is_choice = field.nullable and text != {"type": "null"}
     return {"oneOf": [{"type": "null"}, text]} if is_choice else text
 
 
-def _type_text(kind: pa.DataType, column: str) -> dict[str, Any]:
+def _type_text(kind: pa.DataType, path: str) -> dict[str, Any]:
     kind = to_plain_type(kind)
     if arrow.is_struct(kind):
-        return _object_text(list(kind))
+        return _object_text(list(kind), f"{path}.")
     if is_list(kind):
-        return {"type": "array", "items": _property_text(kind.value_field)}
+        return {"type": "array", "items": _property_text(kind.value_field, path + ITEMS)}
     if arrow.is_map(kind):
-        return {"type": "object", "additionalProperties": _property_text(kind.item_field)}
+        values = _property_text(kind.item_field, path + ENTRIES)
+        return {"type": "object", "additionalProperties": values}
     if arrow.is_timestamp(kind):
         # The format has a zone; text without one has no name in JSON Schema.
         return {"type": "string", "format": "date-time"} if kind.tz else {"type": "string"}
-    return require_kind(kind, _WRITTEN, column, "JSON")
+    return require_kind(kind, _WRITTEN, path, "JSON")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from operator import ne
@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.faulty_parts import (
+    ENCODING_ERRORS,
+    ENTRIES,
+    ITEMS,
+    KEYS,
+    FaultyPart,
+    find_faulty_part,
+    prefix_path,
+)
 from onceflow.connectors.kafka.protobuf.schema import (
     TIMESTAMP,
     WRAPPERS,
@@ -36,6 +45,12 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _SECOND = dt.timedelta(seconds=1)
 
 _Convert: TypeAlias = Callable[[Any], Any]
+_ConvertAll: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+
+_NULL_OF_MANY = (
+    "a null {0}, which Protobuf does not have, and readers would find an empty one: put an empty"
+    " {0} in its place before the sink"
+)
 
 
 class ProtobufValues:
@@ -50,39 +65,55 @@ class ProtobufValues:
         """
         message_type = message_of(descriptors, message)
         _check_columns(list(columns), message_type)
-        self._class = class_of(message_type)
         self._error = encode_error()
         self._names = columns.names
-        self._times = [
-            _to_python_times(kind) if holds(kind, _is_cast) else None
-            for kind in map(to_plain_type, columns.types)
+        self._fields = [
+            pa.field(one.name, _to_python_times(to_plain_type(one.type))) for one in columns
         ]
-        """The type to which a column is cast; None if its values are taken as they are."""
-        self._converters = [_converter(message_type.fields_by_name[one.name]) for one in columns]
+        """The types to which columns are cast."""
+        self._members = _Members(message_type, columns.names, dot="")
 
     def encode(self, columns: Sequence[pa.Array], header: bytes) -> list[bytes]:
         """Return one message a row, behind `header`.
 
         Raises:
-            ValueError: A value does not fit its field, and the like; see `ENCODING_ERRORS`.
+            ValueError: A value does not fit its field, and the like; see `ENCODING_ERRORS`. For
+                one row it names the part that does not.
         """
-        # A time of Python ends at microseconds, and pyarrow cuts off what is behind them.
-        exact = [
-            column if kind is None else cast_exactly(column, kind)
-            for column, kind in zip(columns, self._times, strict=True)
-        ]
-        values = [
-            [None if one is None else convert(one) for one in column.to_pylist()]
-            for column, convert in zip(exact, self._converters, strict=True)
-        ]
-        make, names = self._class, self._names
         try:
+            values = [
+                convert(_read_part(column, field.type))
+                for column, field, convert in zip(
+                    columns, self._fields, self._members.converters, strict=True
+                )
+            ]
+            names, make = self._names, self._members.make
             return [
                 header + make(**dict(zip(names, row, strict=True))).SerializeToString()
                 for row in zip(*values, strict=True)
             ]
         except self._error as error:
             raise ValueError(str(error)) from error
+        except ENCODING_ERRORS as error:
+            raise self._name_fault(columns, error) from error
+
+    def _name_fault(self, columns: Sequence[pa.Array], error: Exception) -> Exception:
+        """Return `error` with the path of the part at fault, if `columns` have one row."""
+        named = find_faulty_part(columns, self._fields, _read_part, error)
+        if isinstance(named, FaultyPart) or any(len(column) != 1 for column in columns):
+            return named
+        row = (
+            _read_part(column, field.type)[0]
+            for column, field in zip(columns, self._fields, strict=True)
+        )
+        return self._members.find_fault(dict(zip(self._names, row, strict=True)), named)
+
+
+def _read_part(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    # A time of Python ends at microseconds, and pyarrow cuts off what is behind them.
+    exact = cast_exactly(column, kind) if holds(column.type, _is_cast) else column
+    values: list[Any] = exact.to_pylist()
+    return values
 
 
 def _to_python_times(kind: pa.DataType) -> pa.DataType:
@@ -128,19 +159,87 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 
 
+class _Members:
+    """The fields of a message that values are written to."""
+
+    def __init__(self, message: Descriptor, names: Sequence[str], dot: str = ".") -> None:
+        """Prepare to write the fields `names`; `dot` stands before them in paths."""
+        self.make = class_of(message)
+        self._dot = dot
+        self._members = {name: _member_converter(message.fields_by_name[name]) for name in names}
+
+    @property
+    def converters(self) -> Sequence[_ConvertAll]:
+        """Converters of all values of one field each."""
+        return list(self._members.values())
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """Return the message that has `values`.
+
+        Raises:
+            FaultyPart: A field does not hold its value.
+        """
+        members = self._members
+        try:
+            return self.make(**{name: members[name]([one])[0] for name, one in values.items()})
+        except ENCODING_ERRORS as error:
+            raise self.find_fault(values, error) from error
+
+    def find_fault(self, values: Mapping[str, Any], error: Exception) -> Exception:
+        """Return why one of `values` cannot be written, with its path, or else `error`."""
+        for name, value in values.items():
+            try:
+                self.make(**{name: self._members[name]([value])[0]})
+            except ENCODING_ERRORS as fault:
+                return prefix_path(self._dot + name, fault)
+        return error
+
+
+def _member_converter(field: FieldDescriptor) -> _ConvertAll:
+    """Return what makes of values of Arrow's, or null, what a message takes for `field`."""
+    convert = _converter(field)
+    if is_repeated(field):
+        return lambda values: list(map(convert, values))
+    return lambda values: [None if one is None else convert(one) for one in values]
+
+
 def _converter(field: FieldDescriptor) -> _Convert:
     """Return what makes of a value of Arrow's what a message takes for `field`."""
-    described: Any = field
     if is_map(field):
-        fields = described.message_type.fields_by_name
-        to_key, to_value = _single_converter(fields["key"]), _item_converter(fields["value"])
-        return lambda pairs: _without_doubles(
-            {to_key(key): to_value(item) for key, item in pairs}, pairs
-        )
-    if is_repeated(field):
-        to_item = _item_converter(field)
-        return lambda items: list(map(to_item, items))
-    return _single_converter(field)
+        return _map_converter(field)
+    if not is_repeated(field):
+        return _single_converter(field)
+    to_item = _item_converter(field)
+
+    def convert_items(items: Any) -> Any:
+        if items is None:
+            raise ValueError(_NULL_OF_MANY.format("list"))
+        try:
+            return list(map(to_item, items))
+        except ENCODING_ERRORS as error:
+            raise prefix_path(ITEMS, error) from error
+
+    return convert_items
+
+
+def _map_converter(field: FieldDescriptor) -> _Convert:
+    described: Any = field
+    fields = described.message_type.fields_by_name
+    to_key, to_value = _single_converter(fields["key"]), _item_converter(fields["value"])
+
+    def convert_entries(pairs: Any) -> Any:
+        if pairs is None:
+            raise ValueError(_NULL_OF_MANY.format("map"))
+        part = KEYS
+        try:
+            keys = [to_key(key) for key, _ in pairs]
+            part = ENTRIES
+            values = [to_value(value) for _, value in pairs]
+        except ENCODING_ERRORS as error:
+            raise prefix_path(part, error) from error
+        return _without_doubles(dict(zip(keys, values, strict=True)), pairs)
+
+    return convert_entries
 
 
 def _item_converter(field: FieldDescriptor) -> _Convert:
@@ -172,15 +271,7 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     if message.full_name in WRAPPERS:
         wrap = _single_converter(message.fields_by_name["value"])
         return lambda value: make(value=wrap(value))
-    converters = {one.name: _converter(one) for one in message.fields}
-
-    def struct(value: Any) -> Any:
-        members = value.items()
-        return make(
-            **{name: None if one is None else converters[name](one) for name, one in members}
-        )
-
-    return struct
+    return _Members(message, [one.name for one in message.fields]).build
 
 
 def _plain(value: Any) -> Any:

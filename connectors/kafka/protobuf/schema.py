@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from onceflow.connectors.kafka.faulty_parts import ENTRIES, ITEMS
 from onceflow.connectors.kafka.registry import KeptSchema, NamedSchema, SchemaKind
 from onceflow.connectors.kafka.schema_rules import (
     check_field_name,
@@ -487,7 +488,7 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
     package = "" if latest is None else str(latest.file.package)
     if called[:1].isdigit():
         called = f"_{called}"
-    body = "\n".join(_message_text(list(columns), called, latest))
+    body = "\n".join(_message_text(list(columns), called, latest, ""))
     head = ['syntax = "proto3";']
     if package:
         head.append(f"package {package};")
@@ -497,15 +498,16 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
 
 
 def _message_text(
-    fields: Sequence[pa.Field], name: str, latest: Descriptor | None
+    fields: Sequence[pa.Field], name: str, latest: Descriptor | None, path: str
 ) -> Iterator[str]:
+    """Yield the lines of a message with `fields`; `path` begins their paths, for errors."""
     numbers = _Numbers(latest)
     yield f"message {name} {{"
     for field in fields:
-        check_field_name(field.name, "Protobuf")
+        check_field_name(field.name, "Protobuf", path)
         inner = inner_message(field.name, latest)
         inside: list[str] = []
-        kind = _type_text(field.type, field.name, inner, inside)
+        kind = _type_text(field, path, inner, inside)
         yield from (f"  {line}" for line in inside)
         is_many = is_list(field.type) or arrow.is_map(field.type)
         word = "optional " if field.nullable and not is_many else ""
@@ -574,26 +576,29 @@ def inner_message(name: str, message: Descriptor | None) -> Descriptor | None:
     return inner
 
 
-def _type_text(kind: pa.DataType, column: str, latest: Descriptor | None, inside: list[str]) -> str:
+def _type_text(field: pa.Field, path: str, latest: Descriptor | None, inside: list[str]) -> str:
     """Return the type of a field; adds to `inside` the message that it is of."""
+    kind, path = field.type, path + field.name
+    single = partial(_single_text, name=field.name, latest=latest, inside=inside)
     if arrow.is_map(kind):
-        key = _single_text(kind.key_type, column, latest, inside)
+        key = single(kind.key_type, path)
         if key not in _KEYS:
-            raise ConfigError(f"column {column!r} is {kind}, whose keys Protobuf does not have")
-        return f"map<{key}, {_single_text(kind.item_type, column, latest, inside)}>"
+            raise ConfigError(f"column {path!r} is {kind}, whose keys Protobuf does not have")
+        return f"map<{key}, {single(kind.item_type, path + ENTRIES)}>"
     if is_list(kind):
-        return f"repeated {_single_text(kind.value_type, column, latest, inside)}"
-    return _single_text(kind, column, latest, inside)
+        return f"repeated {single(kind.value_type, path + ITEMS)}"
+    return single(kind, path)
 
 
 def _single_text(
-    kind: pa.DataType, column: str, latest: Descriptor | None, inside: list[str]
+    kind: pa.DataType, path: str, *, name: str, latest: Descriptor | None, inside: list[str]
 ) -> str:
+    """Return the type of one value at `path` of the field `name`."""
     kind = to_plain_type(kind)
     if arrow.is_struct(kind):
-        name = f"{column}_message" if latest is None else latest.name
-        inside += _message_text(list(kind), name, latest)
-        return name
+        called = f"{name}_message" if latest is None else latest.name
+        inside += _message_text(list(kind), called, latest, f"{path}.")
+        return called
     if arrow.is_timestamp(kind):
         return TIMESTAMP if kind.tz else "string"
-    return require_kind(kind, _WRITTEN, column, "Protobuf")
+    return require_kind(kind, _WRITTEN, path, "Protobuf")

@@ -105,7 +105,8 @@ def test_rows_become_protobuf_messages_of_the_schema_that_is_registered(
     registry: SchemaRegistryDouble,
 ) -> None:
     full = {**ROW, **MORE_OF_ROW}
-    empty = {**dict.fromkeys(MORE.names), "id": 2, "ok": False}
+    lists: dict[str, Any] = {"tags": [], "counts": [], "places": [], "by_id": []}
+    empty = {**dict.fromkeys(MORE.names), "id": 2, "ok": False, **lists}
     found = written(encoder(MORE, registry.url, format="protobuf"), MORE, [full, empty])
     kept = registered(registry, "out-value")
     assert (kept["schemaType"], kept["version"]) == ("PROTOBUF", 1)

@@ -6,6 +6,7 @@ and is read by Confluent's deserializers, Protobuf's runtime and jsonschema.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,15 @@ from tests.support.exact_values import exact_values
 from tests.support.record_cells import (
     Message,
     RecordColumn,
+    WrittenRecords,
     column_groups,
     find_altered,
     has_fine_clock,
-    has_null_item,
     is_finer_than_python,
+    protobuf_lacks,
     write_records,
 )
 from tests.support.registered_readers import (
-    empty_for_null,
     json_schema_reader,
     protobuf_reader,
     read_document,
@@ -45,6 +46,12 @@ def _rows(column: RecordColumn) -> pa.RecordBatch:
     fields = [NUMBER, pa.field(column.field, column.type)]
     numbers = pa.array(range(len(column.values)), pa.int64())
     return pa.RecordBatch.from_arrays([numbers, column.values], schema=pa.schema(fields))
+
+
+def list_unnamed(written: WrittenRecords, name: str) -> list[str]:
+    """Return the reasons of bad rows that do not begin the path of the fault with column `name`."""
+    begins = (f"column '{name}'", f"column '{name}.", f"column '{name}[]")
+    return [why for why in written.refused.values() if not any(one in why for one in begins)]
 
 
 # --- Protobuf -----------------------------------------------------------------------------------
@@ -73,7 +80,7 @@ def protobuf_takes(kind: pa.DataType, *, inside: bool = False) -> bool:
 
 
 def may_refuse_protobuf(kind: pa.DataType, value: Any) -> bool:
-    return is_beyond_python(value) or has_fine_clock(value) or has_null_item(value, kind)
+    return is_beyond_python(value) or has_fine_clock(value) or protobuf_lacks(value, kind)
 
 
 def message_of_all(
@@ -106,13 +113,37 @@ def test_a_value_in_protobuf_is_what_was_written_or_its_row_was_refused(
         written = write_records(_rows(column), message=message, format="protobuf")
         faults = find_altered(
             written,
-            [empty_for_null(value, kind) for value in column.written],
+            column.written,
             lambda record: read_field(read(record["value"]), name, kind),
             lambda value: may_refuse_protobuf(kind, value),
         )
+        faults += list_unnamed(written, name)
         if faults:
             altered[column.edge.name] = faults
     assert altered == {}
+
+
+_LISTS = pa.struct([pa.field("tags", pa.list_(pa.int64()))])
+
+
+_EMPTY_AND_NULL: list[tuple[pa.DataType, Any, str]] = [
+    (pa.list_(pa.int64()), [[], None], "x"),
+    (pa.map_(pa.string(), pa.int64()), [[], None], "x"),
+    (_LISTS, [{"tags": []}, {"tags": None}], "x.tags"),
+    (pa.list_(_LISTS), [[{"tags": []}], [{"tags": []}, {"tags": None}]], "x[].tags"),
+    (pa.map_(pa.string(), _LISTS), [[], [("k", {"tags": None})]], "x.*.tags"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "path"), _EMPTY_AND_NULL)
+def test_a_null_list_or_map_in_protobuf_is_a_bad_row_and_an_empty_one_is_written(
+    kind: pa.DataType, values: list[Any], path: str
+) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([0, 1]), pa.array(values, kind)], names=["n", "x"])
+    message = Message(schema_text(SchemaKind.PROTOBUF, rows.schema, "row", alone=False))
+    written = write_records(rows, message=message, format="protobuf")
+    assert (written.kept, list(written.refused)) == ([0], [1])
+    assert f"column '{path}': a null " in written.refused[1]
 
 
 def test_columns_that_protobuf_lacks_are_these_alone() -> None:
@@ -158,6 +189,7 @@ def test_a_value_by_json_schema_is_what_was_written_or_its_row_was_refused(
             lambda record: read_document(read(record["value"])[name], kind),
             may_refuse_json,
         )
+        faults += list_unnamed(written, name)
         if faults:
             altered[column.edge.name] = faults
     assert altered == {}
@@ -168,6 +200,38 @@ def test_a_batch_of_bad_rows_alone_is_a_batch_of_no_records() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([0]), hidden], names=["n", "x"])
     written = write_records(rows, format="json", partition_column="n")
     assert (written.records, list(written.refused)) == ([], [0])
+
+
+_FINE = pa.time64("ns")
+
+
+@pytest.mark.parametrize("form", ["avro", "json", "json-schema", "protobuf"])
+@pytest.mark.parametrize(
+    ("kind", "value", "path"),
+    [
+        (pa.struct([("a", pa.struct([("b", _FINE)]))]), {"a": {"b": 1}}, "x.a.b"),
+        (pa.list_(pa.struct([("a", _FINE)])), [{"a": 0}, {"a": 1}], "x[].a"),
+        (pa.map_(pa.string(), pa.struct([("a", _FINE)])), [("k", {"a": 1})], "x.*.a"),
+        (pa.map_(pa.string(), pa.int64()), [("k", 1), ("k", 2)], "x"),
+    ],
+)
+def test_a_bad_row_names_the_whole_path_of_the_part_that_does_not_fit(
+    form: str, kind: pa.DataType, value: Any, path: str
+) -> None:
+    rows = pa.RecordBatch.from_arrays([pa.array([0]), pa.array([value], kind)], names=["n", "x"])
+    text = schema_text(SchemaKind.PROTOBUF, rows.schema, "row", alone=False)
+    written = write_records(rows, message=Message(text), format=form)
+    assert f"column '{path}': " in written.refused[0]
+
+
+@pytest.mark.parametrize("form", ["avro", "json", "json-schema", "protobuf"])
+def test_a_type_that_a_format_lacks_is_refused_with_its_whole_path(form: str) -> None:
+    inner = pa.struct([("tags", pa.map_(pa.string(), pa.duration("s")))])
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([0]), pa.nulls(1, pa.list_(inner))], names=["n", "x"]
+    )
+    with pytest.raises(ConfigError, match=re.escape("column 'x[].tags.*' is duration[s]")):
+        write_records(rows, format=form)
 
 
 # --- raw ----------------------------------------------------------------------------------------
