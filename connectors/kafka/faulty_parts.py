@@ -73,7 +73,12 @@ def find_faulty_part(
 def _find_inside(
     column: pa.Array, kind: pa.DataType, convert: Convert, error: Exception
 ) -> Exception:
-    for step, part, part_kind in _list_parts(to_plain_column(column), to_plain_type(kind)):
+    try:
+        parts = list(_list_parts(to_plain_column(column), to_plain_type(kind)))
+    except ENCODING_ERRORS:
+        # Arrow flattens no lists of extensions below a null.
+        return error
+    for step, part, part_kind in parts:
         try:
             convert(part, part_kind)
         except ENCODING_ERRORS as fault:

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal, cast
 from urllib.parse import unquote, urlparse
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob
@@ -155,7 +156,9 @@ def _parse_partition(text: str | None, kind: str) -> object:
         return None
     if kind in ("byte", "short", "integer", "long"):
         return int(text)
-    if kind in ("float", "double"):
+    if kind == "float":
+        return float(np.float32(text))
+    if kind == "double":
         return float(text)
     if kind.startswith("decimal"):
         return Decimal(text)
