@@ -65,15 +65,19 @@ def rewrite_files(
     Holds `changes` and the rows of one data file in memory.
 
     Raises:
-        TargetRefused: The table lacks a column of `changes`.
+        TargetRefused: The table lacks a column of `changes`, or has other fields in one.
     """
-    known = table.schema().column_names
+    known = [field.name for field in table.schema().fields]
     missing = [name for name in changes.puts.column_names if name not in known]
     if missing:
         raise TargetRefused(
             f"the table has no column {missing[0]!r} any more, which rows that wait for their"
             " commit have: give it its name again"
         )
+    now = to_file_schema(table.schema())
+    for name, kind in zip(known, now.types, strict=True):
+        if name in changes.puts.column_names:
+            _require_same_fields(name, changes.puts.schema.field(name).type, kind)
     files = PartitionedFiles(table, names)
     removed: list[DataFile] = []
     try:
@@ -87,6 +91,26 @@ def rewrite_files(
         return RewrittenFiles(removed, files.end())
     finally:
         files.drop()
+
+
+def _require_same_fields(column: str, staged: pa.DataType, now: pa.DataType) -> None:
+    """Raise TargetRefused unless the records in a column have the fields that were staged.
+
+    A cast takes the fields of a record by their order. New fields at the end are null.
+
+    Raises:
+        TargetRefused: A field was dropped, renamed or moved.
+    """
+    if arrow.is_struct(staged) and arrow.is_struct(now):
+        given = [field.name for field in staged]
+        if given != [field.name for field in now][: len(given)]:
+            raise TargetRefused(
+                f"records in column {column!r} have the fields {[field.name for field in now]} in"
+                f" the table, and {given} in rows that wait for their commit: give the table's"
+                " fields their former names and order"
+            )
+    for index in range(min(staged.num_fields, now.num_fields)):
+        _require_same_fields(column, staged.field(index).type, now.field(index).type)
 
 
 def _plan(table: Table, branch: str, changes: RowChanges) -> Iterator[FileScanTask]:

@@ -469,6 +469,9 @@ class _Commit(Transaction):
 def _check_own_paths(table: Table, sink_id: str, paths: Sequence[str]) -> None:
     """Raise SinkError unless each of `paths` is a data file of the sink id in the table's place."""
     roots = [table.location_provider().data_path.rstrip("/"), table.location().rstrip("/")]
+    # Somebody may give the table another location under a job. The files stay where they are.
+    former = [entry.metadata_file for entry in table.metadata.metadata_log]
+    roots += [path.rpartition("/metadata/")[0] for path in former if "/metadata/" in path]
     for path in paths:
         root = next((one for one in roots if path.startswith(f"{one}/")), None)
         if root is None:

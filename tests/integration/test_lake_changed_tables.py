@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.table.update import SetLocationUpdate
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.types import LongType, StringType
 from tests.integration.lake_sink_kit import SINK_ID, DeltaJob, IcebergJob, one
 
 from onceflow.core.errors import ConfigError
-from onceflow.core.protocol.committables import Committed, RetryLater
+from onceflow.core.protocol.committables import Aborted, Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.sinks.delta.data_files import decode_files
 
@@ -87,6 +88,56 @@ def test_iceberg_required_column_that_is_added_keeps_the_table_readable(tmp_path
     _change(job, lambda update: update.add_column("r", LongType(), required=True))
     _refuse(job.commit(1, prepared), "the required column 'r', which the files lack")
     assert job.rows() == []
+
+
+def test_iceberg_table_that_gets_another_location_takes_the_rows_that_wait(tmp_path: Path) -> None:
+    job = IcebergJob(tmp_path).open()
+    prepared, aborted = job.prepare(1, one(1)), job.prepare(1, one(2), subtask=1)
+    with job.table() as table, table.transaction() as transaction:
+        moved = SetLocationUpdate(location=f"{table.location()}_moved")
+        transaction._apply((moved,), ())  # pyright: ignore[reportPrivateUsage]
+    assert job.commit(1, prepared) == Committed()
+    with job.committer() as committer:
+        assert committer.abort(aborted) == Aborted()
+    job.open(attempt=2)
+    later = job.prepare(2, one(3), attempt=2, first_checkpoint=2)
+    assert job.commit(2, later, attempt=2) == Committed()
+    assert job.ids() == [1, 3]
+    assert len(job.data_files()) == 2
+
+
+@pytest.mark.parametrize("change", ["moved", "dropped", "renamed", "in a list"])
+def test_iceberg_record_whose_fields_are_changed_gets_no_value_of_another_field(
+    change: str, tmp_path: Path
+) -> None:
+    record = pa.struct([("a", pa.string()), ("b", pa.string())])
+    schema = pa.schema([_ID, pa.field("r", record), pa.field("l", pa.list_(record))])
+    job = IcebergJob(tmp_path, schema=schema, write_mode="upsert", primary_key=("id",)).open()
+    value = {"a": "A", "b": "B"}
+    rows = [{"id": 1, "r": value, "l": [value]}]
+    prepared = job.prepare(1, rows)
+    with job.table() as table, table.update_schema(allow_incompatible_changes=True) as update:
+        match change:
+            case "moved":
+                update.move_first(("r", "b"))
+            case "dropped":
+                update.delete_column(("r", "b"))
+            case "renamed":
+                update.rename_column(("r", "b"), "c")
+            case _:
+                update.move_first(("l", "element", "b"))
+    _refuse(job.commit(1, prepared), "give the table's fields their former names and order")
+    assert job.rows() == []
+    undo: dict[str, Callable[[UpdateSchema], object]] = {
+        "moved": lambda update: update.move_first(("r", "a")),
+        "dropped": lambda update: update.add_column(("r", "b"), StringType()),
+        "renamed": lambda update: update.rename_column(("r", "c"), "b"),
+        "in a list": lambda update: update.move_first(("l", "element", "a")),
+    }
+    _change(job, undo[change])
+    _change(job, lambda update: update.add_column(("r", "new"), StringType()))
+    assert job.commit(1, prepared) == Committed()
+    assert job.rows() == [{"id": 1, "r": {**value, "new": None}, "l": [value]}]
 
 
 @pytest.mark.parametrize(
