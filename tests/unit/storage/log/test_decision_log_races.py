@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from tests.unit.storage.storage_samples import decision
 
-from onceflow.core.errors import Fenced, StorageError
+from onceflow.core.errors import CheckpointCorrupt, Fenced, StorageError
+from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.log.rules import AttemptClaimed, LogView, next_claim
 from onceflow.core.storage import DecisionLog, DecisionUnknown, FileSystemStorage, JobStorage
 from onceflow.core.storage.filesystems.local import LocalFileSystem
@@ -70,6 +73,38 @@ def test_a_reader_whose_log_changes_all_the_time_ends_with_an_error(tmp_path: Pa
         log.read()
 
 
+class ChangesOnce(LocalFileSystem):
+    """Lists the log as it is in the middle of a change; from then on, as it is."""
+
+    change: Callable[[set[str]], set[str]] | None = None
+
+    def list(self, directory: str) -> tuple[str, ...]:
+        names = super().list(directory)
+        change, self.change = self.change, None
+        return tuple(sorted(change(set(names)))) if change else names
+
+
+def list_deleted(names: set[str]) -> set[str]:
+    return names | {"000000000009.json"}
+
+
+def miss_one(names: set[str]) -> set[str]:
+    return names - {"000000000002.json"}
+
+
+@pytest.mark.parametrize("change", [list_deleted, miss_one])
+def test_a_log_that_changes_while_it_is_read_is_read_again(
+    storage: JobStorage, tmp_path: Path, change: Callable[[set[str]], set[str]]
+) -> None:
+    log = storage.log.claim("driver")
+    for number in range(2):
+        log.append(decision(number, 1))
+    files = ChangesOnce(str(tmp_path))
+    files.change = change
+    assert DecisionLog(files, JobPaths("ledger")).read() == log.view
+    assert files.change is None
+
+
 class ListsLate(LocalFileSystem):
     """Leaves the newest record out of listings."""
 
@@ -84,9 +119,23 @@ def test_a_claim_that_storage_does_not_list_is_not_taken_for_a_claim(tmp_path: P
         log.claim("driver")
 
 
-def test_the_last_write_of_a_log_is_the_time_of_its_last_record(storage: JobStorage) -> None:
+def test_a_log_of_which_only_the_first_record_was_pruned_never_starts_over(
+    storage: JobStorage, tmp_path: Path
+) -> None:
+    log = storage.log.claim("driver")
+    log.append(decision(0, 1))
+    log.prune(CheckpointId(0))
+    (tmp_path / "ledger/log/000000000002.json").unlink()
+    with pytest.raises(CheckpointCorrupt, match="starting over would lose or double rows"):
+        storage.log.claim("driver")
+
+
+def test_the_last_write_of_a_log_is_the_time_of_its_last_record(
+    storage: JobStorage, tmp_path: Path
+) -> None:
     assert storage.log.find_last_write_time() is None
-    storage.log.claim("driver")
+    storage.log.claim("driver").append(decision(0, 1))
+    os.utime(tmp_path / "ledger/log/000000000001.json", (0, 0))
     written = storage.log.find_last_write_time()
     assert written is not None
     assert abs(datetime.now(timezone.utc) - written) < timedelta(minutes=5)
