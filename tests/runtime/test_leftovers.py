@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.support.clusters import AnyCluster
 from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectoryCommitter, DirectorySink
+from tests.support.failing_once import FailingOnceStorage
 from tests.support.ledger import SETTINGS, assert_exactly_once, ledger
-from tests.support.leftovers import find_leftovers
+from tests.support.leftovers import find_copies, find_leftovers
 
 from onceflow import (
     Checkpointing,
@@ -22,6 +23,7 @@ from onceflow import (
     LocalProcesses,
     NoRestart,
     Pipeline,
+    RocksDBBackend,
     count,
     sum_,
 )
@@ -29,6 +31,7 @@ from onceflow.core.api.pipeline import Job
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.spi import Committer, CommitterContext
+from onceflow.integration.conformance.processes import eventually
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,35 @@ def test_local_files_of_a_slot_that_was_killed_are_deleted_by_the_next_one(tmp_p
     assert len(directories) <= 3
     assert job.stop(60).state is JobState.STOPPED
     assert len(list(scratch.glob("*/"))) <= 1
+
+
+def test_a_slot_keeps_no_copy_of_its_state_for_checkpoints_that_were_declined(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    scratch, faults = tmp_path / "scratch", str(tmp_path / "faults")
+    storage = FailingOnceStorage(str(tmp_path / "checkpoints"), 0, faults=faults)
+    pipeline, _ = ledger(
+        cluster,
+        tmp_path,
+        CountingSource(0, endless=True, pause_s=0.005),
+        storage=storage,
+        parallelism=1,
+        interval=0.1,
+        tolerable_failures=1000,
+        backend=RocksDBBackend(),
+        settings=replace(SETTINGS, scratch_dir=str(scratch)),
+    )
+    job = pipeline.start()
+    job.wait_for(checkpoints=1)
+    for _ in range(5):
+        storage.fail("write", "balance")
+    assert eventually(lambda: not storage.list_due(), 90)
+    # Between two checkpoints there is none.
+    assert eventually(lambda: find_copies(scratch) == [], 30), find_copies(scratch)
+    assert any(scratch.glob("*/rocksdb-*"))
+    status = job.stop(90)
+    assert (status.state, status.restores) == (JobState.STOPPED, 0)
+    assert status.checkpoints_failed >= 2
 
 
 def test_what_a_job_leaves_behind_is_found(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.held_up import (
     rows_in_flight,
 )
 from tests.support.ledger import SETTINGS, assert_exactly_once
+from tests.support.leftovers import find_copies
 from tests.support.slot_ways import slot_ways
 
 from onceflow import (
@@ -183,7 +184,7 @@ def test_rows_behind_a_barrier_that_timed_out_on_its_way_are_part_of_the_next_ch
 ) -> None:
     """The way between two slots stands still: the next barrier is announced before the old one."""
     monkeypatch.setattr(schedule, "RETRY_PAUSE_S", 0.2)
-    end = tmp_path / "end"
+    end, scratch = tmp_path / "end", tmp_path / "scratch"
     source = CountingSource(4_500, batch_rows=20, pause_s=0.02, ends_with=str(end))
     sink = DirectorySink(str(tmp_path / "out"))
     pipeline = Pipeline(
@@ -198,7 +199,8 @@ def test_rows_behind_a_barrier_that_timed_out_on_its_way_are_part_of_the_next_ch
             unaligned=True,
         ),
         restart=FixedDelay(attempts=20, delay_s=0.01),
-        settings=replace(SETTINGS, channel_batches=1_000),
+        state_backend=RocksDBBackend(),
+        settings=replace(SETTINGS, channel_batches=1_000, scratch_dir=str(scratch)),
     )
     records = pipeline.read(source, uid="records").key_by("account")
     balances = records.running(balance=sum_("amount"), n=count(), uid="balance")
@@ -214,6 +216,8 @@ def test_rows_behind_a_barrier_that_timed_out_on_its_way_are_part_of_the_next_ch
         time.sleep(0.1)  # slot 1 has its own barrier by then, as a rule; rows are exact if not
         ways.heal()
         await_status(job, lambda status: len(status.history) > 1)
+        # The snapshot that was given up has left no copy of the state in its slot.
+        await_status(job, lambda _: find_copies(scratch) == [])
         kill_a_slot(job, 0)
         end.touch()
         assert job.wait(60).state is JobState.FINISHED

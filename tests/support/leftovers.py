@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def find_leftovers(directory: Path) -> Sequence[str]:
         for left in _find_in(meta.parent)
         if "/probe/" not in left
     ]
+
+
+def find_copies(scratch: Path) -> Sequence[str]:
+    """Return the copies of RocksDB databases in the scratch directories of slots, dead or alive.
+
+    A living slot has one for each checkpoint that it uploads now.
+    """
+    return [name for _, names, _ in os.walk(scratch) for name in names if name.startswith("copy-")]
 
 
 def _find_in(job: Path) -> Sequence[str]:
