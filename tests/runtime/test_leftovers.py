@@ -140,7 +140,7 @@ def test_a_slot_keeps_no_copy_of_its_state_for_checkpoints_that_were_declined(
         storage.fail("write", "balance")
     assert eventually(lambda: not storage.list_due(), 90)
     # Between two checkpoints there is none.
-    assert eventually(lambda: find_copies(scratch) == [], 30), find_copies(scratch)
+    assert eventually(lambda: find_copies(scratch) == [], 90), find_copies(scratch)
     assert any(scratch.glob("*/rocksdb-*"))
     status = job.stop(90)
     assert (status.state, status.restores) == (JobState.STOPPED, 0)
