@@ -154,14 +154,12 @@ def bad_record_error(message: Message, fault: str) -> BadRecord:
 
 
 def _describe_bad(message: Message, fault: str) -> str:
-    excerpt = _excerpt(message.value())
-    return f"{describe_position(message)}: {escape_controls(fault)}. The value starts {excerpt}"
+    described, value = f"{describe_position(message)}: {escape_controls(fault)}", message.value()
+    return described if value is None else f"{described}. The value starts {_excerpt(value)}"
 
 
-def _excerpt(value: bytes | None) -> str:
+def _excerpt(value: bytes) -> str:
     """Return the start of `value`, printable and short."""
-    if value is None:
-        return "no value (a tombstone)"
     shown = repr(value[:_EXCERPT_BYTES])[1:]
     return f"{shown} ({len(value)} bytes)" if len(value) > _EXCERPT_BYTES else shown
 

@@ -30,3 +30,9 @@ def test_a_warning_of_a_bad_record_advises_nothing_that_is_set(
 def test_a_bad_record_that_ends_the_job_names_the_settings_that_keep_or_drop_it() -> None:
     with pytest.raises(BadRecord, match="on_bad_record='dead_letter'.*on_bad_record='drop'"):
         Refusals(OnBadRow.FAIL).refuse(_message(), "it is not JSON")
+
+
+def test_a_bad_record_without_a_value_is_described_without_an_excerpt() -> None:
+    tombstone = Message(topic="payments", partition=3, offset=17, key=b"key", value=None)
+    with pytest.raises(BadRecord, match=r"^payments-3 offset 17: it has no value\. Correct"):
+        Refusals(OnBadRow.FAIL).refuse(tombstone, "it has no value")
