@@ -107,11 +107,40 @@ def take_rows(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:
     try:
         return column.take(pa.array(positions))
     except pa.ArrowNotImplementedError:
-        # Views and run ends, also inside of others.
-        none = [column.slice(0, 0)]
-        return pa.concat_arrays(
-            none + [column.slice(position, 1) for position in positions.tolist()]
-        )
+        pass
+    kind, plain = column.type, _without_views(column.type)
+    try:
+        # Joined slices of views would have the buffers of all views once for each slice, and the
+        # next call would multiply them again.
+        if plain != kind:
+            return column.cast(plain).take(pa.array(positions)).cast(kind)
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        pass
+    return _join_slices(column, positions)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Return `kind` with text and bytes in place of views, at any depth."""
+    if arrow.is_string_view(kind):
+        return pa.large_string()
+    if arrow.is_binary_view(kind):
+        return pa.large_binary()
+    if arrow.is_struct(kind):
+        return pa.struct([one.with_type(_without_views(one.type)) for one in kind])
+    if arrow.is_map(kind):
+        item = kind.item_field.with_type(_without_views(kind.item_type))
+        return pa.map_(_without_views(kind.key_type), item)
+    if not is_list(kind):
+        return kind
+    element = kind.value_field.with_type(_without_views(kind.value_type))
+    size = kind.list_size if arrow.is_fixed_size_list(kind) else -1
+    return pa.large_list(element) if arrow.is_large_list(kind) else pa.list_(element, size)
+
+
+def _join_slices(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:
+    # Run ends, also inside of others.
+    none = [column.slice(0, 0)]
+    return pa.concat_arrays(none + [column.slice(position, 1) for position in positions.tolist()])
 
 
 def take_batch(batch: pa.RecordBatch, positions: NDArray[np.int64]) -> pa.RecordBatch:
