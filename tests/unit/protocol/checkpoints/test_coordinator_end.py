@@ -56,6 +56,8 @@ class Ending(Coordination):
         return decisions
 
     def ask(self, kind: CheckpointKind) -> list[Decision]:
+        if not kind.is_savepoint:
+            return self._noted(self.coordinator.request(kind, self.now_s))
         request = SavepointRequest("a", kind)
         return self._noted(self.coordinator.request_savepoint(request, self.now_s))
 
@@ -129,6 +131,44 @@ def test_an_end_that_fails_is_tried_again() -> None:
     assert triggered(job.tick(after_s=60.0)) == [END]
     job.decide(3)
     assert of_type(FinishJob, job.committed(3))
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("asked", [CheckpointKind.SAVEPOINT, STOP, CheckpointKind.MANUAL])
+def test_nothing_that_is_asked_for_comes_between_the_last_rows_read_and_the_last_rows_made(
+    asked: CheckpointKind, is_decided: bool
+) -> None:
+    """A savepoint would hold the state from which a start makes the last rows again."""
+    job = Ending()
+    job.exhaust()
+    decisions = list(job.decide(1)[1]) if is_decided else []
+    decisions += job.ask(asked)
+    if not is_decided:
+        decisions += job.decide(1)[1]
+    assert triggered(decisions) == [END]
+    # An END that fails is followed by another one, and by nothing else.
+    job.decline(2)
+    assert triggered(job.tick(after_s=60.0)) == [END]
+    end, decisions = job.decide(3)
+    assert (end.final, end.input_ended, triggered(decisions)) == (True, True, [])
+    assert of_type(FinishJob, job.committed(3))
+
+
+def test_an_input_that_grows_again_and_again_has_last_rows_made_once_each_time() -> None:
+    kept: tuple[CompletedCheckpoint, ...] = ()
+    for number, at in ((1, 10), (3, 11), (5, 12)):
+        job = Ending(*kept)
+        job.at = at
+        job.exhaust()
+        final, decisions = job.decide(number)
+        assert (final.final, final.input_ended, triggered(decisions)) == (False, False, [END])
+        end, _ = job.decide(number + 1)
+        kept = (*kept, replace(end, attempt=AttemptId(2)))
+        job = Ending(*kept)
+        job.at = at
+        job.exhaust()
+        final, decisions = job.decide(number + 2)
+        assert (final.final, final.input_ended, triggered(decisions)) == (True, True, [])
 
 
 def test_a_job_that_begins_at_its_end_makes_last_rows_only_if_it_reads_more() -> None:
