@@ -167,11 +167,14 @@ def test_pruning_clears_what_killed_drivers_left_and_not_what_live_ones_write(
     for number in range(4):
         log.append(decision(number, 1))
     old = tmp_path / f"ledger/log/.000000000002.json.{'a' * 32}.tmp"
+    kept_number = tmp_path / f"ledger/log/.000000000005.json.{'a' * 32}.tmp"
     live = tmp_path / f"ledger/log/.000000000009.json.{'b' * 32}.tmp"
     old.write_text("{")
+    kept_number.write_text("{")
     live.write_text("{")
     log.prune(CheckpointId(3))
     assert not old.exists()
+    assert not kept_number.exists(), "that record stands, so its writer has ended or lost"
     assert live.exists()
     assert storage.log.read() == log.view
 
@@ -293,6 +296,17 @@ def test_a_log_that_lost_its_decisions_never_starts_over(
     record(tmp_path, 3).unlink()
     for use in (storage.log.read, lambda: storage.log.claim("driver")):
         with pytest.raises(CheckpointCorrupt, match="starting over would lose or double rows"):
+            use()
+
+
+def test_a_log_that_was_cut_below_its_last_decision_is_refused_by_its_directory(
+    storage: JobStorage, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        storage.log.claim("driver")
+    record(tmp_path, 1).unlink()
+    for use in (storage.log.read, lambda: storage.log.claim("driver")):
+        with pytest.raises(CheckpointCorrupt, match=f"{tmp_path}/ledger/log: .*double rows"):
             use()
 
 
