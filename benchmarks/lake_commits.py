@@ -184,7 +184,7 @@ class DeltaJob(LakeJob):
         return DeltaSink(self._url, create=True, partition_by=("part",))
 
     def decode(self, staged: pa.RecordBatch) -> Sequence[Any]:
-        return delta_files.decode_files(staged, _SINK_ID)[1]
+        return delta_files.decode_files(staged, _SINK_ID).files
 
     def append_by_library(self, files: Sequence[Any]) -> None:
         now_ms = int(time.time() * 1000)
