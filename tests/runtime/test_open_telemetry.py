@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -93,6 +93,20 @@ def a_collector() -> Generator[Collector, None, None]:
         collector.shutdown()
         thread.join(30)
         collector.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_exporter_is_left() -> Iterator[None]:
+    """Wait for exporters that are still at work when their job has ended.
+
+    They draw from Python's own random numbers. Hypothesis fails a later test in this process if
+    that happens while it draws.
+    """
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith(("telemetry of job", "Otel")):
+            thread.join(90)
+            assert not thread.is_alive(), thread
 
 
 def start(directory: Path, endpoint: str, ends_with: str = "") -> tuple[Job, DirectorySink]:
