@@ -120,10 +120,7 @@ def cut_error(
 ) -> OffsetOutOfRange:
     """Return the error that says that records were replaced, and what can be done."""
     facts = describe_cut(topic, partition, offset_next=offset_next, low=low, high=high)
-    return OffsetOutOfRange(
-        f"{facts}. Start the job anew, or accept it with fail_on_data_loss=False, which goes on at"
-        f" {low}"
-    )
+    return OffsetOutOfRange(f"{facts}. {advise_on_other_records(low)}")
 
 
 def gap_error(
@@ -131,11 +128,23 @@ def gap_error(
 ) -> OffsetOutOfRange:
     """Return the error that says which records are gone, and what can be done."""
     facts = describe_gap(topic, partition, offset_next=offset_next, low=low, high=high)
-    repair = (
-        "Restore them and raise the topic's retention, or accept the loss"
-        if offset_next < low
-        else "Start the job anew, or accept it"
-    )
-    return OffsetOutOfRange(
-        f"{facts}. {repair} with fail_on_data_loss=False, which goes on at {low}"
+    if offset_next < low:
+        advice = (
+            "Restore them and raise the topic's retention, or accept the loss with"
+            f" fail_on_data_loss=False, which goes on at {low}"
+        )
+    else:
+        advice = advise_on_other_records(low)
+    return OffsetOutOfRange(f"{facts}. {advice}")
+
+
+def advise_on_other_records(low: int) -> str:
+    """Return what to do where records that were read may have been replaced by others.
+
+    `low` is the first offset of the partition.
+    """
+    return (
+        f"With fail_on_data_loss=False the job goes on at {low} and reads again what is still there"
+        f" from that offset on. First delete the rows from the target that came from offset {low}"
+        " on, or they are there twice. State that counts records counts them twice"
     )

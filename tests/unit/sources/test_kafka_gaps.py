@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from onceflow.core.errors import OffsetOutOfRange
 from onceflow.sources import KafkaSource
 from onceflow.sources.kafka.events import Gaps, is_cut
+from onceflow.sources.kafka.position import cut_error, gap_error
 
 _CUT = (
     "Partition log truncation detected at offset 100 (leader epoch 0): broker end offset is 50"
@@ -39,6 +40,18 @@ def _resume(*, fail_on_data_loss: bool, was_cut: bool) -> int:
 def test_a_log_that_was_cut_off_and_has_grown_again_is_refused_though_the_offset_exists() -> None:
     with pytest.raises(OffsetOutOfRange, match=r"t-0: offset 100 was.*cut off before it.*0 to 149"):
         _resume(fail_on_data_loss=True, was_cut=True)
+
+
+@pytest.mark.parametrize("was_cut", [True, False])
+def test_who_accepts_that_a_log_was_cut_is_told_what_is_read_twice(was_cut: bool) -> None:
+    """Whether the log has grown beyond the offset again, or ends before it."""
+    error = (
+        cut_error("t", 0, offset_next=100, low=7, high=150)
+        if was_cut
+        else gap_error("t", 0, offset_next=100, low=7, high=50)
+    )
+    advice = "First delete the rows from the target that came from offset 7 on, or they are there"
+    assert advice in str(error)
 
 
 def test_where_loss_is_accepted_it_is_read_from_its_first_record(
