@@ -25,10 +25,10 @@ _OF_JOBS = [
 
 
 @pytest.fixture
-def unarmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def disarm_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process armed at any crash point."""
 
-    def unarmed_plan(
+    def plan_no_crash(
         parallelism: int, crash: CrashPoint | None = None, crash_at: int = 1
     ) -> KillPlan:
         del crash, crash_at
@@ -37,11 +37,11 @@ def unarmed(monkeypatch: pytest.MonkeyPatch) -> None:
     def arm_nothing(processes: Processes, point: CrashPoint) -> None:
         del processes, point
 
-    monkeypatch.setattr(running, "KillPlan", unarmed_plan)
+    monkeypatch.setattr(running, "KillPlan", plan_no_crash)
     monkeypatch.setattr(Processes, "arm", arm_nothing)
 
 
-@pytest.mark.usefixtures("unarmed")
+@pytest.mark.usefixtures("disarm_all")
 @pytest.mark.parametrize("clause", [*_OF_JOBS, batching.batch_killed_at_each_step], ids=str)
 def test_a_clause_of_kills_fails_when_no_process_dies(
     clause: Clause, tmp_path: Path, onceflow_processes: Processes

@@ -13,6 +13,7 @@ from tests.integration.sql.databases import Database, MariaDB, MySQL, SqlJob
 from onceflow.core.errors import OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import SinkWriter
 from onceflow.core.storage import FileStagingArea
 
 _SAID = "column 'v' was .* when the rows were converted, and is "
@@ -68,6 +69,13 @@ def _create(database: Database, change: Change) -> None:
     database.query(f"CREATE TABLE altered (id bigint PRIMARY KEY, v {change.before})")
 
 
+def _write_and_commit(job: SqlJob, writer: SinkWriter, number: int, change: Change) -> None:
+    """Write a row with the id `number` and commit it as the checkpoint of that number."""
+    writer.write(_row(number, change))
+    (committable,) = writer.pre_commit(CheckpointId(number))
+    assert job.committer().commit(committable) == Committed()
+
+
 def test_a_column_that_gets_another_type_between_checkpoints_alters_no_value(
     database: Database, change: Change, options: dict[str, Any]
 ) -> None:
@@ -75,19 +83,14 @@ def test_a_column_that_gets_another_type_between_checkpoints_alters_no_value(
     sink = database.sink(table="altered", commit_mode="two_phase", **options)
     with SqlJob(sink, schema=_schema(change)) as job:
         writer = job.check().writer()
-        writer.write(_row(1, change))
-        (first,) = writer.pre_commit(CheckpointId(1))
-        assert job.committer().commit(first) == Committed()
+        _write_and_commit(job, writer, 1, change)
         database.retype("v", change.after, "altered")
         writer.write(_row(2, change))
         with pytest.raises(PreCommitFailed, match=_SAID):
             writer.pre_commit(CheckpointId(2))
         assert database.prepared() == []
         database.retype("v", change.before, "altered")
-        writer = job.writer(first_checkpoint=2)
-        writer.write(_row(2, change))
-        (second,) = writer.pre_commit(CheckpointId(2))
-        assert job.committer().commit(second) == Committed()
+        _write_and_commit(job, job.writer(first_checkpoint=2), 2, change)
     assert database.query("SELECT v FROM altered WHERE id = 2") == [(change.value,)]
 
 
@@ -127,19 +130,14 @@ def test_a_column_without_a_default_that_is_added_under_a_job_is_not_filled_by_t
     sink = database.sink(table="altered", commit_mode="two_phase", **options)
     with SqlJob(sink, schema=_schema(change)) as job:
         writer = job.check().writer()
-        writer.write(_row(1, change))
-        (first,) = writer.pre_commit(CheckpointId(1))
-        assert job.committer().commit(first) == Committed()
+        _write_and_commit(job, writer, 1, change)
         database.query("ALTER TABLE altered ADD known int NULL, ADD needed int NOT NULL")
         writer.write(_row(2, change))
         refused = "its new column 'needed' is NOT NULL without a|'needed' doesn't have a default"
         with pytest.raises(OnceflowError, match=refused):
             writer.pre_commit(CheckpointId(2))
         database.query("ALTER TABLE altered MODIFY needed int NOT NULL DEFAULT 7")
-        writer = job.writer(first_checkpoint=2)
-        writer.write(_row(2, change))
-        (second,) = writer.pre_commit(CheckpointId(2))
-        assert job.committer().commit(second) == Committed()
+        _write_and_commit(job, job.writer(first_checkpoint=2), 2, change)
     assert database.query("SELECT needed FROM altered WHERE id = 2") == [(7,)]
 
 
@@ -151,9 +149,7 @@ def test_a_table_that_is_replaced_by_a_view_gets_no_row(database: Database) -> N
     sink = database.sink(table="altered", commit_mode="two_phase", **upsert)
     with SqlJob(sink, schema=_schema(change)) as job:
         writer = job.check().writer()
-        writer.write(_row(1, change))
-        (first,) = writer.pre_commit(CheckpointId(1))
-        assert job.committer().commit(first) == Committed()
+        _write_and_commit(job, writer, 1, change)
         database.query("ALTER TABLE altered RENAME TO moved")
         database.query("CREATE VIEW altered AS SELECT * FROM moved WHERE id < 2")
         writer.write(_row(2, change))
