@@ -16,14 +16,14 @@ from onceflow.core.arrow.instants import values_inside
 from onceflow.core.arrow.kinds import is_list, to_plain_column, to_plain_type
 
 ENCODING_ERRORS = (pa.ArrowException, msgspec.MsgspecError, ArithmeticError, ValueError, TypeError)
-"""What a value raises that its format cannot hold."""
+"""The exception types that a conversion raises for a value that the format cannot hold."""
 
 ITEMS = "[]"
 ENTRIES = ".*"
 KEYS = ".*key"
 
 Convert: TypeAlias = Callable[[pa.Array, pa.DataType], object]
-"""Converts values, the second argument being the type to write; raises one of `ENCODING_ERRORS`."""
+"""A function that converts values to a type. It raises one of `ENCODING_ERRORS`."""
 
 
 class FaultyPart(ValueError):
@@ -52,7 +52,7 @@ def find_faulty_part(
     convert: Convert,
     error: BaseException,
 ) -> Exception:
-    """Return the error of a row that cannot be written: `error` with the path of its faulty part.
+    """Return `error` with the path of the part that made it, for a row that cannot be written.
 
     Args:
         columns: Of the rows. Only a single row is looked into: of more rows, callers first find

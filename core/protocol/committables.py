@@ -78,7 +78,7 @@ class Unknown:
 
     reason: str
     until_mended: bool = False
-    """Whether it stays unknown until a person changes something: a right, a setting."""
+    """True if the outcome stays unknown until a person changes a right or a setting."""
 
 
 @dataclass(frozen=True, slots=True)

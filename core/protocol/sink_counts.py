@@ -1,4 +1,4 @@
-"""What a job counts of a sink: the same fields for one subtask, for a sink, and over attempts."""
+"""The counters of a sink, and how they are joined over its subtasks and over attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LASTS = "lasts"
 
 
 def _join_by(join: Callable[[Any, Any], Any], *, lasts: bool = False) -> Mapping[str, Any]:
-    """Return how two values of a field become one, and whether the next attempt goes on with it."""
+    """Return the metadata of a counter: `join` joins two values, `lasts` keeps it for restarts."""
     return {_JOIN: join, _LASTS: lasts}
 
 
@@ -53,20 +53,24 @@ class SinkCounts:
     """True if the target refuses that commit again and again until a person helps."""
 
 
-_FIELDS: Final = fields(SinkCounts)
+_COUNTERS: Final = fields(SinkCounts)
 CountsT = TypeVar("CountsT", bound=SinkCounts)
 
 
 def add_counts(total: CountsT, further: SinkCounts) -> CountsT:
     """Return `total` with what `further` counts."""
     joined = {
-        one.name: one.metadata[_JOIN](getattr(total, one.name), getattr(further, one.name))
-        for one in _FIELDS
+        counter.name: counter.metadata[_JOIN](
+            getattr(total, counter.name), getattr(further, counter.name)
+        )
+        for counter in _COUNTERS
     }
     return replace(total, **joined)
 
 
 def keep_totals(counts: CountsT) -> CountsT:
-    """Return `counts` as the next attempt goes on: without what belongs to one attempt alone."""
-    reset: dict[str, Any] = {one.name: one.default for one in _FIELDS if not one.metadata[_LASTS]}
+    """Return `counts` for the start of the next attempt: totals are kept, the rest is reset."""
+    reset: dict[str, Any] = {
+        counter.name: counter.default for counter in _COUNTERS if not counter.metadata[_LASTS]
+    }
     return replace(counts, **reset)

@@ -68,7 +68,7 @@ class DeltaFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DescribedFiles:
-    """What one writer has written for one checkpoint."""
+    """The files that one writer has written for one checkpoint, and the table that they are for."""
 
     table_id: str
     files: Sequence[DeltaFile]

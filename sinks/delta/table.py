@@ -238,13 +238,13 @@ class DeltaVersion(TableVersion):
         return {to_name(path) for path in unneeded} & set(names)
 
     def _check_layout(self, staged: Sequence[DescribedFiles]) -> None:
-        """Raise TargetRefused if readers would not find the values of `staged` in this version."""
+        """Raise TargetRefused if this version of the table would lose values of `staged`."""
         layout = read_layout(self.table)
-        for one in staged:
-            if one.layout is None:
+        for description in staged:
+            if description.layout is None:
                 continue
-            statistics = [file.statistics for file in one.files]
-            misfit = find_misfit(one.layout, layout, statistics)
+            statistics = [file.statistics for file in description.files]
+            misfit = find_misfit(description.layout, layout, statistics)
             if misfit:
                 raise TargetRefused(self._describe_misfit(misfit))
 

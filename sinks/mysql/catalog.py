@@ -168,7 +168,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
-    """Return the state of each column of the table called `name`; empty if it is not InnoDB's."""
+    """Return the facts of each column of the table called `name`; empty if it is not InnoDB's."""
     where = _where(name)
     rows = session.query(
         "SELECT column_name, column_type, is_nullable, column_default, extra"

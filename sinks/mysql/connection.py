@@ -81,9 +81,9 @@ _MARIADB_TIMEOUTS: Mapping[str, str] = MappingProxyType(
     }
 )
 _COMMAND_BYTES = 1
-"""What stands before a statement in its packet."""
+"""The size of the command that stands before a statement in its packet."""
 _ROWS_MAX = 2**64 - 1
-"""How a server spells that an answer may have any number of rows."""
+"""The value of sql_select_limit that sets no limit."""
 _ROW_NUMBERS_MAX = 1_000_000
 """Above the rows of any statement, which are 10,000."""
 # A server that hangs is left alone after it; the end of the connection rolls back too.
@@ -131,7 +131,7 @@ _KINDS: Mapping[int, type[SqlError]] = MappingProxyType(
     }
 )
 _LOOK_S = 1.0
-"""How often a wait during a transfer of rows looks for lost packets."""
+"""The interval at which a transfer of rows looks for lost packets."""
 _PIECE_BYTES = 1 << 20
 """The size of the packets in which a file's content is sent."""
 # First bytes of a row's packet: the text's length, or how many bytes that takes, or it is no row.
@@ -349,7 +349,7 @@ class WireConnection:
                 raise OperationalError(CR.CR_SERVER_GONE_ERROR, f"rows: {error!r}") from error
 
     def _await_reply_to_rows(self) -> None:
-        """Return once a byte of the reply is there.
+        """Wait for the first byte of the reply.
 
         Raises:
             OperationalError: No reply came in time, or the network loses all packets.
@@ -467,7 +467,7 @@ class WireConnection:
 
 
 class _TransferWatch:
-    """Ends one wait for a server that takes rows, or replies to them."""
+    """The limits of one wait during a transfer of rows, or for the reply to them."""
 
     def __init__(self, descriptor: int, timeout_s: float) -> None:
         self._descriptor = descriptor

@@ -192,7 +192,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:
-    """Return the state of each column of the table called `name`; empty if it is no logged table.
+    """Return the facts of each column of the table called `name`; empty if it is no logged table.
 
     No column needs a value here: the server refuses each row that lacks one.
     """

@@ -210,7 +210,7 @@ class Dialect(ABC):
         """Return the table called `name` as the session finds it, or None."""
 
     def read_column_facts(self, session: Session, name: TableName) -> Mapping[str, ColumnFacts]:
-        """Return the state of each column of the table called `name`.
+        """Return the facts of each column of the table called `name`.
 
         Empty if there is no such table, or if a transaction does not keep what it writes there.
         Writers ask at each barrier, so a dialect answers by one query.

@@ -46,13 +46,13 @@ def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
 
 
 class RepeatedPackets:
-    """The packets that the system repeats, during one wait for a reply.
+    """Measures for how long the system repeats lost packets, during one wait for a reply.
 
     Packets that probe a full window do not count, so a server that reads nothing is no loss.
     """
 
     def __init__(self) -> None:
-        """Know of no such packet yet."""
+        """Begin a wait in which no packet was repeated yet."""
         self._repeats = 0
         self._since_s = 0.0
 

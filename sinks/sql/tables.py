@@ -87,12 +87,12 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What a writer asks about each column of a table before its transaction ends."""
+    """The facts about a column that a writer checks before its transaction ends."""
 
     shown: str
     """The type, as `ColumnType.shown`."""
     needs_value: bool
-    """True if an insert without this column gets no value that the table's owner has chosen."""
+    """True if the column is NOT NULL and neither a default nor the server fills it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def _object_text(fields: Sequence[pa.Field], path: str) -> dict[str, Any]:
 
 def _property_text(field: pa.Field, path: str) -> dict[str, Any]:
     text = _type_text(field.type, path)
-    # Of the choices of `oneOf` exactly one may match: null must not be there twice.
+    # `oneOf` requires exactly one match, so the null of a null column must not be listed twice.
     is_choice = field.nullable and text != {"type": "null"}
     return {"oneOf": [{"type": "null"}, text]} if is_choice else text
 

@@ -16,7 +16,7 @@ from onceflow.core.protocol.messages import Failed
 
 @dataclass(slots=True)
 class Gathering:
-    """Slots dial in, and sinks are made to agree with the log."""
+    """Slots connect, and recovery brings each sink in line with the decision log."""
 
     deadline_s: float | None = None
     has_all_slots: bool = False
@@ -36,12 +36,12 @@ class Coordinating:
 
     coordinator: CheckpointCoordinator
     waits_for: AppendDecision | SavepointRequest | None = None
-    """What the coordinator is told nothing before the end of."""
+    """The append or savepoint whose outcome the coordinator must hear before any other fact."""
 
 
 @dataclass(slots=True)
 class Investigating:
-    """A slot has lost a channel, and says so before the end of the slot at its other side."""
+    """A slot has lost a channel. The end of the slot at the other side may be the cause."""
 
     failed: Failed
     error: OnceflowError
@@ -50,7 +50,7 @@ class Investigating:
 
 @dataclass(slots=True)
 class Leaving:
-    """The job is done. Acks of checkpoints that were given up still come: their files go (I9)."""
+    """The job is done, and slots leave. Files of aborted checkpoints are still deleted (I9)."""
 
     coordinator: CheckpointCoordinator
     is_finished: bool

@@ -1,4 +1,4 @@
-"""Which calls to servers outside a sink's threads have under way, and since when; for people."""
+"""The calls to a target that the threads of its sink have under way, and since when."""
 
 from __future__ import annotations
 

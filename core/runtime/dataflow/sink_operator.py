@@ -117,7 +117,7 @@ class SinkMetricGroup:
 
 
 class CommitsOfSink(Protocol):
-    """What a sink's operator asks of whoever commits what it prepares."""
+    """The queue of a sink's commits, as the operator of the sink uses it."""
 
     metrics: SinkMetricGroup
 
@@ -132,7 +132,7 @@ class CommitsOfSink(Protocol):
         ...
 
     def record_abort(self, checkpoint: CheckpointId) -> None:
-        """Record that `checkpoint` is given up: what it has pre-committed waits for a later one."""
+        """Record that `checkpoint` was aborted. A later one lists its transactions."""
         ...
 
 

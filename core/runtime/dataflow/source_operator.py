@@ -92,11 +92,11 @@ class SourceOperator(RunningOperator):
 
     @property
     def has_watermarks(self) -> bool:
-        """Whether `next_watermark` ever returns one."""
+        """True if the source emits watermarks."""
         return self._watermarks is not None
 
     def next_watermark(self) -> int | None:
-        """Return what is to be told below now, once."""
+        """Return the watermark to emit now, or None. Returns each watermark once."""
         if self._watermarks is None:
             return None
         # An ended split would hold event time back for ever.
@@ -144,8 +144,8 @@ class SourceOperator(RunningOperator):
         if self._watermarks is None:
             states = tuple(map(SplitState, splits))
         else:
-            # How far event time was goes along with each position: a restart does not turn late
-            # rows into rows in time.
+            # With each position goes the event time of its split. Without it, late rows would be
+            # in time after a restart.
             states = self._watermarks.with_event_times(splits)
         snapshot = OperatorSnapshot(self.uid, lists={SPLITS: tuple(map(encode_split, states))})
         return PendingSnapshot(self.uid, lambda _: snapshot)

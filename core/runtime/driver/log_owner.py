@@ -50,7 +50,7 @@ class LogOwner:
         restore: SavepointRestore | None,
         publish: Callable[[JobEvent], None],
     ) -> None:
-        """Claim nothing yet; `restore` is the savepoint that the first attempt begins from."""
+        """Claim nothing yet. The first attempt starts from the savepoint `restore`, if any."""
         self._plan = plan
         self._storage = storage
         self._restore = restore
@@ -58,7 +58,7 @@ class LogOwner:
         self._log: ClaimedLog | None = None
         self._drawn_owner = draw_owner()
         self._targets_agree = False
-        """Whether the targets were asked, by the first attempt that could."""
+        """True once an attempt has compared the log with what the targets have committed."""
 
     @property
     def log(self) -> ClaimedLog | None:
@@ -66,7 +66,7 @@ class LogOwner:
         return self._log
 
     def open_recovery(self, log: ClaimedLog) -> SinkRecovery:
-        """Return what makes every sink agree with `log`; connects to no target yet."""
+        """Return the recovery that brings sinks in line with `log`. Connects to no target yet."""
         plan, storage = self._plan, self._storage
         deadline_s = plan.settings.commit_deadline_s
         return SinkRecovery(
@@ -180,14 +180,14 @@ class LogOwner:
                 log.append(grown)
             return log.view, max_parallelism
         max_parallelism = plan.max_parallelism or default_max_parallelism(plan.parallelism)
-        # Where sources start is decided before anything is read: "latest" stays what it is now.
+        # Decide the start positions before anything is read: after a crash "latest" is the same.
         log.append(genesis_of(plan.graph, log.attempt, plan.parallelism, max_parallelism, now_ms))
         return log.view, max_parallelism
 
     def _without_ignored(
         self, restored: CompletedCheckpoint, log: ClaimedLog
     ) -> CompletedCheckpoint:
-        """Leave out the rows in flight of the checkpoint for which the user says so."""
+        """Return `restored` without its rows in flight if the user has chosen to ignore them."""
         lost = sorted({one.chain for s in restored.snapshots for one in s.in_flight})
         if not lost or restored.checkpoint != self._plan.checkpointing.ignore_in_flight_of:
             return restored

@@ -36,7 +36,7 @@ from onceflow.integration.conformance.target import NotTestable, Violation, desc
 _BLOCKED_S_MIN, _BLOCKED_S_MAX = 0.2, 5.0
 """After this long the one that is held up has what the other one waits for, and goes on first."""
 _PATIENCE = 10
-"""How many times as long as the slowest commit a commit may take before it counts as blocked."""
+"""A commit counts as blocked after this many times the duration of the slowest one."""
 _ENDS_S = 120.0
 _EXCHANGES_MAX = 60
 _T = TypeVar("_T")
@@ -136,7 +136,7 @@ class _Series:
         self.seen: list[Sequence[int]] = []
         self.blocked_s = _BLOCKED_S_MAX
         self.slowest_s = 0.0
-        """How long the slowest commit took that no lock kept waiting."""
+        """The duration of the slowest commit that waited for no lock."""
         self._checkpoints = count(1, 2)
 
     def pair(self, attempt: int = 1) -> _Pair:
