@@ -140,6 +140,16 @@ class SplitOffsets:
     """The record that is read next."""
     end: int
     """The one after the last that is there, or that is to be read."""
+    held_by: str = ""
+    """What keeps the reader from records that are there, where that is, and what to do; for people.
+
+    Empty if the reader may read on. Without secrets.
+    """
+    held_since_s: float = 0.0
+    """Since when the engine has seen that, in seconds since the epoch; 0 if `held_by` is empty.
+
+    A source leaves it out: the engine counts.
+    """
 
     @property
     def lag(self) -> int:

@@ -152,6 +152,32 @@ class Catalog:
             for asked in partitions
         }
 
+    def find_log_ends(
+        self, partitions: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the end of what may be read of each of `partitions`, and the end of its log.
+
+        The two differ under read_committed while a transaction is open.
+
+        Raises:
+            ConfigError: The user may not read a topic, or may not connect at all.
+            SourceUnavailable: A partition is gone or had no leader, or no broker answered, until
+                the deadline.
+        """
+        # In this order: a stable offset that is asked for later and still lies before the end
+        # proves that a transaction was open in between.
+        ends = self._topics.find_ends(partitions, committed=False, until=self._deadline)
+        readable = self.find_ends(partitions)
+        log_ends: dict[tuple[str, int], tuple[int, int]] = {}
+        for asked in partitions:
+            if asked in readable and asked in ends:
+                log_ends[asked] = (readable[asked], max(readable[asked], ends[asked]))
+            else:
+                # One that has gone meanwhile is asked for alone, which says what became of it.
+                end = self.read_watermarks(*asked)[1]
+                log_ends[asked] = (end, end)
+        return log_ends
+
     def find_offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset at or after `timestamp_ms`; the end where there is none."""
         asked = [TopicPartition(topic, partition, timestamp_ms)]
@@ -274,6 +300,21 @@ class Catalog:
             " topic=, or create it anew and read it from its first record by"
             f" fail_on_data_loss=False. If not, correct topic={alike}, or create it"
         )
+
+
+def describe_hold(
+    settings: KafkaSettings, position: PartitionPosition, stable: int, end: int
+) -> str:
+    """Return which open transaction keeps a reader at `position`, and what to do; for people."""
+    servers = settings.bootstrap_servers
+    return (
+        f"the end of an open transaction in {position} of Kafka at {servers}: records can be read"
+        f" up to the last stable offset {stable} of {end}. Its producer commits or aborts it, or"
+        " the broker does after its transaction.timeout.ms. If neither happens, find it by"
+        f" kafka-transactions.sh --bootstrap-server {servers} find-hanging --topic"
+        f" {position.topic} --partition {position.partition}, and end what that lists by the"
+        " command abort"
+    )
 
 
 def _position(facts: TopicFacts, partition: int, start: int, stop: int | None) -> PartitionPosition:

@@ -13,7 +13,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.setting_values import accept_durations, choice_of, seconds_of
 from onceflow.core.spi import OnBadRow, ReaderContext, Source, SourceReader, Split, SplitOffsets
 from onceflow.core.spi.options import copy_values, document_options
-from onceflow.sources.kafka.catalog import Catalog, find_positions
+from onceflow.sources.kafka.catalog import Catalog, describe_hold, find_positions
 from onceflow.sources.kafka.client import logger
 from onceflow.sources.kafka.position import PartitionPosition
 from onceflow.sources.kafka.reader import KafkaReader
@@ -169,7 +169,10 @@ class KafkaSource(SourceOptions, Source):
         return [position.to_split() for position in now]
 
     def latest_offsets(self, splits: Sequence[Split]) -> Sequence[SplitOffsets]:
-        """Return the end of each partition: its last stable offset, or where reading stops.
+        """Return the end of each partition: the end of its log, or where reading stops.
+
+        Where records are read committed, the reader goes no further than the last stable offset. A
+        partition that is read so far, and whose log goes on, is held by an open transaction.
 
         Raises:
             SourceUnavailable: The brokers did not answer within `deadline_s`.
@@ -178,11 +181,13 @@ class KafkaSource(SourceOptions, Source):
             offsets: list[SplitOffsets] = []
             positions = list(map(PartitionPosition.from_split, splits))
             asked = [(position.topic, position.partition) for position in positions]
-            ends = catalog.find_watermarks(asked)
+            ends = catalog.find_log_ends(asked)
             for position in positions:
-                _, end = ends[position.topic, position.partition]
+                stable, end = ends[position.topic, position.partition]
                 stop = end if position.stop is None else min(end, position.stop)
-                offsets.append(SplitOffsets(str(position), position.next, stop))
+                is_held = stable <= position.next < stop
+                held_by = describe_hold(self._settings, position, stable, end) if is_held else ""
+                offsets.append(SplitOffsets(str(position), position.next, stop, held_by))
             return offsets
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from onceflow.core.api.graph import Graph
 from onceflow.core.json_logs import carry_fields
@@ -18,6 +20,9 @@ from onceflow.core.spi import Source, SplitOffsets
 
 LAG_INTERVAL_S = 5.0
 """Between two questions to a source: each opens a connection to its server."""
+
+HELD_S_MIN = 10.0
+"""A split that is held for less is not told: most transactions of producers end sooner."""
 
 _log = logging.getLogger("onceflow.runtime.lag")
 
@@ -57,12 +62,14 @@ class LagMonitor:
 
     def _work(self, uid: str, source: Source) -> None:
         complains = True
+        holds = _Holds()
         while not self._closed.is_set():
             assert self._completed is not None
             # Empty where it cannot be told now: an old answer would look like a standstill.
             offsets: tuple[SplitOffsets, ...] = ()
             try:
-                offsets = tuple(source.latest_offsets(splits_of(self._completed, uid) or ()))
+                asked = splits_of(self._completed, uid) or ()
+                offsets = holds.keep_long_ones(source.latest_offsets(asked), time.time())
                 complains = True
             except Exception as error:
                 if complains:
@@ -71,3 +78,28 @@ class LagMonitor:
             if not self._closed.is_set():
                 self._publish(LagMeasured(uid, offsets))
             self._closed.wait(LAG_INTERVAL_S)
+
+
+class _Holds:
+    """Since when splits of one source have been held at the same position."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+        """By split and position, in seconds since the epoch."""
+
+    def keep_long_ones(
+        self, offsets: Iterable[SplitOffsets], now_s: float
+    ) -> tuple[SplitOffsets, ...]:
+        """Return `offsets` with the start of each hold, and without holds that are young."""
+        known, self._since = self._since, {}
+        kept: list[SplitOffsets] = []
+        for split in offsets:
+            if not split.held_by:
+                kept.append(split)
+                continue
+            held_at = (split.split_id, split.next)
+            since_s = self._since[held_at] = known.get(held_at, now_s)
+            is_long = now_s - since_s >= HELD_S_MIN
+            held_by, told_s = (split.held_by, since_s) if is_long else ("", 0.0)
+            kept.append(replace(split, held_by=held_by, held_since_s=told_s))
+        return tuple(kept)

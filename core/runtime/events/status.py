@@ -58,7 +58,7 @@ from onceflow.core.runtime.events.sink_status import (
     count_sinks,
     describe_refusals,
 )
-from onceflow.core.runtime.events.waits import JobWait, sum_up_waits
+from onceflow.core.runtime.events.waits import JobWait, list_held_sources, sum_up_waits
 from onceflow.core.spi import SplitOffsets
 
 HISTORY_LENGTH = 100
@@ -308,7 +308,11 @@ class JobStatus:
         """The servers outside that sources and sinks of a running job wait for."""
         if self.state is not JobState.RUNNING:
             return ()
-        return sum_up_waits((wait, slot.heard_at_s) for slot in self.slots for wait in slot.waits)
+        of_slots = sum_up_waits(
+            (wait, slot.heard_at_s) for slot in self.slots for wait in slot.waits
+        )
+        held = list_held_sources(self.offsets)
+        return tuple(sorted((*of_slots, *held), key=lambda wait: wait.uid)) if held else of_slots
 
     @property
     def subtasks(self) -> tuple[SubtaskMetrics, ...]:

@@ -6,11 +6,12 @@ apart only where it knows more: a call that has failed and is tried again waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onceflow.core.protocol.messages import Wait
 from onceflow.core.runtime.events.moments import describe_age, describe_moment
+from onceflow.core.spi import SplitOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,16 @@ def sum_up_waits(reports: Iterable[tuple[Wait, float]]) -> tuple[JobWait, ...]:
     return tuple(
         JobWait(uid, what, at_s, call) for (uid, what, call), at_s in sorted(since.items())
     )
+
+
+def list_held_sources(offsets: Mapping[str, Sequence[SplitOffsets]]) -> tuple[JobWait, ...]:
+    """Return one wait for each source that is kept from reading on, named by its longest hold."""
+    waits: list[JobWait] = []
+    for uid, splits in sorted(offsets.items()):
+        held = sorted(
+            (split for split in splits if split.held_by), key=lambda split: split.held_since_s
+        )
+        if held:
+            more = f" (and {len(held) - 1} more splits are held)" if held[1:] else ""
+            waits.append(JobWait(uid, held[0].held_by + more, held[0].held_since_s))
+    return tuple(waits)
