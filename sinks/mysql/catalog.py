@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,12 +150,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
         "character_set_name, collation_name, is_nullable, column_default, extra, privileges "
         f"FROM information_schema.columns WHERE {where} ORDER BY ordinal_position"
     )
-    keys, other_unique = _unique_keys(
-        session.query(
-            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-            f"WHERE {where} AND non_unique = 0 ORDER BY index_name, seq_in_index"
-        )
-    )
+    keys, other_unique = read_unique_keys(session, name)
     return Table(
         name=shown,
         columns=tuple(_column(shown, row, is_mariadb=is_mariadb) for row in rows),
@@ -171,8 +165,8 @@ def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFact
     """Return the facts of each column of the table called `name`; empty if it is not InnoDB's."""
     where = _where(name)
     rows = session.query(
-        "SELECT column_name, column_type, is_nullable, column_default, extra"
-        f" FROM information_schema.columns WHERE {where} AND"
+        "SELECT column_name, column_type, is_nullable, column_default, extra, data_type,"
+        f" collation_name FROM information_schema.columns WHERE {where} AND"
         " (SELECT table_type = 'BASE TABLE' AND engine = 'InnoDB'"
         f" FROM information_schema.tables WHERE {where})"
     )
@@ -182,8 +176,14 @@ def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFact
             needs_value=nullable != "YES"
             and not _has_default(default, str(extra).lower())
             and not _is_generated(str(extra).lower()),
+            key_fault=_key_fault(
+                name,
+                str(column),
+                MySQLType(_text(data_type).lower(), _text(shown), collation=_text(collation or "")),
+                nullable=nullable == "YES",
+            ),
         )
-        for column, shown, nullable, default, extra in rows
+        for column, shown, nullable, default, extra, data_type, collation in rows
     }
 
 
@@ -222,9 +222,17 @@ def grantee(user: str) -> str:
     return f"{literal(name)}@{literal(host)}"
 
 
-def _unique_keys(
-    rows: Sequence[tuple[Any, ...]],
+def read_unique_keys(
+    session: Session, name: TableName
 ) -> tuple[tuple[tuple[str, frozenset[str]], ...], bool]:
+    """Return each unique index over whole columns, and whether the table has unique ones of others.
+
+    An index is its name and its columns.
+    """
+    rows = session.query(
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+        f"WHERE {_where(name)} AND non_unique = 0 ORDER BY index_name, seq_in_index"
+    )
     parts: dict[str, list[str | None]] = {}
     for index, column, prefix in rows:
         # A key of a prefix, or of an expression, makes rows unique by something that no column

@@ -100,6 +100,18 @@ class MySQLDialect(Dialect):
         return catalog.read_column_facts(session, name)
 
     @override
+    def describe_altered_indexes(self, session: Session, table: Table) -> str:
+        """Return a text also for an added index: ON DUPLICATE KEY goes by any unique one."""
+        then = (table.unique_keys, table.other_unique)
+        now = catalog.read_unique_keys(session, table.name)
+        if now == then:
+            return ""
+        return (
+            f"its unique indexes were {_describe_indexes(*then)} when the rows were converted, and"
+            f" are {_describe_indexes(*now)}"
+        )
+
+    @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         with endpoint.connect("onceflow looks for a table") as session:
             return catalog.resolve_table(session, name)
@@ -244,6 +256,11 @@ class MySQLDialect(Dialect):
                 f"rows cannot be deleted from table {table.name}: {error}. Run: GRANT DELETE ON "
                 f"{name} TO {table.grantee}"
             ) from error
+
+
+def _describe_indexes(unique_keys: Sequence[tuple[str, frozenset[str]]], other_unique: bool) -> str:
+    indexes = [f"{name} ({', '.join(sorted(columns))})" for name, columns in unique_keys]
+    return ", ".join([*indexes, *["some over parts of columns"] * other_unique]) or "none"
 
 
 MYSQL = MySQLDialect()

@@ -198,12 +198,21 @@ def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFact
     """
     table = literal(identifier(name))
     rows = session.query(
-        "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod)"
+        "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod),"
+        " coalesce(k.collisdeterministic, true)"
         " FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid"
+        " LEFT JOIN pg_catalog.pg_collation AS k ON k.oid = a.attcollation"
         f" WHERE c.oid = pg_catalog.to_regclass({table}) AND c.relkind IN ('r', 'p')"
         " AND c.relpersistence = 'p' AND a.attnum > 0 AND NOT a.attisdropped"
     )
-    return {str(column): ColumnFacts(str(shown), needs_value=False) for column, shown in rows}
+    return {
+        str(column): ColumnFacts(
+            str(shown),
+            needs_value=False,
+            key_fault="" if deterministic else _describe_key_fault(str(column), ""),
+        )
+        for column, shown, deterministic in rows
+    }
 
 
 def _unfit(name: TableName, kind: str, persistence: str) -> Finding | None:

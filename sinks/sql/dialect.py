@@ -219,9 +219,17 @@ class Dialect(ABC):
         if table is None or table.unfit is not None:
             return {}
         return {
-            column.name: ColumnFacts(column.type.shown, column.needs_value)
+            column.name: ColumnFacts(column.type.shown, column.needs_value, column.key_fault)
             for column in table.columns
         }
+
+    def describe_altered_indexes(self, session: Session, table: Table) -> str:
+        """Return how the unique indexes of `table` have changed since it was read; or empty.
+
+        Writers of changes by key ask at each barrier. A dialect whose statements name the columns
+        of the index that they go by always returns an empty text: its server refuses them.
+        """
+        return ""
 
     @abstractmethod
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:

@@ -237,6 +237,10 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
     Call it in the transaction that has written to `targets`. Until its end nobody can alter these
     tables, so the types that the server tells now are those by which it took the rows. A new column
     that needs a value is looked for because LOAD DATA fills it with 0 or an empty text.
+
+    Where rows are found by key, their key columns must tell every byte apart as they did, and the
+    unique indexes must be the same. Else a statement may have changed the row of another key, or
+    added a second row of one.
     """
     for target in targets:
         columns = settings.dialect.read_column_facts(session, target.name)
@@ -253,6 +257,13 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
                     f"table {target.name} was altered: column {fit.name!r} was {fit.shown} when the"
                     f" rows were converted, and is {now}. {advice}"
                 )
+            fault = columns[fit.name].key_fault if fit.is_key else ""
+            if fault:
+                raise TableAltered(f"table {target.name} was altered: {fault}. {advice}")
+        if any(fit.is_key for fit in target.fits):
+            indexes = settings.dialect.describe_altered_indexes(session, target.table)
+            if indexes:
+                raise TableAltered(f"table {target.name} was altered: {indexes}. {advice}")
         if settings.rules.mode is not WriteMode.UPDATE:
             _require_no_new_values(target, columns, advice)
 

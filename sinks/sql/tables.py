@@ -93,6 +93,8 @@ class ColumnFacts:
     """The type, as `ColumnType.shown`."""
     needs_value: bool
     """True if the column is NOT NULL and neither a default nor the server fills it."""
+    key_fault: str = ""
+    """Why the server may take different keys for equal, as `TableColumn.key_fault`; or empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.sql.databases import Database, MariaDB, MySQL, SqlJob
+from tests.integration.sql.databases import Database, MariaDB, MySQL, Postgres, SqlJob
 
 from onceflow.core.errors import OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater
@@ -156,3 +156,104 @@ def test_a_table_that_is_replaced_by_a_view_gets_no_row(database: Database) -> N
         with pytest.raises(PreCommitFailed, match="is not the table any more"):
             writer.pre_commit(CheckpointId(2))
     assert database.ids_in("moved") == [1]
+
+
+_KEYED = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("v", pa.string())])
+_CASELESS = "utf8mb4_general_ci"
+_KEY_CHANGES = {
+    "dropped": ("DROP PRIMARY KEY", ("a", "2"), [("a", "1")]),
+    "widened": ("DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)", ("a", "2"), [("a", "1")]),
+    "added": ("ADD UNIQUE by_v (v)", ("b", "1"), [("a", "1")]),
+    "caseless": (f"MODIFY id varchar(9) COLLATE {_CASELESS}", ("A", "2"), [("a", "1")]),
+}
+"""Each alteration, a row whose change then meets another row or none, and what must be left."""
+
+
+def _keyed_row(key: str, value: str) -> pa.RecordBatch:
+    return pa.record_batch([[key], [value]], schema=_KEYED)
+
+
+@pytest.fixture(params=sorted(_KEY_CHANGES))
+def key_change(request: pytest.FixtureRequest) -> tuple[str, tuple[str, str], list[Any]]:
+    return _KEY_CHANGES[request.param]
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+def test_a_key_that_is_altered_between_checkpoints_changes_no_other_row(
+    database: Database, key_change: tuple[str, tuple[str, str], list[Any]]
+) -> None:
+    """ON DUPLICATE KEY goes by each unique index, and adds a row where there is none."""
+    alteration, row, left = key_change
+    database.query(_CREATE_KEYED)
+    with SqlJob(_keyed_sink(database, "two_phase"), schema=_KEYED) as job:
+        writer = job.check().writer()
+        writer.write(_keyed_row("a", "1"))
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        assert job.committer().commit(committable) == Committed()
+        database.query(f"ALTER TABLE altered {alteration}")
+        writer.write(_keyed_row(*row))
+        with pytest.raises(PreCommitFailed, match="was altered: "):
+            writer.pre_commit(CheckpointId(2))
+    assert database.query("SELECT id, v FROM altered") == left
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+def test_staged_rows_wait_while_their_key_is_altered(
+    database: Database,
+    key_change: tuple[str, tuple[str, str], list[Any]],
+    staging: FileStagingArea,
+) -> None:
+    alteration, row, left = key_change
+    database.query(_CREATE_KEYED)
+    sink = _keyed_sink(database, "ledger")
+    with SqlJob(sink, schema=_KEYED, staging=staging) as job:
+        writer, committer = job.check().writer(), job.committer()
+        writer.write(_keyed_row("a", "1"))
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        assert committer.commit(committable) == Committed()
+        writer.write(_keyed_row(*row))
+        (committable,) = writer.pre_commit(CheckpointId(2))
+        database.query(f"ALTER TABLE altered {alteration}")
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert "was altered: " in outcome.reason
+        # The next try has looked at the table, and says what a person has to change.
+        outcome = committer.commit(committable)
+        assert isinstance(outcome, RetryLater)
+        assert outcome.until_mended
+        assert database.query("SELECT id, v FROM altered") == left
+        database.query("DROP TABLE altered", _CREATE_KEYED)
+        assert committer.commit(committable) == Committed()
+    assert database.query("SELECT id, v FROM altered") == [row]
+
+
+_CREATE_KEYED = (
+    "CREATE TABLE altered (id varchar(9) COLLATE utf8mb4_bin PRIMARY KEY,"
+    " v varchar(9) COLLATE utf8mb4_bin) CHARACTER SET utf8mb4"
+)
+
+
+def _keyed_sink(database: Database, mode: str) -> Any:
+    key = {"write_mode": "upsert", "primary_key": ("id",)}
+    return database.sink(table="altered", commit_mode=mode, **key)
+
+
+@pytest.mark.parametrize("kind", [Postgres], indirect=True)
+def test_a_key_that_gets_another_collation_between_checkpoints_changes_no_other_row(
+    database: Database,
+) -> None:
+    database.query("CREATE TABLE altered (id text PRIMARY KEY, v text)")
+    # Not every build has ICU, by which CREATE COLLATION makes such collations.
+    database.query(
+        'CREATE COLLATION caseless FROM "C"',
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'caseless'",
+    )
+    with SqlJob(_keyed_sink(database, "two_phase"), schema=_KEYED) as job:
+        writer = job.check().writer()
+        writer.write(_keyed_row("a", "1"))
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        assert job.committer().commit(committable) == Committed()
+        database.query("ALTER TABLE altered ALTER id TYPE text COLLATE caseless")
+        writer.write(_keyed_row("A", "2"))
+        with pytest.raises(PreCommitFailed, match="was altered: key column 'id' compares text"):
+            writer.pre_commit(CheckpointId(2))
