@@ -21,14 +21,14 @@ from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.columns import make_columns
+from onceflow.sinks.iceberg.format_version import FORMAT_VERSION, refuse_format_version
 from onceflow.sinks.iceberg.partitions import parse_spec
 from onceflow.sinks.iceberg.table import IcebergTable
 from onceflow.sinks.lake.columns import to_plain_schema
 from onceflow.sinks.lake.errors import describe_error, library_errors
 
-_FORMAT_VERSION = 2
 _PROPERTIES = {
-    "format-version": str(_FORMAT_VERSION),
+    "format-version": str(FORMAT_VERSION),
     # Each commit reads the list of all manifests and writes it again. Iceberg merges manifests
     # unless the table says no; pyiceberg does it only if the table says so.
     "commit.manifest-merge.enabled": "true",
@@ -41,13 +41,9 @@ def check_rows(address: TableAddress, table: Table, rows: pa.Schema, *, evolve: 
     Raises:
         ConfigError: They cannot, for its format, its branches or its columns.
     """
-    version = table.metadata.format_version
-    if version != _FORMAT_VERSION:
-        raise ConfigError(
-            f"{address} has format version {version}, and the sink writes version"
-            f" {_FORMAT_VERSION} alone: version 1 has no sequence numbers, and pyiceberg does not"
-            " write version 3"
-        )
+    refusal = refuse_format_version(str(address), table)
+    if refusal:
+        raise ConfigError(refusal)
     kind = table.properties.get("write.format.default", "parquet")
     if kind.lower() != "parquet":
         raise ConfigError(

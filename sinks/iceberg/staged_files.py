@@ -11,6 +11,7 @@ No version of the table up to `sequence_last` can have the files.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -26,6 +27,7 @@ from pyiceberg.manifest import (
     ManifestFile,
     write_manifest,
 )
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from typing_extensions import override
@@ -50,7 +52,8 @@ class StagedFiles:
     """What writers have written for one table and spec."""
 
     table_uuid: str
-    spec_id: int
+    spec: PartitionSpec
+    """As it was when the writer began."""
     sequence_last: int
     files: Sequence[DataFile]
     schema: Schema
@@ -96,16 +99,14 @@ def decode_files(staged: Sequence[pa.RecordBatch]) -> list[StagedFiles]:
             head, blocks = _split_manifest(row["manifest"])
             key = row["table_uuid"], row["spec_id"], head
             alike.setdefault(key, []).append((row["sequence_last"], blocks))
-    return [
-        StagedFiles(
-            table_uuid,
-            spec_id,
-            min(sequence_last for sequence_last, _ in parts),
-            _decode_manifest(spec_id, b"".join((head, _SYNC, *(blocks for _, blocks in parts)))),
-            _decode_schema(head),
-        )
-        for (table_uuid, spec_id, head), parts in alike.items()
-    ]
+    decoded: list[StagedFiles] = []
+    for (table_uuid, spec_id, head), parts in alike.items():
+        content = b"".join((head, _SYNC, *(blocks for _, blocks in parts)))
+        sequence_last = min(sequence_last for sequence_last, _ in parts)
+        spec, schema = _decode_head(head, spec_id)
+        files = _decode_manifest(spec_id, content)
+        decoded.append(StagedFiles(table_uuid, spec, sequence_last, files, schema))
+    return decoded
 
 
 def _split_manifest(manifest: bytes) -> tuple[bytes, bytes]:
@@ -132,10 +133,12 @@ def _decode_manifest(spec_id: int, content: bytes) -> list[DataFile]:
     return [entry.data_file for entry in manifest.fetch_manifest_entry(_MemoryIO(content))]
 
 
-def _decode_schema(head: bytes) -> Schema:
-    """Return the schema in the head of a manifest, which Iceberg's specification requires."""
+def _decode_head(head: bytes, spec_id: int) -> tuple[PartitionSpec, Schema]:
+    """Return what Iceberg's specification requires in the head of a manifest."""
     with AvroFile[Any](_MemoryFile(head + _SYNC)) as manifest:
-        return Schema.model_validate_json(manifest.header.meta["schema"])
+        meta = manifest.header.meta
+    fields = [PartitionField(**field) for field in json.loads(meta["partition-spec"])]
+    return PartitionSpec(*fields, spec_id=spec_id), Schema.model_validate_json(meta["schema"])
 
 
 class _MemoryFile(InputFile, OutputFile):

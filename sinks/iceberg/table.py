@@ -38,10 +38,16 @@ from onceflow.core.errors import SinkError, TargetRefused
 from onceflow.core.protocol.ids import TransactionId
 from onceflow.sinks.iceberg.catalogs import TableAddress
 from onceflow.sinks.iceberg.data_files import delete_files, list_files
+from onceflow.sinks.iceberg.format_version import refuse_format_version
 from onceflow.sinks.iceberg.row_changes import RewrittenFiles, rewrite_files
+from onceflow.sinks.iceberg.snapshots import Snapshots, assign_spec, find_spec
 from onceflow.sinks.iceberg.staged_files import StagedFiles, decode_files
-from onceflow.sinks.iceberg.written_schema import find_broken_requirement, find_dropped_column
-from onceflow.sinks.lake.changes import RowChanges
+from onceflow.sinks.iceberg.written_schema import (
+    find_broken_requirement,
+    find_dropped_column,
+    is_dropped_column,
+)
+from onceflow.sinks.lake.changes import DELETES, RowChanges
 from onceflow.sinks.lake.data_file_names import DataFileNames, check_own_path, to_name
 from onceflow.sinks.lake.errors import describe_error, library_errors
 from onceflow.sinks.lake.requests import Requests
@@ -170,6 +176,11 @@ class IcebergVersion(TableVersion):
             f" {self._snapshot_name!r}: the job then goes on without these rows"
         )
 
+    @property
+    @override
+    def refusal(self) -> str:
+        return refuse_format_version(str(self.address), self.table)
+
     @override
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
         decoded = self._decode(staged)
@@ -190,6 +201,7 @@ class IcebergVersion(TableVersion):
         with library_errors(f"{self.address}: no snapshot was made"):
             decoded = self._decode(staged)
             self._check_columns(decoded, staged, record, transactions)
+            self._check_specs(decoded)
             summary = self._summarize(record, transactions)
             last = commit.append_files(decoded, summary, self.address.branch)
             self._set_record(commit, record, last)
@@ -204,6 +216,7 @@ class IcebergVersion(TableVersion):
 
         Once it was sent, nothing is deleted: a catalog may call a commit failed that it has made.
         """
+        changes = self._leave_out_dropped(changes, record, transactions)
         branch = self.address.branch
         names = DataFileNames(self.sink_id, record.attempt, self._through + 1, subtask=0)
         with library_errors(f"{self.address}: changes cannot be written"):
@@ -309,11 +322,43 @@ class IcebergVersion(TableVersion):
                     f" {name!r}: it then commits the waiting rows without these values"
                 )
             if name and one.schema in running:
+                raise self._refuse_dropped(name)
+
+    def _check_specs(self, decoded: Sequence[StagedFiles]) -> None:
+        """Raise TargetRefused if a partition spec of waiting files was removed from the table."""
+        for files in decoded:
+            if find_spec(self.table.metadata, files.spec) is None:
+                terms = ", ".join(map(str, files.spec.fields))
                 raise TargetRefused(
-                    f"{self.address}: column {name!r} was dropped while the job writes it, and no"
-                    " reader would find its values. Stop the job and start it without the column:"
-                    " it then commits the waiting rows without these values"
+                    f"{self.address}: rows wait for their commit, and the partition spec that they"
+                    f" were written with ({terms}) was removed from the table. Remove all partition"
+                    " fields of the table, and set your partition spec again: the job then commits"
+                    " the rows as a part without partitions"
                 )
+
+    def _leave_out_dropped(
+        self, changes: RowChanges, record: SinkRecord, transactions: Sequence[TransactionId]
+    ) -> RowChanges:
+        """Return `changes` without columns that the table has dropped.
+
+        The start of this attempt has compared the columns of the rows with the table. So only
+        changes of earlier attempts may have such a column.
+
+        Raises:
+            TargetRefused: A column was dropped, and this attempt has changes.
+        """
+        names = [name for name in changes.rows.column_names if name not in (*changes.key, DELETES)]
+        dropped = [name for name in names if is_dropped_column(name, self.table.metadata)]
+        if dropped and any(one.attempt >= record.attempt for one in transactions):
+            raise self._refuse_dropped(dropped[0])
+        return RowChanges(changes.rows.drop_columns(dropped), changes.key)
+
+    def _refuse_dropped(self, column: str) -> TargetRefused:
+        return TargetRefused(
+            f"{self.address}: column {column!r} was dropped while the job writes it, and no"
+            " reader would find its values. Stop the job and start it without the column:"
+            " it then commits the waiting rows without these values"
+        )
 
     @property
     def _through(self) -> int:
@@ -407,16 +452,17 @@ class _Commit(Transaction):
         self, staged: Sequence[StagedFiles], summary: Mapping[str, str], branch: str
     ) -> Snapshot:
         """Add a snapshot with all files; of several partition specs, one for each."""
+        metadata = self._table.metadata
         files = sorted(
-            ((one.spec_id, file) for one in staged for file in one.files), key=lambda one: one[0]
+            ((spec, file) for one in staged for spec, file in assign_spec(metadata, one)),
+            key=_spec_of,
         )
         groups = [(spec, [file for _, file in group]) for spec, group in groupby(files, _spec_of)]
-        metadata = self._table.metadata
         for spec_id, group in groups or [(metadata.default_spec_id, [])]:
             # Which spec a manifest is written with: the files', though the table has another now.
             self._table.metadata = metadata.model_copy(update={"default_spec_id": spec_id})
-            update = self.update_snapshot(snapshot_properties=dict(summary), branch=branch)
-            with update.merge_append() as append:
+            update = Snapshots(self, self._table.io, branch, summary)
+            with update.append([one.schema for one in staged]) as append:
                 for file in group:
                     append.append_data_file(file)
         self._table.metadata = metadata
@@ -428,10 +474,10 @@ class _Commit(Transaction):
         """Add a snapshot in which files stand in the place of others."""
         if not rewritten.removed:
             metadata = self._table.metadata
-            uuid, spec_id = str(metadata.table_uuid), metadata.default_spec_id
-            added = StagedFiles(uuid, spec_id, 0, rewritten.added, metadata.schema())
+            uuid, spec = str(metadata.table_uuid), metadata.spec()
+            added = StagedFiles(uuid, spec, 0, rewritten.added, metadata.schema())
             return self.append_files([added], summary, branch)
-        update = self.update_snapshot(snapshot_properties=dict(summary), branch=branch)
+        update = Snapshots(self, self._table.io, branch, summary)
         with update.overwrite() as overwrite:
             for file in rewritten.removed:
                 overwrite.delete_data_file(file)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
 
 
 def find_broken_requirement(written: Schema, table: Schema, files: Sequence[DataFile]) -> str:
@@ -42,6 +43,20 @@ def find_dropped_column(written: Schema, table: Schema) -> tuple[str, bool]:
         name = written.find_column_name(field_id) or ""
         return name, name in table.column_names
     return "", False
+
+
+def is_dropped_column(name: str, metadata: TableMetadata) -> bool:
+    """Return whether the table had a column `name`, and has none of the columns of that name.
+
+    A renamed column is not dropped: its id is still in the table.
+    """
+    ids = {
+        field.field_id
+        for schema in metadata.schemas
+        for field in schema.fields
+        if field.name == name
+    }
+    return bool(ids) and ids.isdisjoint(field.field_id for field in metadata.schema().fields)
 
 
 def _list_required(written: Schema, table: Schema) -> Iterator[int]:

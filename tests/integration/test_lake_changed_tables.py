@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +224,57 @@ def _refuse(outcome: object, reason: str) -> None:
     assert isinstance(outcome, RetryLater), outcome
     assert outcome.until_mended
     assert reason in outcome.reason
+
+
+def test_iceberg_table_that_is_upgraded_under_a_job_is_refused_with_a_way_on(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert job.commit(1, job.prepare(1, one(1))) == Committed()
+    prepared = job.prepare(2, one(2), first_checkpoint=2)
+    former = _upgrade(job)
+    outcome = job.commit(2, prepared)
+    _refuse(outcome, "has format version 3, and the sink writes version 2 alone")
+    _refuse(outcome, f"metadata_file => '{former}'")
+    with pytest.raises(ConfigError, match="as another table, in Spark by CALL") as refused:
+        job.open(attempt=2)
+    assert former in str(refused.value)
+    with job.catalog() as catalog:
+        catalog.register_table(("shop", "orders_2"), former)
+    other = job.with_settings(table="shop.orders_2").open(attempt=2)
+    assert other.commit(2, prepared, attempt=2) == Committed()
+    with job.catalog() as catalog:
+        rows = catalog.load_table(("shop", "orders_2")).scan().to_arrow().to_pylist()
+    assert sorted(row["id"] for row in rows) == [1, 2]
+
+
+def test_iceberg_table_without_a_former_metadata_file_is_refused_with_a_way_on(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    _upgrade(job)
+    for file in (tmp_path / "warehouse").rglob("*.metadata.json"):
+        if not file.name.startswith("upgraded"):
+            file.unlink()
+    with pytest.raises(ConfigError, match="Create another table of version 2"):
+        job.open(attempt=2)
+
+
+def _upgrade(job: IcebergJob) -> str:
+    """Set the table to format version 3, as Spark does; return its former metadata file."""
+    with job.table() as table:
+        former = table.metadata_location
+    directory, _, name = former.removeprefix("file://").rpartition("/")
+    metadata = json.loads(Path(directory, name).read_text())
+    metadata["format-version"], metadata["next-row-id"] = 3, 0
+    entry = {"metadata-file": former, "timestamp-ms": metadata["last-updated-ms"]}
+    metadata["metadata-log"].append(entry)
+    upgraded = Path(directory, f"upgraded-{name}")
+    upgraded.write_text(json.dumps(metadata))
+    with closing(sqlite3.connect(job.directory / "catalog.db")) as catalog, catalog:
+        catalog.execute(
+            "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
+            " WHERE table_name = 'orders'",
+            (f"file://{upgraded}", former),
+        )
+    return former

@@ -1,0 +1,56 @@
+"""Refuses tables of a format version that the sink does not write, and says what to do."""
+
+from __future__ import annotations
+
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+
+FORMAT_VERSION = 2
+
+
+def refuse_format_version(address: str, table: Table) -> str:
+    """Return why the sink cannot write to `table`, and what to do; empty if the sink can.
+
+    Reads former metadata files of a table of a later version, the newest first.
+    """
+    version = table.metadata.format_version
+    if version == FORMAT_VERSION:
+        return ""
+    refusal = (
+        f"{address} has format version {version}, and the sink writes version"
+        f" {FORMAT_VERSION} alone: "
+    )
+    if version < FORMAT_VERSION:
+        return (
+            f"{refusal}version 1 has no sequence numbers. Upgrade the table: ALTER TABLE … SET"
+            f" TBLPROPERTIES ('format-version'='{FORMAT_VERSION}')"
+        )
+    file = _find_last_metadata_file(table)
+    if not file:
+        return (
+            f"{refusal}pyiceberg does not write version {version}, and no metadata file of version"
+            f" {FORMAT_VERSION} is left in the table's log. Create another table of version"
+            f" {FORMAT_VERSION}, and have a new job write to it"
+        )
+    return (
+        f"{refusal}pyiceberg does not write version {version}. Register the last metadata file of"
+        f" version {FORMAT_VERSION} as another table, in Spark by CALL system.register_table(table"
+        f" => 'NAMESPACE.NEW_NAME', metadata_file => '{file}'), and start the job with a sink for"
+        " that table: it then commits the rows that wait for their commit. Rows that other programs"
+        " have written since the upgrade are in the former table alone. The two tables share data"
+        " files: drop neither with PURGE, and neither expire snapshots nor remove orphan files of"
+        " either"
+    )
+
+
+def _find_last_metadata_file(table: Table) -> str:
+    """Return the newest metadata file that has the version of the sink; empty if none is left."""
+    for entry in reversed(table.metadata.metadata_log):
+        try:
+            former = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+        except Exception:  # noqa: S112
+            # Engines delete metadata files, and stores raise what their clients raise.
+            continue
+        if former.format_version == FORMAT_VERSION:
+            return entry.metadata_file
+    return ""

@@ -1,0 +1,153 @@
+"""Snapshot producers that write manifests of a partition spec whose source column was dropped.
+
+A table may get another partition spec and then lose the column that the former spec partitions by.
+The type of a partition value follows from its column, so pyiceberg writes no manifest of the former
+spec any more. Manifests that were written before the drop have the values in the type of the
+dropped column, and every reader takes them. So the producers write further manifests of that spec
+with a schema that still has the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from uuid import UUID
+
+from pyiceberg.expressions.visitors import manifest_evaluator
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter, write_manifest
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import (
+    UpdateSnapshot,
+    _MergeAppendFiles,  # pyright: ignore[reportPrivateUsage]
+    _OverwriteFiles,  # pyright: ignore[reportPrivateUsage]
+    _SnapshotProducer,  # pyright: ignore[reportPrivateUsage]
+)
+from pyiceberg.typedef import Record
+from typing_extensions import override
+
+from onceflow.sinks.iceberg.staged_files import StagedFiles
+
+
+class Snapshots(UpdateSnapshot):
+    """Makes the producers of one snapshot. Its manifests can have every spec of the table."""
+
+    def __init__(
+        self, transaction: Transaction, io: FileIO, branch: str, summary: Mapping[str, str]
+    ) -> None:
+        """Write nothing yet."""
+        super().__init__(transaction, io, branch, dict(summary))
+
+    def append(self, written: Sequence[Schema]) -> _MergeAppendFiles:
+        """Return a producer that adds files whose schemas were `written`."""
+        producer = _Append(
+            Operation.APPEND,
+            self._transaction,
+            self._io,
+            self._branch,
+            snapshot_properties=self._snapshot_properties,
+        )
+        producer.written_schemas = written
+        return producer
+
+    @override
+    def overwrite(self, commit_uuid: UUID | None = None) -> _OverwriteFiles:
+        return _Overwrite(
+            Operation.OVERWRITE,
+            self._transaction,
+            self._io,
+            commit_uuid,
+            self._snapshot_properties,
+            self._branch,
+        )
+
+
+def find_spec(metadata: TableMetadata, written: PartitionSpec) -> PartitionSpec | None:
+    """Return the table's spec that files of the spec `written` can have; None if there is none.
+
+    A removed spec leaves its id to the next spec, so the id alone does not tell. Every file can be
+    part of a spec without partitions.
+    """
+    specs = sorted(metadata.partition_specs, key=lambda spec: spec.spec_id != written.spec_id)
+    terms = _list_terms(written)
+    same = (spec for spec in specs if _list_terms(spec) == terms)
+    return next(same, None) or next((spec for spec in specs if spec.is_unpartitioned()), None)
+
+
+def assign_spec(metadata: TableMetadata, staged: StagedFiles) -> Iterator[tuple[int, DataFile]]:
+    """Yield each file with the id of the table's spec that it becomes part of.
+
+    Raises:
+        ValueError: There is no such spec.
+    """
+    spec = find_spec(metadata, staged.spec)
+    if spec is None:
+        raise ValueError(f"the table has no partition spec {staged.spec}")
+    for file in staged.files:
+        yield spec.spec_id, _remove_partition(file) if spec.is_unpartitioned() else file
+
+
+def _choose_schema(
+    spec: PartitionSpec, metadata: TableMetadata, written: Sequence[Schema]
+) -> Schema:
+    """Return the current schema, or the newest one that has all source columns of `spec`."""
+    sources = {field.source_id for field in spec.fields}
+    former = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
+    schemas = (metadata.schema(), *former, *written)
+    return next(
+        (schema for schema in schemas if sources <= schema.field_ids),
+        metadata.schema(),
+    )
+
+
+class _Append(_MergeAppendFiles):
+    written_schemas: Sequence[Schema] = ()
+    """For a table whose former schemas were removed."""
+
+    @override
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        metadata = self._transaction.table_metadata
+        schema = _choose_schema(spec, metadata, self.written_schemas)
+        return _open_manifest(self, spec, schema)
+
+
+class _Overwrite(_OverwriteFiles):
+    @override
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        return _open_manifest(self, spec, self._choose_schema(spec))
+
+    @override
+    def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
+        spec = self.spec(spec_id)
+        schema, rows = self._choose_schema(spec), self.partition_filters[spec_id]
+        return manifest_evaluator(spec, schema, rows, self._case_sensitive)
+
+    def _choose_schema(self, spec: PartitionSpec) -> Schema:
+        return _choose_schema(spec, self._transaction.table_metadata, ())
+
+
+def _open_manifest(
+    producer: _SnapshotProducer[Any], spec: PartitionSpec, schema: Schema
+) -> ManifestWriter:
+    return write_manifest(
+        format_version=producer._transaction.table_metadata.format_version,  # pyright: ignore[reportPrivateUsage]
+        spec=spec,
+        schema=schema,
+        output_file=producer.new_manifest_output(),
+        snapshot_id=producer.snapshot_id,
+        avro_compression=producer._compression,  # pyright: ignore[reportPrivateUsage]
+    )
+
+
+def _remove_partition(file: DataFile) -> DataFile:
+    values = [file[index] for index in range(len(file))]
+    values[values.index(file.partition)] = Record()
+    return DataFile(*values)
+
+
+def _list_terms(spec: PartitionSpec) -> Sequence[tuple[int, str]]:
+    return [(field.source_id, str(cast("Any", field).transform)) for field in spec.fields]
