@@ -6,7 +6,7 @@ import datetime as dt
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from operator import ne
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -271,7 +271,9 @@ def _single_converter(field: FieldDescriptor) -> _Convert:
     if message.full_name in WRAPPERS:
         wrap = _single_converter(message.fields_by_name["value"])
         return lambda value: make(value=wrap(value))
-    return _Members(message, [one.name for one in message.fields]).build
+    # Made by the first value, for a message may contain itself. Values end where the columns do.
+    make_members = cache(partial(_Members, message, [one.name for one in message.fields]))
+    return lambda value: make_members().build(value)
 
 
 def _plain(value: Any) -> Any:

@@ -199,6 +199,37 @@ def test_without_registering_rows_are_the_message_of_the_latest_version_that_is_
         encoder(rows, registry.url, **given)
 
 
+def test_a_registered_message_that_contains_itself_is_written_as_deep_as_the_columns_go(
+    registry: SchemaRegistryDouble,
+) -> None:
+    latest = """
+    syntax = "proto3";
+    message Node {
+      string name = 1; Node parent = 2; repeated Node children = 3; map<string, Pair> pairs = 4;
+    }
+    message Pair { Node left = 1; Node right = 2; }
+    """
+    schema_id = registry.keep("out-value", latest, kind="PROTOBUF")
+    leaf = pa.struct([pa.field("name", pa.string(), nullable=False)])
+    rows = pa.schema(
+        [
+            pa.field("name", pa.string(), nullable=False),
+            pa.field("parent", pa.struct([*leaf, pa.field("parent", leaf)])),
+            pa.field("children", pa.list_(leaf)),
+            pa.field("pairs", pa.map_(pa.string(), pa.struct([pa.field("left", leaf)]))),
+        ]
+    )
+    row: dict[str, Any] = {
+        "name": "a",
+        "parent": {"name": "b", "parent": {"name": "c"}},
+        "children": [{"name": "d"}, {"name": "e"}],
+        "pairs": {"f": {"left": {"name": "g"}}},
+    }
+    found = encoder(rows, registry.url, format="protobuf", auto_register=False)
+    given = [{**row, "pairs": list(row["pairs"].items())}]
+    assert written(found, rows, given) == [framed(schema_id, message_class(latest, "Node")(**row))]
+
+
 def registered(registry: SchemaRegistryDouble, subject: str) -> Any:
     status, kept = registry.answer("GET", f"subjects/{subject}/versions/latest")
     assert status == 200
