@@ -50,6 +50,35 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
     )
 
 
+def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Finding:
+    """Return whether the topic takes the sink's records by their keys.
+
+    Otherwise the broker refuses a record without a key only after its checkpoint was decided.
+
+    Args:
+        area: The topic.
+        value: Its settings.
+        keys: The column of the key that may be null; empty if every record has a key, None if no
+            record has one.
+    """
+    policy = value.get("cleanup.policy") or "delete"
+    if "compact" not in policy or keys == "":
+        return area.ok(f"it takes the sink's records by their keys (cleanup.policy={policy})")
+    needed = "a key in every record: the broker takes none without"
+    if keys is None:
+        return area.problem(
+            f"cleanup.policy={policy}, and the sink's records have no key",
+            needed,
+            "give key=, or with format='raw' a column key; or write to a topic that is not"
+            " compacted",
+        )
+    return area.warning(
+        f"cleanup.policy={policy}, and column {keys!r} of the key may be null",
+        needed,
+        "leave out rows without a key before the sink: their commit would be refused",
+    )
+
+
 def broker_findings(area: Area, value: KafkaConfig) -> list[Finding]:
     """Return whether a broker with these settings carries the sink's transactions and proofs."""
     return [*_version(area, value), *_limits(area, value)]

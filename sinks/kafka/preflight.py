@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
@@ -20,6 +21,7 @@ from onceflow.connectors.kafka.fitness import (
     RETENTION,
     RETENTION_MINUTES_MIN,
     broker_findings,
+    compaction_finding,
     record_size_finding,
     topic_findings,
 )
@@ -27,6 +29,7 @@ from onceflow.connectors.kafka.topics import Topics
 from onceflow.core.errors import ConfigError
 from onceflow.core.spi.connector import Area, require
 from onceflow.sinks.kafka.clients import open_brokers
+from onceflow.sinks.kafka.record_keys import find_null_key
 from onceflow.sinks.kafka.settings import MESSAGE_BYTES_MAX, KafkaSinkSettings
 
 _TRUSTED_S = RETENTION_MINUTES_MIN * 60 / 2
@@ -145,9 +148,10 @@ class Preflight:
                 )
             self._create(topic, create)
 
-    def require_topics_fit(self) -> None:
+    def require_topics_fit(self, schema: pa.Schema) -> None:
         """Check that topics take what passes the producer's size limit, and keep it.
 
+        A topic that is compacted takes only records with keys, which rows of `schema` must have.
         What we may not read is not checked.
 
         Raises:
@@ -161,6 +165,8 @@ class Preflight:
             about = f"topic {topic!r} at {settings.bootstrap_servers}"
             findings = [record_size_finding(area, config, limit, MESSAGE_BYTES_MAX)]
             if config:
+                keys = find_null_key(settings, schema)
+                findings.append(compaction_finding(area, config, keys))
                 findings += topic_findings(area, config, facts.replica_count, broker_count)
             require(findings, about, _logger)
 

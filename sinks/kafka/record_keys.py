@@ -35,6 +35,20 @@ def holds_bytes(kind: pa.DataType) -> bool:
     return is_text(kind) or is_bytes(kind)
 
 
+def find_null_key(settings: KafkaSinkSettings, schema: pa.Schema) -> str | None:
+    """Return the column whose null leaves a record of `schema` without a key.
+
+    It is empty if every record has a key, and None if no record has one.
+    """
+    names = settings.key
+    if settings.format is RecordFormat.RAW:
+        names = tuple(name for name in schema.names if name == KEY)
+    if not names:
+        return None
+    # Several columns make an object or a record, which is there even if all of them are null.
+    return names[0] if len(names) == 1 and schema.field(names[0]).nullable else ""
+
+
 def plain_key_encoder(settings: KafkaSinkSettings, schema: pa.Schema) -> EncodeRows:
     """Return what makes keys that need no registry; of raw records, and of none, too.
 

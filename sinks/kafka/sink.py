@@ -202,7 +202,7 @@ class KafkaSink(WriteOptions, TopicDescription, Sink):
         preflight.require_topics(
             NewTopics(self.partitions, self.replication_factor) if self.create else None
         )
-        preflight.require_topics_fit()
+        preflight.require_topics_fit(schema)
         if settings.delivery is Delivery.AT_LEAST_ONCE:
             return
         preflight.require_brokers_fit()

@@ -133,6 +133,27 @@ def test_a_topic_that_demands_more_replicas_than_it_has_is_refused(
         job_of(onceflow_kafka.bootstrap_servers, strict, tmp_path).check()
 
 
+def test_a_compacted_topic_is_refused_for_records_without_keys(
+    onceflow_kafka: KafkaServer, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"cleanup.policy": "compact,delete"}
+    compacted = onceflow_kafka.create_topic(f"{topic}-compacted", 1, config=config)
+    servers = onceflow_kafka.bootstrap_servers
+    with pytest.raises(ConfigError, match=r"cleanup\.policy=compact,delete.*no key.*key="):
+        job_of(servers, compacted, tmp_path).check()
+    raw = job_of(servers, compacted, tmp_path, format="raw")
+    with pytest.raises(ConfigError, match=r"cleanup\.policy=compact,delete.*no key.*key="):
+        raw.sink.open(raw.committer_context(1), pa.schema([pa.field("value", pa.string())]))
+    with job_of(servers, compacted, tmp_path, key="id") as job:
+        job.check()
+    assert "may be null" not in caplog.text
+    with job_of(servers, compacted, tmp_path, key="account") as job:
+        job.check(attempt=2)
+        assert job.committer().commit(job.prepare(1, range(3))) == Committed()
+        assert ids_in(servers, compacted) == [0, 1, 2]
+    assert "column 'account' of the key may be null" in caplog.text
+
+
 def test_a_transaction_timeout_over_the_brokers_is_refused(
     servers: str, topic: str, tmp_path: Path
 ) -> None:
