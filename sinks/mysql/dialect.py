@@ -100,7 +100,7 @@ class MySQLDialect(Dialect):
         return catalog.read_column_facts(session, name)
 
     @override
-    def describe_altered_indexes(self, session: Session, table: Table) -> str:
+    def describe_altered_keys(self, session: Session, table: Table) -> str:
         """Return a text also for an added index: ON DUPLICATE KEY goes by any unique one."""
         then = (table.unique_keys, table.other_unique)
         now = catalog.read_unique_keys(session, table.name)

@@ -186,9 +186,21 @@ def find_table(session: Session, name: TableName) -> Table | None:
         or _unfit_partition(shown, odd_partition)
         or (_unfit_for_policies(shown, grantee) if has_policies else None),
         unique_keys=tuple((index, frozenset(columns)) for index, columns in keys),
+        inherited_by=find_child(session, shown),
         deletable=deletable,
         grantee=grantee,
     )
+
+
+def find_child(session: Session, name: TableName) -> str:
+    """Return a table that inherits from the ordinary table called `name`; or empty."""
+    rows = session.query(
+        "SELECT h.inhrelid::regclass::text FROM pg_catalog.pg_inherits AS h"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = h.inhparent"
+        f" WHERE c.oid = pg_catalog.to_regclass({literal(identifier(name))}) AND c.relkind = 'r'"
+        " LIMIT 1"
+    )
+    return str(rows[0][0]) if rows else ""
 
 
 def read_column_facts(session: Session, name: TableName) -> dict[str, ColumnFacts]:

@@ -68,6 +68,12 @@ class PostgresDialect(Dialect):
         return catalog.read_column_facts(session, name)
 
     @override
+    def describe_altered_keys(self, session: Session, table: Table) -> str:
+        """Look for tables that inherit from it. A statement without its index is refused."""
+        child = "" if table.inherited_by else catalog.find_child(session, table.name)
+        return child and f"table {child} inherits from it now, whose keys no index of it covers"
+
+    @override
     def resolve_table(self, endpoint: SqlEndpoint, name: TableName) -> TableName:
         schema = name.schema
         if schema is None:

@@ -223,11 +223,11 @@ class Dialect(ABC):
             for column in table.columns
         }
 
-    def describe_altered_indexes(self, session: Session, table: Table) -> str:
-        """Return how the unique indexes of `table` have changed since it was read; or empty.
+    def describe_altered_keys(self, session: Session, table: Table) -> str:
+        """Return what has changed by which `table` tells keys apart since it was read; or empty.
 
-        Writers of changes by key ask at each barrier. A dialect whose statements name the columns
-        of the index that they go by always returns an empty text: its server refuses them.
+        Writers of changes by key ask at each barrier. A dialect whose server refuses statements
+        that such a change makes wrong always returns an empty text.
         """
         return ""
 

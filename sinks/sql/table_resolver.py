@@ -127,6 +127,12 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
             f"{dialect.identifier(table.name)} ADD PRIMARY KEY "
             f"({', '.join(map(dialect.quote, rules.primary_key))})"
         )
+    if table.inherited_by and rules.mode in (WriteMode.UPSERT, WriteMode.IGNORE):
+        faults.append(
+            f"table {table.inherited_by} inherits from it, and its unique indexes do not cover the"
+            f" rows there: write_mode={rules.mode.value!r} would add a key that such a row has."
+            " Make it a partitioned table (PARTITION BY)"
+        )
     keys = [table.column(name) for name in rules.primary_key]
     return faults + [one.key_fault for one in keys if one is not None and one.key_fault]
 
@@ -239,8 +245,8 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
     that needs a value is looked for because LOAD DATA fills it with 0 or an empty text.
 
     Where rows are found by key, their key columns must tell every byte apart as they did, and the
-    unique indexes must be the same. Else a statement may have changed the row of another key, or
-    added a second row of one.
+    unique indexes must be the same, and cover all rows. Else a statement may have changed the row
+    of another key, or added a second row of one.
     """
     for target in targets:
         columns = settings.dialect.read_column_facts(session, target.name)
@@ -261,9 +267,9 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
             if fault:
                 raise TableAltered(f"table {target.name} was altered: {fault}. {advice}")
         if any(fit.is_key for fit in target.fits):
-            indexes = settings.dialect.describe_altered_indexes(session, target.table)
-            if indexes:
-                raise TableAltered(f"table {target.name} was altered: {indexes}. {advice}")
+            change = settings.dialect.describe_altered_keys(session, target.table)
+            if change:
+                raise TableAltered(f"table {target.name} was altered: {change}. {advice}")
         if settings.rules.mode is not WriteMode.UPDATE:
             _require_no_new_values(target, columns, advice)
 

@@ -110,6 +110,8 @@ class Table:
     """Every unique index by which rows can be found: its name and its columns."""
     other_unique: bool = False
     """Whether there is a unique index of another kind, over parts of columns for instance."""
+    inherited_by: str = ""
+    """A table whose rows are rows of this one, too, and which no unique index here covers."""
     deletable: bool = True
     """Whether the connected user may delete rows, as far as that is known here."""
     grantee: str = ""

@@ -12,7 +12,13 @@ import pytest
 from tests.integration.postgres_sink_kit import Job, ids_in, query
 
 from onceflow import Checkpointing, ExponentialDelay, LocalProcesses, Pipeline
-from onceflow.core.errors import BadRow, ConfigError, OnceflowError, TargetRefused
+from onceflow.core.errors import (
+    BadRow,
+    ConfigError,
+    OnceflowError,
+    PreCommitFailed,
+    TargetRefused,
+)
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.storage import FileStagingArea
@@ -252,3 +258,51 @@ def test_a_policy_that_a_table_gets_under_a_job_hides_no_row_from_a_change(
         query(postgres_database, "ALTER TABLE t DISABLE ROW LEVEL SECURITY")
         assert job.committer().commit(committable) == Committed()
     assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 10)]
+
+
+@pytest.mark.parametrize("mode", ["two_phase", "ledger"])
+def test_upserts_into_a_table_that_others_inherit_from_are_refused_at_the_start(
+    postgres_database: str, staging: FileStagingArea, mode: Mode
+) -> None:
+    """No unique index covers the rows of both, so that a key of a child would be there twice."""
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint PRIMARY KEY, amount bigint)",
+        "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)",
+        "INSERT INTO child VALUES (1, 1)",
+    )
+    for attempt, write_mode in enumerate(("upsert", "ignore"), 1):
+        sink = sink_of(
+            postgres_database, write_mode=write_mode, primary_key=("id",), commit_mode=mode
+        )
+        with (
+            Job(sink, schema=SCHEMA, staging=staging) as job,
+            pytest.raises(ConfigError, match="table child inherits from it"),
+        ):
+            job.check(attempt)
+    # An update reaches the rows of children.
+    sink = sink_of(postgres_database, write_mode="update", primary_key=("id",), commit_mode=mode)
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        committable = job.check(3).prepare(1, _ROWS, attempt=3)
+        assert job.committer(3).commit(committable) == Committed()
+    assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 10)]
+
+
+def test_upserts_into_a_table_that_gets_a_child_under_a_job_add_no_key_twice(
+    postgres_database: str,
+) -> None:
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, amount bigint)")
+    sink = sink_of(
+        postgres_database, write_mode="upsert", primary_key=("id",), commit_mode="two_phase"
+    )
+    with Job(sink, schema=SCHEMA) as job:
+        writer = job.check().writer()
+        query(
+            postgres_database,
+            "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)",
+            "INSERT INTO child VALUES (1, 1)",
+        )
+        writer.write(_ROWS)
+        with pytest.raises(PreCommitFailed, match="table child inherits from it"):
+            writer.pre_commit(CheckpointId(1))
+    assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 1)]
