@@ -11,6 +11,7 @@ answer would wait for the reader's fetch, for up to fetch.wait.max.ms.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from onceflow.connectors.kafka.client import (
     make_login_error,
     open_client,
 )
-from onceflow.core.errors import OnceflowError, SourceUnavailable
+from onceflow.core.errors import OnceflowError, SettingsRefused, SourceUnavailable
 from onceflow.core.spi import Outage
 from onceflow.core.spi.client_options import OptionValue
 from onceflow.sources.kafka.settings import TUNED_DEFAULTS, KafkaSettings
@@ -37,17 +38,49 @@ CLOSE_S = 5.0
 """How long to wait for a client to close; see `close_in_time`."""
 
 
+_OVERSIZED = re.compile(r"Invalid response size (\d+) \(0\.\.(\d+)\).* in state UP\)")
+"""What the client reports before it drops a connection that works. In another state of the
+connection the number may be no size: what answers there need not be a broker."""
+_RECEIVE_BYTES_MAX = 2**31 - 1
+"""The largest `receive.message.max.bytes` that librdkafka takes."""
+
+
 class LoggedTroubles(ClientTroubles):
     """Logs each new trouble once, and not with every try to connect again."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
-        self._what = settings.what
+        self._settings = settings
+        self._oversized: tuple[int, int] | None = None
+        """The size of an answer that the client dropped, and the size that it takes."""
 
     @override
     def note(self, error: KafkaError) -> None:
+        match = _OVERSIZED.search(error.str())
+        if match is not None:
+            self._oversized = int(match[1]), int(match[2])
         if self.remember(error):
-            logger.warning("Kafka client of %s: %s", self._what, self.latest)
+            logger.warning("Kafka client of %s: %s", self._settings.what, self.latest)
+
+    def check_answers_received(self) -> None:
+        """Raise if the client has dropped an answer of a broker because of its size.
+
+        The client asks again without end and gets the same answer. All brokers answer meanwhile, so
+        it is no outage.
+
+        Raises:
+            SettingsRefused: A record does not fit into `receive.message.max.bytes`.
+        """
+        if self._oversized is None:
+            return
+        size, limit = self._oversized
+        # An answer has records of fetch.max.bytes, which is below the limit, and one more at most.
+        advised = min(2 * size, _RECEIVE_BYTES_MAX)
+        raise SettingsRefused(
+            f"{self._settings.where} holds a record that the client may not receive: a broker sent"
+            f" an answer of {size:,} bytes, and the setting is receive.message.max.bytes={limit}."
+            f" Give options={{'receive.message.max.bytes': {advised}}}"
+        )
 
 
 def open_consumer(

@@ -82,11 +82,15 @@ def classify_error(
         return Event.GAP
     if is_denied(code):
         raise make_access_error(settings, topic)
-    if error.fatal() or code in DAMAGED_CODES:
+    # Without a topic it is about an answer of a broker that was not received whole: the client asks
+    # again, and no log is damaged.
+    if topic and (error.fatal() or code in DAMAGED_CODES):
         raise SourceError(
             f"{topic}-{partition} cannot be read on from offset {offset_next}: {error.str()}. If"
             " the next attempt fails alike, the broker's log is damaged there"
         )
+    if error.fatal():
+        raise SourceError(f"the client of {settings.where} cannot go on: {error.str()}")
     troubles.note(error)
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return Event.GROUP_DENIED

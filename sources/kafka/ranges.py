@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from onceflow.connectors.kafka.client import ClientTroubles, make_login_error
+from onceflow.connectors.kafka.client import make_login_error
 from onceflow.core.errors import SourceUnavailable
 from onceflow.core.protocol.invariant import require
 from onceflow.sources.kafka.client import LoggedTroubles, close_in_time, open_consumer
@@ -73,7 +73,7 @@ class KeptClient:
     """A client and its position."""
 
     consumer: Consumer
-    troubles: ClientTroubles
+    troubles: LoggedTroubles
     intake: Intake
     stands_at: Mapping[_Partition, int] = field(default_factory=dict[_Partition, int])
     """The offset that it returns next, of each partition assigned to it; empty: unknown."""
@@ -146,7 +146,7 @@ def read_ranges(
         BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
         OffsetOutOfRange: Records were deleted before they were read, and data loss is an error.
         SourceUnavailable: The brokers gave nothing for `deadline_s`.
-        ConfigError: The brokers refuse the user.
+        ConfigError: The brokers refuse the user, or the client may not receive a record.
     """
     filled = [offsets for offsets in ranges if len(offsets)]
     if not filled:
@@ -205,6 +205,8 @@ class _Reading:
         silent_since = time.monotonic()
         while self._open:
             taken = self._take()
+            # Before the events: those of the connection that was dropped tell less.
+            self._client.troubles.check_answers_received()
             if taken is not None:
                 silent_since = time.monotonic()
                 try:

@@ -134,7 +134,7 @@ class KafkaReader(SourceReader):
             BadRecord: A record cannot be decoded and `on_bad_record` is "fail".
             OffsetOutOfRange: Records were deleted before they were read.
             SourceUnavailable: The brokers did not answer for `deadline_s`.
-            ConfigError: The brokers refuse the user.
+            ConfigError: The brokers refuse the user, or the client may not receive a record.
         """
         with self._polling:
             if self._closed.is_set():
@@ -322,6 +322,8 @@ class KafkaReader(SourceReader):
             first = self._require_intake().wait(
                 wait_s_now, self._settings.batch_rows, self._settings.batch_bytes
             )
+            # Before the events: those of the connection that was dropped tell less.
+            self._troubles.check_answers_received()
             if first is not None:
                 self._accept(first)
                 self._drain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from tests.integration import kafka_feed
@@ -18,7 +18,7 @@ from tests.integration.kafka_feed import (
     recreate_topic,
 )
 
-from onceflow.core.errors import OffsetOutOfRange, SourceUnavailable
+from onceflow.core.errors import OffsetOutOfRange, SettingsRefused, SourceUnavailable
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
 from onceflow.sources import KafkaSource
@@ -42,7 +42,11 @@ class Ranges:
         self.server, self.topic, self.kept = server, topic, kept
 
     def read(
-        self, *ranges: tuple[int, int, int], deadline_s: float = 20.0, fails: bool = True
+        self,
+        *ranges: tuple[int, int, int],
+        deadline_s: float = 20.0,
+        fails: bool = True,
+        options: Mapping[str, int] | None = None,
     ) -> list[int]:
         """Return the ids in (partition, first, end), in the order in which they came."""
         source = KafkaSource(
@@ -53,6 +57,7 @@ class Ranges:
             fail_on_data_loss=fails,
             batch_rows=700,
             native=kafka_feed.NATIVE,
+            options=options,
         )
         asked = [OffsetRange(self.topic, *one) for one in ranges]
         batches = read_ranges(source.settings, asked, client_id="test", kept=self.kept)
@@ -154,3 +159,17 @@ def test_a_range_that_is_not_there_any_more_ends_in_an_error_and_not_in_waiting(
     kept.close()
     with pytest.raises((SourceUnavailable, OffsetOutOfRange), match=f"{topic}-0"):
         ranges.read((0, 10, 100), deadline_s=3.0)
+
+
+def test_range_with_a_record_that_the_client_may_not_receive_is_refused_by_name(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
+) -> None:
+    topic = kafka_topic()
+    large = b'{"id": 1, "account": "%s"}' % (b"x" * 300_000)
+    produce(onceflow_kafka.bootstrap_servers, topic, [record(0), large, record(2)])
+    ranges = Ranges(onceflow_kafka, topic, kept)
+    sizes = {"receive.message.max.bytes": 100_000, "fetch.max.bytes": 50_000}
+    options = {**sizes, "message.max.bytes": 50_000}
+    with pytest.raises(SettingsRefused, match=r"receive\.message\.max\.bytes=100000"):
+        ranges.read((0, 0, 3), options=options)
+    assert ranges.read((0, 0, 3)) == [0, 1, 2]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 import threading
 import time
 import uuid
@@ -23,13 +25,14 @@ from tests.integration.kafka_feed import (
     ids,
     produce,
     read_rows,
+    read_to_end,
     reading,
     record,
     source,
 )
 from tests.integration.kafka_sink_kit import KafkaJob
 
-from onceflow.core.errors import ConfigError, SourceUnavailable
+from onceflow.core.errors import ConfigError, SettingsRefused, SourceUnavailable
 from onceflow.core.spi import EndOfInput
 from onceflow.integration.servers.kafka import EmbeddedKafka
 from onceflow.integration.servers.process import LOOPBACK, free_port
@@ -307,6 +310,29 @@ def test_group_that_may_not_be_used_costs_lag_numbers_and_nothing_else(
             reader.poll(0.05)
     assert "roup authorization failed" in caplog.text
     assert group_offsets(guarded.bootstrap_servers, "not-mine", name, 1) == [-1001]
+
+
+@pytest.mark.servers
+def test_record_that_the_client_may_not_receive_stops_reading_by_name(
+    broker: EmbeddedKafka, topic: str
+) -> None:
+    """The broker answers and the client drops each answer, so no outage is seen."""
+    small = {"receive.message.max.bytes": 100_000, "fetch.max.bytes": 50_000}
+    options = {**small, "message.max.bytes": 50_000}
+    large = b'{"id": 1, "account": "%s"}' % (b"x" * 300_000)
+    produce(broker.bootstrap_servers, topic, [record(0), large, record(2)])
+    described = source(broker.bootstrap_servers, topic, options=options, ending_offsets="latest")
+    with reading(described) as reader, pytest.raises(SettingsRefused) as caught:
+        _poll_for(reader.poll, 20.0)
+    text = str(caught.value)
+    assert re.search(r"an answer of 30\d,\d{3} bytes", text)
+    assert "receive.message.max.bytes=100000" in text
+    advised = re.search(r"options=(\{'receive\.message\.max\.bytes': \d+\})", text)
+    assert advised is not None
+    options |= ast.literal_eval(advised[1])
+    raised = source(broker.bootstrap_servers, topic, options=options, ending_offsets="latest")
+    with reading(raised) as reader:
+        assert ids(read_to_end(reader)) == [0, 1, 2]
 
 
 @pytest.mark.servers

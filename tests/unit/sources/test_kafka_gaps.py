@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from onceflow.core.errors import OffsetOutOfRange
+from onceflow.connectors.kafka.client import ClientTroubles
+from onceflow.core.errors import OffsetOutOfRange, SourceError
 from onceflow.sources import KafkaSource
-from onceflow.sources.kafka.events import Gaps, is_cut
+from onceflow.sources.kafka.events import Event, Gaps, classify_error, is_cut
 from onceflow.sources.kafka.position import cut_error, gap_error
 
 _CUT = (
@@ -72,3 +73,16 @@ def test_a_cut_is_told_from_an_offset_out_of_range() -> None:
     assert is_cut(KafkaError(-139))
     assert not is_cut(KafkaError(reset, "fetch failed due to requested offset not available"))
     assert not is_cut(None)
+
+
+def _classify(error: KafkaError, topic: str) -> Event:
+    settings = KafkaSource("localhost:9", topic="t", schema="id BIGINT").settings
+    troubles = ClientTroubles(settings)
+    return classify_error(error, settings, troubles, topic=topic, partition=0, offset_next=7)
+
+
+def test_an_answer_that_is_not_received_whole_is_no_damaged_log() -> None:
+    error = KafkaError(KafkaError._BAD_MSG, "FindCoordinator response error: Bad message format")
+    assert _classify(error, "") is Event.TROUBLE
+    with pytest.raises(SourceError, match=r"t-0 cannot be read on from offset 7.*log is damaged"):
+        _classify(error, "t")
