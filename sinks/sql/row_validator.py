@@ -55,6 +55,12 @@ class RowValidator:
         self._named = named
         self._bad_rows = bad_rows
         self._names: dict[str | None, TableName] = {None: settings.table}
+        self._refusing: dict[TableName, Target] = {}
+
+    def take_refusing(self) -> Sequence[Target]:
+        """Return the tables whose columns refused a value since the last call, as then known."""
+        refusing, self._refusing = tuple(self._refusing.values()), {}
+        return refusing
 
     def take(self, batch: pa.RecordBatch) -> Iterator[ValidRows]:
         """Yield the rows of `batch` that can be written, converted, table by table.
@@ -115,12 +121,15 @@ class RowValidator:
                 column = _set_null(column, part.deletes)
             if column.null_count and not fit.nullable:
                 missing = pc.and_(column.is_null(), pc.invert(part.deletes))
+                if pc.any(missing).as_py():
+                    self._refusing[target.name] = target
                 why = f"column {fit.name!r} of type {fit.shown} is NOT NULL, and the value is null"
                 self._bad_rows.sift(part.rows, missing, why)
                 column = part.without(missing, column)
             try:
                 column = fit.convert(column)
             except BadRow as error:
+                self._refusing[target.name] = target
                 column = self._convert_fitting(fit, part, column, error)
             part.converted.append(column)
         return ValidRows(target, self._join_columns(target.fits, part), part.deletes)

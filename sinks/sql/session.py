@@ -75,7 +75,7 @@ class TableMissing(SqlError):
 
 
 class TableAltered(SqlError):
-    """A column has another type than the rows were converted for. A look at the table mends it."""
+    """A table is not any more what rows were converted or refused for. A look at it mends that."""
 
 
 class NameUnknown(SqlError):

@@ -274,6 +274,28 @@ def require_unaltered(settings: SqlSettings, session: Session, targets: Iterable
             _require_no_new_values(target, columns, advice)
 
 
+def require_same_columns(settings: SqlSettings, targets: Iterable[Target]) -> None:
+    """Raise TableAltered if a column of `targets` is not any more what its rows were refused for.
+
+    A writer looks at a table once. Somebody may have widened a column since, for these very rows.
+
+    Raises:
+        SinkError: The server cannot be reached now.
+    """
+    # A session of its own: the writer's may be in the middle of rows.
+    with settings.endpoint.connect("onceflow looks for altered columns") as session:
+        for target in targets:
+            table = settings.dialect.find_table(session, target.name)
+            for fit in target.fits:
+                now = table and table.column(fit.name)
+                if now != fit.column:
+                    raise TableAltered(
+                        f"table {target.name} was altered: column {fit.name!r}, for which rows were"
+                        " refused, is another one by now. No row is left out for that: the next try"
+                        " looks again"
+                    )
+
+
 def _require_no_new_values(target: Target, columns: Mapping[str, ColumnFacts], advice: str) -> None:
     for name, facts in columns.items():
         if facts.needs_value and target.table.column(name) is None:

@@ -18,7 +18,14 @@ import pyarrow as pa
 from typing_extensions import override
 
 from onceflow.core.crash_points import reach
-from onceflow.core.errors import ConfigError, Fenced, PreCommitFailed, SinkError, StorageError
+from onceflow.core.errors import (
+    BadRow,
+    ConfigError,
+    Fenced,
+    PreCommitFailed,
+    SinkError,
+    StorageError,
+)
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
@@ -44,7 +51,11 @@ from onceflow.sinks.sql.session import (
     refusal,
 )
 from onceflow.sinks.sql.settings import STAGED, SqlSettings
-from onceflow.sinks.sql.table_resolver import TableResolver, require_unaltered
+from onceflow.sinks.sql.table_resolver import (
+    TableResolver,
+    require_same_columns,
+    require_unaltered,
+)
 from onceflow.sinks.sql.tables import TableName, Target
 from onceflow.sinks.sql.transactions import (
     PlainTransactions,
@@ -98,9 +109,13 @@ class SqlWriter(SinkWriter):
         """
         if batch.num_rows:
             with self._or_close("rows were not written", SinkError):
-                for part in self._validator.take(batch):
-                    self._written[part.target.name] = part.target
-                    self._loader.load(part)
+                try:
+                    for part in self._validator.take(batch):
+                        self._written[part.target.name] = part.target
+                        self._loader.load(part)
+                except BadRow:
+                    self._require_same_columns()
+                    raise
 
     @override
     def take_rejected(self) -> Sequence[RejectedRows]:
@@ -113,6 +128,12 @@ class SqlWriter(SinkWriter):
         self._closed = True
         self._loader.close()
         self._release()
+
+    def _require_same_columns(self) -> None:
+        """Raise TableAltered if rows were refused for columns that have changed since."""
+        refusing = self._validator.take_refusing()
+        if refusing:
+            require_same_columns(self._settings, refusing)
 
     @abstractmethod
     def _new_loader(self, target: Target) -> RowLoader:
@@ -223,6 +244,7 @@ class TransactionWriter(SqlWriter, Generic[TransactionsT]):
         """
         doing = f"checkpoint {checkpoint} was not pre-committed"
         with self._or_close(doing, PreCommitFailed):
+            self._require_same_columns()
             if not self._loader.rows:
                 # Open all the same if rows were sent and every one was refused. Its name may be
                 # that of this checkpoint, and the next one's rows must not go in under it.
@@ -396,6 +418,7 @@ class SqlStagedWriter(SqlWriter):
             PreCommitFailed: Nothing of this checkpoint is durable.
         """
         with self._or_close(f"checkpoint {checkpoint} was not pre-committed", PreCommitFailed):
+            self._require_same_columns()
             self._loader.finish()
             return self._stager.pre_commit(checkpoint)
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from tests.integration.sql.databases import Database, MariaDB, MySQL, Postgres, SqlJob
 
-from onceflow.core.errors import OnceflowError, PreCommitFailed
+from onceflow.core.errors import BadRow, OnceflowError, PreCommitFailed
 from onceflow.core.protocol.committables import Committed, RetryLater
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.spi import SinkWriter
+from onceflow.core.spi import OnBadRow, SinkWriter
 from onceflow.core.storage import FileStagingArea
 
 _SAID = "column 'v' was .* when the rows were converted, and is "
@@ -257,3 +257,50 @@ def test_a_key_that_gets_another_collation_between_checkpoints_changes_no_other_
         writer.write(_keyed_row("A", "2"))
         with pytest.raises(PreCommitFailed, match="was altered: key column 'id' compares text"):
             writer.pre_commit(CheckpointId(2))
+
+
+@pytest.mark.parametrize("policy", [OnBadRow.DROP, OnBadRow.FAIL])
+def test_a_value_is_taken_once_its_column_was_widened_under_the_job(
+    database: Database, mode: str, policy: OnBadRow, staging: FileStagingArea
+) -> None:
+    """The error that left such rows out said so: widen the column."""
+    database.query("CREATE TABLE altered (id varchar(9) NOT NULL, v varchar(3))")
+    sink = database.sink(table="altered", commit_mode=mode)
+    with SqlJob(sink, schema=_KEYED, staging=staging, on_bad_row=policy) as job:
+        writer = job.check().writer()
+        if policy is OnBadRow.DROP:
+            writer.write(_keyed_row("a", "longer"))
+            assert writer.pre_commit(CheckpointId(1)) == ()
+            (rejected,) = writer.take_rejected()
+            assert "Widen the column" in rejected.reasons[0]
+        database.retype("v", "varchar(9)", "altered")
+        with pytest.raises(OnceflowError, match="was altered: column 'v', for which rows") as told:
+            writer.write(_keyed_row("b", "longer"))
+            writer.pre_commit(CheckpointId(2))
+        assert not isinstance(told.value, BadRow)
+        committable = job.prepare(2, _keyed_row("b", "longer"))
+        assert job.committer().commit(committable) == Committed()
+    assert database.query("SELECT id, v FROM altered") == [("b", "longer")]
+
+
+def test_a_null_is_taken_once_its_column_allows_it_under_the_job(
+    database: Database, mode: str, staging: FileStagingArea
+) -> None:
+    database.query("CREATE TABLE altered (id varchar(9) NOT NULL, v varchar(3) NOT NULL)")
+    sink = database.sink(table="altered", commit_mode=mode)
+    row = pa.record_batch([["b"], pa.array([None], pa.string())], schema=_KEYED)
+    with SqlJob(sink, schema=_KEYED, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        writer = job.check().writer()
+        writer.write(row)
+        assert writer.pre_commit(CheckpointId(1)) == ()
+        assert [len(one.reasons) for one in writer.take_rejected()] == [1]
+        database.query(
+            "ALTER TABLE altered ALTER v DROP NOT NULL"
+            if isinstance(database, Postgres)
+            else "ALTER TABLE altered MODIFY v varchar(3) NULL"
+        )
+        writer.write(row)
+        with pytest.raises(PreCommitFailed, match="was altered: column 'v', for which rows"):
+            writer.pre_commit(CheckpointId(2))
+        assert job.committer().commit(job.prepare(2, row)) == Committed()
+    assert database.query("SELECT id, v FROM altered") == [("b", None)]
