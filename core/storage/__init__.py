@@ -1,6 +1,6 @@
-"""Checkpoint storage: the decision log, state files, and the file systems that they live in.
+"""Checkpoint storage: the decision log, state files, and the file systems that hold them.
 
-Names are imported when they are first used: who needs one file system needs no decision log.
+Each name is imported at its first use, so using one file system does not import the decision log.
 """
 
 from __future__ import annotations

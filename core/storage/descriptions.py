@@ -1,4 +1,4 @@
-"""Where checkpoints are, as a user says it: a path or a url."""
+"""The parser of checkpoint storage descriptions: a path or a url, as the user writes it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def savepoint_directory(storage: CheckpointStorage, location: str) -> SavepointD
     Raises:
         ConfigError: `location` cannot be reached.
     """
-    # A storage of the same kind opens it itself: it has the endpoint and credentials that the url
-    # lacks.
+    # If both are of one kind, `storage` opens the savepoint: it has the endpoint and the
+    # credentials, which the url lacks.
     if is_bucket(location) and not isinstance(storage, ObjectStorage):
         return ObjectStorage(location).open_savepoint(location)
     if is_hdfs(location) and not isinstance(storage, HdfsStorage):

@@ -39,13 +39,13 @@ class HdfsStorage(CheckpointStorage):
     token: str = ""
     """A delegation token, by reference: `${env:NAME}`, `${file:/path}`."""
     authority: str = ""
-    """A file with the certificates that `swebhdfs` trusts; none: those of the system."""
+    """A file with the certificates that `swebhdfs` trusts. Default: the system's certificates."""
     inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
     """State smaller than this is kept in the decision log's record, and not in a file."""
     request_timeout: float | str = REQUEST_TIMEOUT_S
-    """How long one request may take."""
+    """The timeout of one request."""
     retry_timeout: float | str = RETRY_TIMEOUT_S
-    """How long a request is repeated while no NameNode serves it."""
+    """The time for which a request is repeated while no NameNode serves it."""
 
     def __post_init__(self) -> None:
         check_inline_threshold(self.inline_threshold_bytes)
@@ -56,7 +56,7 @@ class HdfsStorage(CheckpointStorage):
         return JobStorage(self.files(), job, self.inline_threshold_bytes)
 
     def files(self) -> CreatesAtomically:
-        """Return the files below the directory; touches nothing yet."""
+        """Return the files below the directory. Opens no connection yet."""
         return HdfsFiles(self._settings(self.url))
 
     @override

@@ -1,8 +1,8 @@
-"""Every name that a job has in checkpoint storage. Nobody else puts a path together.
+"""The names of all files and directories of a job in checkpoint storage. All paths are built here.
 
     <root>/<job>/meta.json                                          identity of the log
     <root>/<job>/log/<sequence, 12 digits>.json                     one record of the decision log
-    <root>/<job>/log/pruned                                         records have been deleted, ever
+    <root>/<job>/log/pruned                                         exists once a record was deleted
     <root>/<job>/chk-<n>/a<attempt>/<uid>@<subtask>@<name>          state of one checkpoint
     <root>/<job>/shared/a<attempt>@<uid>@<subtask>@<unique>@<name>  state of several checkpoints
     <root>/<job>/staged/<sink id>/<transaction>.arrow               see `staging`
@@ -12,8 +12,9 @@
     <root>/<job>/driver.json, driver.token                          see `driver_address`
     <root>/<job>/last_run.json                                      see `last_run`
 
-A uid and a name keep their letters when those are safe everywhere, also where case is ignored;
-else they get a digest, so two different ones never share a file. "@" is in neither.
+A uid or a name is used unchanged if its letters are safe on every file system, including those that
+ignore case. Otherwise a digest is appended, so that two different uids or names never share a file.
+Neither contains "@".
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _WRITTEN_BY = re.compile(r"a(\d+)@.+")
 
 @dataclass(frozen=True, slots=True)
 class JobPaths:
-    """The names of one job, relative to the storage's root.
+    """The names of one job's files, relative to the storage's root.
 
     Raises:
         ConfigError: `job` cannot be the name of a directory everywhere.
@@ -70,115 +71,115 @@ class JobPaths:
 
     @property
     def pruned(self) -> str:
-        """Exists from before the first deletion of a record, for ever."""
+        """The file that is created before the first record is deleted. It is never removed."""
         return f"{self.log}/{_PRUNED}"
 
     def record(self, sequence: int) -> str:
-        """The file of one record."""
+        """Return the file of record `sequence`."""
         if not 1 <= sequence <= SEQUENCE_MAX:
             raise ValueError(f"sequence number {sequence} must be in 1-{SEQUENCE_MAX}")
         return f"{self.log}/{sequence:012}.json"
 
     @staticmethod
     def sequence_of(name: str) -> int | None:
-        """Return the sequence number of the record in file `name`; None: it is no record."""
+        """Return the sequence number of the record in file `name`, or None if it is no record."""
         match = _RECORD.fullmatch(name)
         return int(match[1]) if match else None
 
     @staticmethod
     def is_of_log(name: str) -> bool:
-        """Return whether a file `name` in the log's directory was written by onceflow."""
+        """Return True if the file `name` in the log's directory was written by onceflow."""
         return name == _PRUNED or _RECORD.fullmatch(name) is not None
 
     @property
     def shared(self) -> str:
-        """The directory of files that several checkpoints may name."""
+        """The directory of files that several checkpoints may reference."""
         return f"{self.job}/shared"
 
     def checkpoint(self, checkpoint: CheckpointId) -> str:
-        """The directory of one checkpoint, over all attempts that triggered it."""
+        """Return the directory of one checkpoint, which all attempts that triggered it share."""
         return f"{self.job}/chk-{checkpoint}"
 
     @staticmethod
     def checkpoint_of(name: str) -> CheckpointId | None:
-        """Return the checkpoint of directory `name`; None: it is of none."""
+        """Return the checkpoint of directory `name`, or None if it has none."""
         match = _CHECKPOINT.fullmatch(name)
         return CheckpointId(int(match[1])) if match else None
 
     @staticmethod
     def attempt_of(name: str) -> AttemptId | None:
-        """Return the attempt of directory `name` of a checkpoint; None: it is of none."""
+        """Return the attempt of a checkpoint's directory `name`, or None if it has none."""
         match = _ATTEMPT.fullmatch(name)
         return AttemptId(int(match[1])) if match else None
 
     @staticmethod
     def writer_of(name: str) -> AttemptId | None:
-        """Return the attempt that wrote the shared file or the probe `name`; None: nobody knows."""
+        """Return the attempt that wrote shared file or probe `name`, or None if `name` has none."""
         match = _WRITTEN_BY.fullmatch(name)
         return AttemptId(int(match[1])) if match else None
 
     @property
     def staged_sinks(self) -> str:
-        """The directory of what all sinks have staged."""
+        """The directory of the staged rows of all sinks."""
         return f"{self.job}/staged"
 
     def staging_directory(self, sink_id: str) -> str:
-        """The directory of what one sink has staged."""
+        """Return the directory of the staged rows of one sink."""
         return f"{self.staged_sinks}/{safe_name(sink_id)}"
 
     @staticmethod
     def parse_staged_sink_id(name: str) -> str | None:
-        """Return the sink id that staged in directory `name`; None: the name does not tell."""
+        """Return the sink id of staging directory `name`, or None if the name holds a digest."""
         return name if _SAFE.fullmatch(name) and len(name) <= SINK_ID_LENGTH_MAX else None
 
     def inputs(self, uid: str) -> str:
-        """The directory of what was written for one source to read."""
+        """Return the directory of the files that were written for one source to read."""
         return f"{self.job}/inputs/{safe_name(uid)}"
 
     @property
     def probes(self) -> str:
-        """The directory of files that show whether storage is shared."""
+        """The directory of the files that show whether storage is shared."""
         return f"{self.job}/probe"
 
     def probe(self, attempt: AttemptId, token: str) -> str:
-        """The file that holds `token` of an attempt."""
+        """Return the file that holds `token` of an attempt."""
         return f"{self.probes}/a{attempt}@{token}"
 
     @property
     def driver(self) -> str:
-        """The file that says where the running driver can be asked."""
+        """The file that holds the address of the running driver."""
         return f"{self.job}/driver.json"
 
     @property
     def driver_token(self) -> str:
-        """The file of the token that it asks for."""
+        """The file of the token that the driver demands from clients."""
         return f"{self.job}/driver.token"
 
     @property
     def last_run(self) -> str:
-        """The file that says how the job's last driver runs, or has ended."""
+        """The file that holds the state of the job's last driver: running, or how it ended."""
         return f"{self.job}/last_run.json"
 
     @property
     def savepoints(self) -> str:
-        """The directory of savepoints for which the user has named no other."""
+        """The default directory of savepoints."""
         return f"{self.job}/savepoints"
 
     @property
     def owner(self) -> str:
-        """Whose files these are, for messages."""
+        """The owner of these files, for messages."""
         return f"job {self.job}"
 
     @property
     def records(self) -> str:
-        """What names these files, and holds small state itself, for messages."""
+        """The file that references state files and holds inline state, for messages."""
         return f"the decision log of job {self.job}"
 
     def in_job(self, path: str) -> str:
-        """Return the path of what a state handle calls `path`.
+        """Return the path, below the storage's root, of `path` in a state handle.
 
         Raises:
-            CheckpointCorrupt: It leads out of the job's directory.
+            CheckpointCorrupt: `path` leads out of the job's directory.
         """
         return f"{self.job}/{_inside(path, self.owner)}"
 
@@ -195,18 +196,18 @@ class SavepointPaths:
     records: str = "the metadata of the savepoint"
 
     def state(self, name: str) -> str:
-        """The file of one piece of state."""
+        """Return the file of one piece of state."""
         return f"{self.state_directory}/{name}"
 
     def staging_directory(self, sink_id: str) -> str:
-        """The directory of what one sink had staged."""
+        """Return the directory of the rows that one sink had staged."""
         return f"{self.staged_sinks}/{safe_name(sink_id)}"
 
     def in_job(self, path: str) -> str:
-        """Return the path of what a state handle calls `path`.
+        """Return the path, below the savepoint's directory, of `path` in a state handle.
 
         Raises:
-            CheckpointCorrupt: It leads out of the savepoint.
+            CheckpointCorrupt: `path` leads out of the savepoint.
         """
         return _inside(path, self.owner)
 
@@ -215,8 +216,8 @@ StatePaths: TypeAlias = JobPaths | SavepointPaths
 
 
 def _inside(path: str, owner: str) -> str:
-    # A handle comes from a file that somebody may have edited: it must not make a sweep delete
-    # elsewhere.
+    # Someone may have edited the file that a handle comes from. A path that leads out of the
+    # directory must not make a sweep delete other files.
     try:
         return resolve_stored_name(path)
     except UnsafeName as error:
@@ -227,7 +228,7 @@ def _inside(path: str, owner: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateNames:
-    """The names, relative to the job's directory, of one subtask's state of one checkpoint."""
+    """The file names of one subtask's state of one checkpoint, relative to the job's directory."""
 
     attempt: AttemptId
     checkpoint: CheckpointId
@@ -235,28 +236,28 @@ class StateNames:
     subtask: int
 
     def private(self, name: str) -> str:
-        """The file of state that goes with this checkpoint."""
+        """Return the file of state that belongs to this checkpoint alone."""
         return (
             f"chk-{self.checkpoint}/a{self.attempt}/"
             f"{safe_name(self.uid)}@{self.subtask}@{safe_name(name)}"
         )
 
     def shareable(self, name: str, unique: str) -> str:
-        """The file of state that later checkpoints may name, too; `unique` never was in use."""
+        """Return the file of state that later checkpoints may reference. `unique` must be new."""
         owner = f"{safe_name(self.uid)}@{self.subtask}"
         return f"shared/a{self.attempt}@{owner}@{unique}@{safe_name(name)}"
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a job can have `name`, which is then a directory of checkpoint storage."""
+    """Return True if a job can have `name`, which becomes a directory of checkpoint storage."""
     return _JOB.fullmatch(name) is not None and len(name) <= JOB_NAME_LENGTH_MAX
 
 
 def safe_name(text: str) -> str:
-    """Return `text`, or as much of it as fits into a file name and a digest of the whole."""
+    """Return `text` if it is a safe file name, otherwise its readable start and a digest."""
     if _SAFE.fullmatch(text) and len(text) <= NAME_LENGTH_MAX:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    # Lower case, for on some file systems two names that differ in case alone are one file.
+    # Lower case: on some file systems, two names that differ only in case are one file.
     readable = re.sub(r"[^a-z0-9_-]", "_", text.lower())[: NAME_LENGTH_MAX - 17]
     return f"{readable}+{digest}"

@@ -1,7 +1,7 @@
-"""Checkpoint storage in the driver's memory: for tests, and jobs that may start anew.
+"""Checkpoint storage in the driver's memory: for tests, and for jobs that may start from nothing.
 
 State travels to the driver inside each subtask's acknowledgement and stays there, in the decision
-log's records. It survives slots and ends with the driver's process.
+log's records. It survives the loss of a slot and ends with the driver's process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from onceflow.core.storage.snapshots.state_files import FileStateWriter
 from onceflow.core.storage.storage import CheckpointStorage, JobStorage
 
 STATE_BYTES_MAX = 5_000_000
-"""The size of one piece of state: every checkpoint sends it to the driver, which keeps it."""
+"""The limit of one piece of state: each checkpoint sends it to the driver, which keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStorage(CheckpointStorage):
     """Checkpoint storage in the heap of the process that describes it (the driver): `memory://`.
 
-    Jobs that are given one description share one storage. Sinks that stage rows are refused.
+    Jobs with the same description share one storage. Sinks that stage rows are refused.
 
     Raises:
         ConfigError: `state_bytes_max` is not over 0.
@@ -47,7 +47,7 @@ class MemoryStorage(CheckpointStorage):
 
     state_bytes_max: int = STATE_BYTES_MAX
     identity: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
-    """The identity of the memory: descriptions with one identity mean the same memory."""
+    """The identity of the memory: descriptions with the same identity share their memory."""
 
     def __post_init__(self) -> None:
         if self.state_bytes_max < 1:
@@ -68,7 +68,7 @@ class MemoryFiles(CreatesAtomically):
     """Files as a mapping in this process. Any thread."""
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Create an empty file system."""
         self._lock = threading.Lock()
         self._files: dict[str, tuple[bytes, datetime]] = {}
 
@@ -81,13 +81,14 @@ class MemoryFiles(CreatesAtomically):
         with self._lock:
             if path in self._files:
                 return AlreadyExists(self._files[path][0])
-            # A copy: the caller may use its buffer again.
+            # Copied, because the caller may reuse its buffer.
             self._files[path] = bytes(data), _now()
             return Created()
 
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        # Outside of the lock: the chunks may come from an upload, and reading must go on meanwhile.
+        # Joined outside of the lock: the chunks may come from an upload, and reads must not wait
+        # for it.
         data = b"".join(chunks)
         with self._lock:
             self._files[path] = data, _now()
@@ -135,7 +136,7 @@ class MemoryFiles(CreatesAtomically):
 
 
 class _MemoryJobStorage(JobStorage):
-    """The driver's own, and in a slot what sends all state to it."""
+    """Storage in the driver's memory. A writer in a slot sends all state to the driver."""
 
     @override
     def writer(
@@ -150,13 +151,13 @@ class _MemoryJobStorage(JobStorage):
 
     @override
     def probe_read(self, path: str) -> str:
-        # Slots need not see the driver's memory: all that they write goes to it with their acks.
-        # The probe's path ends with its token: a slot "reads" it without any file.
+        # Slots need not see the driver's memory, because acknowledgements carry all that they
+        # write. The probe's path ends with its token, so a slot "reads" the token without any file.
         return path.rpartition("@")[2]
 
 
 class _InlineWriter(FileStateWriter):
-    """Holds all state in handles, as far as it is small enough."""
+    """A writer that keeps all state in handles, and refuses state that is too large for that."""
 
     @override
     def write(self, name: str, data: object, *, key_groups: range | None = None) -> StateHandle:
@@ -192,7 +193,7 @@ class _InlineWriter(FileStateWriter):
 
 @dataclass(frozen=True, slots=True)
 class _NoStaging(StagingArea):
-    """Nothing can be staged where only one process sees it."""
+    """A staging area that refuses to stage: other processes could not see the rows."""
 
     sink_id: str
 
@@ -221,7 +222,7 @@ class _NoStaging(StagingArea):
 
     @override
     def discard(self, transaction: TransactionId) -> None:
-        """Nothing is staged."""
+        """Do nothing: no rows are staged here."""
 
 
 _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Checkpoint storage in a bucket: S3 and what speaks its protocol, Google, Azure."""
+"""Checkpoint storage in a bucket: S3 and compatible stores, Google Cloud Storage, Azure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from onceflow.core.storage.storage import (
 class ObjectStorage(CheckpointStorage):
     """Checkpoint storage below a prefix of a bucket: `s3://`, `gs://`, `az://` or `abfs(s)://`.
 
-    Credentials come from the environment or the machine's role, in the driver and in every slot, or
-    from `options` by reference (`${env:NAME}`, `${file:/path}`): Spark writes this description to
-    disks, so a secret itself is refused.
+    The driver and each slot take credentials from the environment or the machine's role, or from
+    `options` by reference (`${env:NAME}`, `${file:/path}`). Spark writes this description to disks,
+    so a secret itself is refused.
 
     Raises:
         ConfigError: `url` is something else, a number is out of range, or an option holds a secret.
@@ -42,18 +42,18 @@ class ObjectStorage(CheckpointStorage):
 
     url: str
     endpoint: str | None = None
-    """Of a store that is not the provider's own: `http://minio:9000`."""
+    """The endpoint of a store other than the provider's own: `http://minio:9000`."""
     options: Mapping[str, str] | None = field(default=None, repr=False)
-    """What obstore calls its configuration: `region`, `access_key_id`, `secret_access_key`, …"""
+    """Options of obstore's configuration: `region`, `access_key_id`, `secret_access_key`, …"""
     inline_threshold_bytes: int = INLINE_THRESHOLD_BYTES
     """State smaller than this is kept in the decision log's record, and not in an object."""
     part_bytes: int = PART_BYTES
-    """What is larger is written, and read, in parts side by side."""
+    """An object larger than this is written and read in parts of this size, several at once."""
     parts_at_once: int = PARTS_AT_ONCE
     request_timeout: float | str = REQUEST_TIMEOUT_S
-    """How long one request may take."""
+    """The timeout of one request."""
     retry_timeout: float | str = RETRY_TIMEOUT_S
-    """How long a request is repeated that failed for a reason which may pass: throttling, a broken
+    """The time for which a request is repeated after a failure that may pass: throttling, a broken
     connection, a store that restarts."""
 
     def __post_init__(self) -> None:
@@ -70,12 +70,12 @@ class ObjectStorage(CheckpointStorage):
         return JobStorage(self.files(), job, self.inline_threshold_bytes)
 
     def files(self) -> CreatesAtomically:
-        """Return the objects below the prefix as files; touches nothing yet."""
+        """Return the objects below the prefix as files. Opens no connection yet."""
         return BucketFiles(self._settings())
 
     @override
     def open_savepoint(self, location: str) -> SavepointDirectory:
-        # A savepoint may be in a directory though the job is in a bucket: that is how a job moves.
+        # A savepoint may be in a directory though the job is in a bucket: this is how a job moves.
         if "://" not in location or location.startswith("file:"):
             return CheckpointStorage.open_savepoint(self, location)
         return SavepointDirectory(BucketFiles(replace(self, url=location)._settings()))

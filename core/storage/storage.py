@@ -1,4 +1,4 @@
-"""Checkpoint storage as the runtime sees it: where a job's decision log and state files are."""
+"""The checkpoint storage of a job, for the runtime: decision log, state files, staged rows."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 _log = logging.getLogger("onceflow.storage")
 _logged: set[str] = set()
-"""The warnings on unreadable directories that this process has logged."""
+"""The warnings on unreadable directories that this process has logged already."""
 INLINE_THRESHOLD_BYTES = 20_000
 INLINE_THRESHOLD_BYTES_MAX = 1_000_000
-"""Every subtask's inline state is in each record of the log: far more would make appends slow."""
+"""The upper limit of the threshold: each log record holds the inline state of all subtasks, so much
+larger state would make appends slow."""
 
 
 class HoldsStaged(Protocol):
-    """Something that a job can begin from, with copies of what sinks have staged."""
+    """A savepoint or checkpoint to start from, with copies of staged rows."""
 
     def staging(self, sink_id: str) -> FileStagingArea:
-        """Return what `sink_id` had staged."""
+        """Return the staging area with the rows that `sink_id` had staged."""
         ...
 
 
@@ -71,9 +72,10 @@ class Probe:
 
 
 class JobStorage:
-    """Checkpoint storage of one job. Any thread; open it again in every process.
+    """The checkpoint storage of one job. Any thread; each process must open its own.
 
-    Opening touches nothing, so a slot that does not see the driver's storage makes no second one.
+    Opening creates no files, so a slot that cannot see the driver's storage does not create another
+    storage by accident.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class JobStorage:
     ) -> None:
         self._fs = fs
         self._private = private or fs
-        """The same files; what it writes, only the owner may read."""
+        """The same files; only their owner may read what is written through this object."""
         self._paths = JobPaths(job)
         self._inline_threshold_bytes = inline_threshold_bytes
 
@@ -104,22 +106,22 @@ class JobStorage:
 
     @property
     def log_id(self) -> str:
-        """The decision log's identity; creates it when the job is new. Runs on the driver.
+        """The decision log's identity. Created, by the driver, if the job is new.
 
         Raises:
-            CheckpointCorrupt: It is gone or damaged, and the log is not.
+            CheckpointCorrupt: The identity is missing or damaged, although the log has records.
         """
         return log_id(self._fs, self._paths)
 
     def writer(
         self, attempt: AttemptId, checkpoint: CheckpointId, uid: str, subtask: int
     ) -> FileStateWriter:
-        """Return what makes state of one operator's subtask and one checkpoint durable."""
+        """Return the writer of the durable state of one operator's subtask and checkpoint."""
         names = StateNames(attempt, checkpoint, uid, subtask)
         return FileStateWriter(self._fs, self._paths, names, self._inline_threshold_bytes)
 
     def reader(self) -> FileStateReader:
-        """Return what reads the state that any handle of this job names."""
+        """Return the reader of all state that handles of this job reference."""
         return FileStateReader(self._fs, self._paths)
 
     def with_state_of(
@@ -128,24 +130,24 @@ class JobStorage:
         """Return `completed` with its state copied from `source` into this job's storage, durably.
 
         Raises:
-            StorageError: Not all of it is there; the next attempt's `sweep` deletes the rest.
-            CheckpointCorrupt: A state file is gone, or is not what was written.
+            StorageError: Not all files were copied. The next attempt's `sweep` deletes the copies.
+            CheckpointCorrupt: A state file is gone, or its bytes are not those that were written.
         """
         return copy_into(self._fs, self._paths, completed, source)
 
     @property
     def driver_address(self) -> AddressFiles:
-        """Where the running driver can be asked."""
+        """The files with the running driver's address and token."""
         return AddressFiles(self._fs, self._private, self._paths)
 
     @property
     def last_run(self) -> LastRunFile:
-        """How the job's last driver runs, or has ended."""
+        """The file with the state of the job's last driver: running, or how it ended."""
         return LastRunFile(self._private, self._paths)
 
     @property
     def savepoints(self) -> str:
-        """Where savepoints go for which the user has named no other place."""
+        """The default location of savepoints."""
         return self._fs.location(self._paths.savepoints)
 
     def savepoint_names(self) -> tuple[str, ...]:
@@ -153,11 +155,11 @@ class JobStorage:
         return tuple(self._fs.list(self._paths.savepoints))
 
     def staging(self, sink_id: str) -> StagingArea:
-        """Return where the sink `sink_id` stages rows."""
+        """Return the staging area of sink `sink_id`."""
         return self.open_staged_files(sink_id)
 
     def open_staged_files(self, sink_id: str) -> FileStagingArea:
-        """Return the files of what `sink_id` has staged, to be copied from storage to storage."""
+        """Return the staging area of `sink_id` as files, which can be copied to other storage."""
         return FileStagingArea(self._fs, self._paths.staging_directory(sink_id), sink_id)
 
     def copy_staged(
@@ -166,11 +168,11 @@ class JobStorage:
         sinks: Iterable[str],
         is_wanted: Callable[[TransactionId], bool],
     ) -> tuple[TransactionId, ...]:
-        """Copy what `sinks` have staged into a savepoint; return the names of what it holds.
+        """Copy the wanted staged transactions of `sinks` into a savepoint. Return their ids.
 
         Raises:
-            StateCorrupt: A file is not what was sealed.
-            StorageError: Not all of it is durable there.
+            StateCorrupt: The bytes of a file are not those that were sealed.
+            StorageError: Not all files are durable in the savepoint.
         """
         return tuple(
             transaction
@@ -183,14 +185,14 @@ class JobStorage:
     def import_staged(
         self, directory: HoldsStaged, savepoint: Savepoint, sinks: Collection[str]
     ) -> None:
-        """Copy what a savepoint holds of staged rows and proofs of `sinks` into this job's storage.
+        """Copy the staged rows and proofs of `sinks` from a savepoint into this job's storage.
 
-        Idempotent; what a crash leaves here is not decided.
+        Idempotent. After a crash, the copied files belong to no decision.
 
         Raises:
-            CheckpointCorrupt: Something that the savepoint names is gone.
-            StateCorrupt: A file is not what was sealed.
-            StorageError: Not all of it is durable here.
+            CheckpointCorrupt: A staged transaction that the savepoint names is gone.
+            StateCorrupt: The bytes of a file are not those that were sealed.
+            StorageError: Not all files are durable here.
         """
         for sink_id in sorted(sinks):
             source = directory.staging(sink_id)
@@ -205,28 +207,27 @@ class JobStorage:
                 self.open_staged_files(sink_id).import_from(source)
 
     def inputs(self, uid: str) -> InputFiles:
-        """Return where Spark writes what source `uid` reads."""
+        """Return the directory into which Spark writes the input of source `uid`."""
         return InputFiles(self._fs, self._paths.inputs(uid))
 
     def list_staged_sinks(self, known: Iterable[str]) -> tuple[str, ...]:
         """Return the sink ids under which rows are or were staged.
 
-        A directory does not always tell its sink id, so those of `known` sinks are compared; what
-        belongs to none of them and has no name of its own is left out.
+        A directory name with a digest does not contain the sink id, so the names of `known` sinks
+        are compared with it. A directory with a digest that matches no known sink is left out.
         """
         names = set(self._fs.list(self._paths.staged_sinks))
         readable = {
             sink_id for name in names if (sink_id := self._paths.parse_staged_sink_id(name))
         }
-        # A name with a digest in it cannot be turned back, so it is made again from each id that is
-        # known.
+        # A digest cannot be turned back into an id, so it is computed from each known id.
         compared = {sink_id for sink_id in known if safe_name(sink_id) in names}
         return tuple(sorted(readable | compared))
 
     def jobs(self) -> tuple[str, ...]:
         """Return the names of all jobs in the same storage that have a decision log.
 
-        Leaves out a directory that cannot be read, and logs its name, unless it is this job's own.
+        If the directory of another job cannot be read, logs a warning and leaves that job out.
 
         Raises:
             StorageError: The root or this job's own directory cannot be read.
@@ -242,16 +243,16 @@ class JobStorage:
         except StorageError as error:
             if name == self._paths.job:
                 raise
-            # Once a process: the page and the commands list the jobs again and again.
+            # Warn once a process: the web page and the commands list the jobs repeatedly.
             if str(error) not in _logged:
                 _logged.add(str(error))
                 _log.warning("left out of the jobs in storage: %s", error)
             return False
 
     def others(self) -> dict[str, LogView]:
-        """Return what the logs of the other jobs in the same storage say, by job.
+        """Return the views of the decision logs of the other jobs in the same storage, by job.
 
-        One that cannot be read is left out.
+        A log that cannot be read is left out.
         """
         views: dict[str, LogView] = {}
         for name in self.jobs():
@@ -262,32 +263,32 @@ class JobStorage:
         return views
 
     def discard(self, handles: Iterable[StateHandle]) -> None:
-        """Delete the files of `handles`: no checkpoint names them or ever will. Idempotent.
+        """Delete the files of `handles`, which no checkpoint references now or later. Idempotent.
 
         Raises:
-            StorageError: Some are still there; the next attempt's `sweep` finds them.
+            StorageError: Some files still exist. The next attempt's `sweep` deletes them.
         """
         discard(self._fs, self._paths, handles)
 
     def sweep(
         self, view: LogView, attempt: AttemptId, *, spared: frozenset[str] = frozenset()
     ) -> tuple[str, ...]:
-        """Delete what dead attempts and dead checkpoints left behind (I9); return what that was.
+        """Delete the files that dead attempts and dead checkpoints left (I9). Return their paths.
 
-        Runs on the driver when `attempt` begins; `view` is the log as claimed. Safe beside slots of
-        `attempt` and of newer ones. During the attempt, `spared` are the paths that the checkpoints
-        retained at its start name.
+        Runs on the driver when `attempt` begins; `view` is the log as claimed. May run while slots
+        of `attempt` or of a newer attempt write. If it runs later in the attempt, `spared` must
+        hold the paths of the checkpoints that were retained when the attempt began.
 
         Raises:
-            StorageError: Some are still there, after everything was tried.
+            StorageError: Some files still exist, although each deletion was tried.
         """
         return sweep(self._fs, self._paths, view, attempt, spared=spared)
 
     def check_creates(self) -> None:
         """Raise ConfigError unless a second creation fails, and a listing shows what was created.
 
-        A store may ignore the condition under which an object is to be created, and two drivers of
-        one job would then both own it.
+        A store may ignore the condition under which an object is to be created. Then two drivers
+        could both own one job.
 
         Raises:
             ConfigError: This storage cannot hold a decision log.
@@ -296,17 +297,18 @@ class JobStorage:
         path = self._paths.probe(AttemptId(0), secrets.token_hex(16))
         first, second = b"the first", b"the second"
         try:
-            # The same bytes again, then others: a store that ignores the condition takes the last
-            # ones.
+            # The same bytes again, then others: a store that ignores the condition would keep the
+            # last ones.
             outcomes = [self._fs.create_if_absent(path, data) for data in (first, first, second)]
             standing = self._fs.read(path)
             is_listed = path.rpartition("/")[2] in self._fs.list(self._paths.probes)
         finally:
             self._fs.delete_quietly(path)
             with contextlib.suppress(StorageError):
-                # Only if empty: another driver may probe at this moment.
+                # Only if the directory is empty: another driver may be probing now.
                 self._fs.delete_directory_if_empty(self._paths.probes)
-        # The store's client may have repeated the first one.
+        # AlreadyExists with our bytes is fine: the store's client may have repeated the first
+        # creation.
         created = outcomes[0] in (Created(), AlreadyExists(first))
         if not created or outcomes[1:] != [AlreadyExists(first)] * 2 or standing != first:
             raise ConfigError(
@@ -323,9 +325,9 @@ class JobStorage:
             )
 
     def probe_write(self, attempt: AttemptId) -> Probe:
-        """Write a file for the slots of `attempt` to read back; shows that storage can be written.
+        """Write a file that the slots of `attempt` read back; checks that storage is writable.
 
-        It stays until a newer attempt sweeps: slots may come and look at any time.
+        The file stays until a newer attempt sweeps, because slots may read it at any time.
 
         Raises:
             StorageError: Storage cannot be written here.
@@ -336,7 +338,7 @@ class JobStorage:
         return Probe(path, token)
 
     def probe_read(self, path: str) -> str:
-        """Return the token of the probe at `path`; empty when it is not there.
+        """Return the token of the probe at `path`, or an empty text if the file does not exist.
 
         Raises:
             SettingsRefused: This process's user may not read it.
@@ -350,18 +352,21 @@ class JobStorage:
 
 
 class CheckpointStorage(ABC):
-    """Describes where checkpoints live: pickled by value, holds no open resource and no secret."""
+    """The location of checkpoints.
+
+    It is pickled by value and holds no open resource and no secret.
+    """
 
     @abstractmethod
     def open(self, job: str) -> JobStorage:
-        """Return the storage of job `job` in this process; touches nothing yet.
+        """Return the storage of job `job` in this process. Creates no files yet.
 
         Raises:
             ConfigError: `job` cannot be a job's name.
         """
 
     def open_savepoint(self, location: str) -> SavepointDirectory:
-        """Return the savepoint in directory `location`, which may be anywhere; touches nothing yet.
+        """Return the savepoint in directory `location`, on any file system. Reads no files yet.
 
         Raises:
             ConfigError: This storage cannot reach `location`.
@@ -373,7 +378,8 @@ class CheckpointStorage(ABC):
 class FileSystemStorage(CheckpointStorage):
     """Checkpoint storage in a directory that the driver and all executors see under one path.
 
-    `root` is a path or a `file:` URL, made absolute where the description is built (the driver).
+    `root` is a path or a `file:` URL. It is made absolute in the process that creates this object
+    (the driver).
 
     Raises:
         ConfigError: `root` is something else, or a number is out of range.
@@ -384,8 +390,8 @@ class FileSystemStorage(CheckpointStorage):
     """State smaller than this is kept in the decision log's record, and not in a file."""
     file_mode: int = 0o600
     directory_mode: int = 0o700
-    """Modes of what is made, whatever the umask. Executors with another user than the driver need
-    0o660 and 0o2770, and a group that both are in."""
+    """The modes of new files and directories, whatever the umask. If executors run as another user
+    than the driver, set 0o660 and 0o2770, and put both users into one group."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", _directory_of(self.root))
@@ -400,7 +406,7 @@ class FileSystemStorage(CheckpointStorage):
             )
 
     def open(self, job: str) -> JobStorage:
-        """Return the storage of job `job` in this process; touches nothing yet."""
+        """Return the storage of job `job` in this process. Creates no files yet."""
         modes = Modes(self.file_mode, self.directory_mode)
         files = LocalFileSystem(self.root, modes, advice=CHECKPOINT_STORAGE)
         private = LocalFileSystem(self.root, Modes(0o600, self.directory_mode))
@@ -413,7 +419,7 @@ class FileSystemStorage(CheckpointStorage):
 
 
 def check_inline_threshold(threshold_bytes: int) -> None:
-    """Raise ConfigError unless records of the log stay small with state of that size inside."""
+    """Raise ConfigError if inline state of that size would make the log's records too large."""
     if not 0 <= threshold_bytes <= INLINE_THRESHOLD_BYTES_MAX:
         raise ConfigError(
             f"inline_threshold_bytes={threshold_bytes} must be in 0-{INLINE_THRESHOLD_BYTES_MAX}"

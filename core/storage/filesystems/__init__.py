@@ -1,1 +1,1 @@
-"""One contract of a file system, and what fulfils it: disks, buckets, HDFS, fsspec."""
+"""The interface of a file system, and its implementations: disks, buckets, HDFS, fsspec."""

@@ -1,15 +1,15 @@
-"""A bucket of an object store as a file system: S3 and what speaks its protocol, Google, Azure.
+"""A bucket of an object store as a file system: S3 and compatible stores, Google, Azure.
 
     creation    one conditional request (S3 and Azure `If-None-Match: *`, Google
-                `x-goog-if-generation-match: 0`); of any number at one moment the service lets one
-                through
-    writing     one request, or parts side by side for what is larger than a part; the object shows
-                when the last request is answered, whole
+                `x-goog-if-generation-match: 0`); of several requests at the same time, the service
+                accepts one
+    writing     one request, or parallel parts for data larger than a part; the object becomes
+                visible, whole, when the last request is answered
     retries     by the client (obstore): throttling, broken connections, 5xx, until `Patience` ends
 
-A reply that is lost leaves a creation unknown. It is not guessed: the bytes that stand there are
-read back, and who compares them learns whose they are. An answer "exists" may be to the client's
-own repeated request, so it is never taken for somebody else's.
+If a reply is lost, it is unknown whether the creation succeeded. The existing bytes are then read
+back, and the caller compares them with its own. An answer "exists" may be caused by the client's
+own repeated request, so it does not prove that another process created the object.
 
 Source: Amazon S3 API, PutObject (If-None-Match), since 2024-08; read-after-write since 2020-12.
 """
@@ -49,7 +49,7 @@ from onceflow.core.storage.filesystems.local import CHUNK_BYTES
 T = TypeVar("T")
 
 _DELETE_MAX = 1000
-"""Objects that one request to S3 may delete."""
+"""The number of objects that one request to S3 may delete."""
 
 _REFUSALS = {
     "NoSuchBucket": "create the bucket first, or correct its name",
@@ -74,33 +74,33 @@ _REFUSALS = {
     "AuthorizationPermissionMismatch": "give the credentials the role Storage Blob Data Contributor"
     " in the container",
 }
-"""What stays as it is until somebody acts on it, by the store's own word for it."""
+"""Failures that persist until someone acts, by the store's error code, with the remedy."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-"""The words among them that are no answer to where an object is."""
+"""The error codes among them that mean that the bucket, not the object, is missing."""
 _EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
-"""The words for credentials that were good once. Amazon's status for them is 400, not 403."""
+"""The error codes of credentials that were once valid. Amazon's status for them is 400, not 403."""
 _BAD_REQUEST = "400 Bad Request"
 _NO_CREDENTIALS = re.compile(r"token request|169\.254\.\d+\.\d+|metadata\.google")
-"""Where a client looks at last: services of the machine in a cloud."""
+"""The services of a cloud machine that a client asks last for credentials."""
 
 
 class BucketFiles(CreatesAtomically, Copies):
-    """The objects below one prefix of a bucket. Connects when it is first used; any thread.
+    """The objects below one prefix of a bucket. Connects at the first use; any thread.
 
-    Holds credentials only in the client that it opens: never in its own attributes.
+    Only the client that it opens holds credentials; its own attributes never do.
     """
 
     at_once_max = REQUESTS_AT_ONCE_MAX
 
     def __init__(self, settings: BucketSettings) -> None:
-        """Touch nothing yet."""
+        """Store the settings. Opens no connection yet."""
         self._settings = settings
         self._lock = threading.Lock()
         self._opened: Any = None
 
     @property
     def store(self) -> Any:
-        """Obstore's client, opened once in this process."""
+        """The client of obstore, opened once in this process."""
         with self._lock:
             if self._opened is None:
                 self._opened = self._settings.client()
@@ -117,7 +117,7 @@ class BucketFiles(CreatesAtomically, Copies):
         try:
             with self.explain_failure("create", path):
                 self._ask(lambda store: store.put(path, data, mode="create"))
-        # Refused for good: the request was answered, so nothing was created.
+        # A persistent refusal: the request was answered, so nothing was created.
         except StorageRefused:
             raise
         except StorageError as error:
@@ -125,7 +125,7 @@ class BucketFiles(CreatesAtomically, Copies):
         return Created()
 
     def _standing(self, path: str, error: StorageError) -> AlreadyExists:
-        """Return what stands at `path` after a creation that did not succeed for certain."""
+        """Return the object at `path`, after a creation that may have failed."""
         try:
             existing = self.read(path)
         except StorageError as unread:
@@ -137,7 +137,7 @@ class BucketFiles(CreatesAtomically, Copies):
     @override
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         pieces = iter(chunks)
-        # What fits into one part goes in one request; three would be needed for an upload in parts.
+        # Data that fits into one part is sent in one request. An upload in parts would need three.
         first, ended = _first_part(pieces, self._settings.part_bytes)
         with self.explain_failure("write", path):
             if ended:
@@ -148,7 +148,7 @@ class BucketFiles(CreatesAtomically, Copies):
             return counted.size_bytes
 
     def put_parts(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Make `path` hold the joined `pieces`, sent in parts; raises what the client does."""
+        """Upload the joined `pieces` to `path`, in parts. Raises the client's errors."""
         try:
             self.store.put(
                 path,
@@ -158,7 +158,7 @@ class BucketFiles(CreatesAtomically, Copies):
                 max_concurrency=self._settings.parts_at_once,
             )
         except _client_error() as error:
-            # What was read cannot be read again here: the caller's next try finds the new ones.
+            # The pieces cannot be read again here. The caller's next try uses the new credentials.
             if self._refuses_credentials(error):
                 self._forget_client()
             raise
@@ -169,7 +169,7 @@ class BucketFiles(CreatesAtomically, Copies):
             try:
                 self._ask(lambda store: store.copy(source, target))
             except FileNotFoundError:
-                # "Not found" may be the source or the bucket: only a missing source is an answer.
+                # The source or the bucket may be missing. Only for a missing source, return False.
                 if self.size(source) is None:
                     return False
                 raise
@@ -189,7 +189,7 @@ class BucketFiles(CreatesAtomically, Copies):
         if result is None:
             return None
         size_bytes = result.meta["size"]
-        # The body is on its way with the first reply already, so it is simply read.
+        # The first reply already carries the body, so just read it.
         if size_bytes <= self._settings.part_bytes:
             return self._pieces(path, result)
         return self._side_by_side(path, size_bytes, result.meta["e_tag"])
@@ -201,12 +201,12 @@ class BucketFiles(CreatesAtomically, Copies):
             yield bytes(whole[start : start + CHUNK_BYTES])
 
     def _side_by_side(self, path: str, size_bytes: int, e_tag: str | None) -> Iterator[bytes]:
-        """Yield a large object in order, the next parts being on their way already."""
+        """Yield a large object in order, while the next parts are requested in parallel."""
         part, window = self._settings.part_bytes, self._settings.parts_at_once
 
         def read(start: int) -> Any:
             options: Any = {"range": (start, min(start + part, size_bytes))}
-            if e_tag:  # of the object that was begun, and of no other
+            if e_tag:  # fails if the object was replaced meanwhile
                 options["if_match"] = e_tag
             return self._ask(lambda store: store.get(path, options=options).bytes())
 
@@ -219,8 +219,8 @@ class BucketFiles(CreatesAtomically, Copies):
                 while under_way:
                     with self.explain_failure("read", path):
                         done = memoryview(under_way.pop(0).result())
-                    # One more request for each part that came: `parts_at_once` are under way, and
-                    # no more in memory.
+                    # For each part that arrived, request one more: `parts_at_once` requests run,
+                    # and no more parts are in memory.
                     for start in starts:
                         under_way.append(threads.submit(read, start))
                         break
@@ -284,7 +284,7 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def delete_directory_if_empty(self, path: str) -> None:
-        """Do nothing: a bucket has no directories, and looking for objects costs a request."""
+        """Do nothing: a bucket has no directories, and listing objects would cost a request."""
 
     # --- files that are filled piece by piece --------------------------------------------------
 
@@ -305,14 +305,14 @@ class BucketFiles(CreatesAtomically, Copies):
 
     @override
     def make_names_durable(self, directory: str) -> None:
-        """Nothing is left to do: a finished object has its name."""
+        """Do nothing: a finished object has its name already."""
 
     # --- asking the store ---------------------------------------------------------------------
 
     @override
     @contextmanager
     def explain_failure(self, action: str, path: str) -> Generator[None]:
-        """Turn a failure into an error that names action, object and, if known, the remedy."""
+        """Convert a failure into an error that names action, object and, if known, the remedy."""
         try:
             yield
         except OnceflowError:
@@ -332,7 +332,7 @@ class BucketFiles(CreatesAtomically, Copies):
             raise StorageError(message) from None
 
     def _ask_if_present(self, ask: Callable[[Any], T]) -> T | None:
-        """Return what `ask` returns, or None when there is no such object (but a bucket)."""
+        """Return the result of `ask`, or None if the bucket exists and the object does not."""
         try:
             return self._ask(ask)
         except FileNotFoundError as error:
@@ -341,22 +341,26 @@ class BucketFiles(CreatesAtomically, Copies):
             return None
 
     def _ask(self, ask: Callable[[Any], T]) -> T:
-        """Return what `ask` returns. If credentials were refused, read them again and ask again."""
+        """Return the result of `ask`.
+
+        If the credentials are refused, read them again and retry once.
+        """
         try:
             return ask(self.store)
         except _client_error() as error:
             if not (self._settings.by_reference and self._refuses_credentials(error)):
                 raise
-            # A file that a reference names may hold new ones by now.
+            # The file of a credentials reference may hold new credentials by now.
             self._forget_client()
             return ask(self.store)
 
     def _refuses_credentials(self, error: Exception) -> bool:
-        """Return whether the store did not take the credentials, or may not have taken them."""
+        """Return True if the store refused, or may have refused, the credentials."""
         if isinstance(error, _credentials_refused()):
             return True
         text, code = self._settings.describe_error(error)
-        # Amazon answers 400 to an expired token. The answer to HEAD has no body, and so no word.
+        # Amazon answers 400 to an expired token. The answer to HEAD has no body and so no error
+        # code.
         return code in _EXPIRED or (not code and _BAD_REQUEST in text)
 
     def _forget_client(self) -> None:
@@ -364,7 +368,7 @@ class BucketFiles(CreatesAtomically, Copies):
             self._opened = None
 
 
-# Imported when they are needed, as the client is: who uses no bucket needs no package for it.
+# Imported at the first use, like the client: a user without buckets needs no package for them.
 
 
 def _client_error() -> type[Exception]:
@@ -384,9 +388,9 @@ def _delete_all(paths: Sequence[str], store: Any) -> None:
 
 
 class _Upload(io.RawIOBase):
-    """A file on its way: held in memory up to one part, then sent in parts by a thread.
+    """A file being uploaded: held in memory up to one part, then sent in parts by a thread.
 
-    Used by one thread. What fails shows at the next `write`, or at `complete`.
+    Used by one thread. A failure of the upload is raised by the next `write`, or by `complete`.
     """
 
     def __init__(self, files: BucketFiles, path: str, part_bytes: int) -> None:
@@ -420,7 +424,7 @@ class _Upload(io.RawIOBase):
         return len(view)
 
     def complete(self) -> int:
-        """Return the size once the object shows; raises what kept it from it."""
+        """Finish the upload and return the size. Raises the upload's failure."""
         if self._sender is None:
             self._files.write(self._path, (bytes(self._held),))
         else:
@@ -434,7 +438,7 @@ class _Upload(io.RawIOBase):
         return self._size_bytes
 
     def give_up(self) -> None:
-        """End the upload so that nothing shows. Idempotent."""
+        """Abort the upload, so that no object becomes visible. Idempotent."""
         sender, self._sender = self._sender, None
         if sender is not None and sender.is_alive():
             with suppress(OnceflowError):
@@ -444,7 +448,7 @@ class _Upload(io.RawIOBase):
 
     @override
     def close(self) -> None:
-        """Do nothing: Arrow closes files that it has written, and `complete` shows them."""
+        """Do nothing: Arrow closes files after writing, and `complete` makes them visible."""
 
     def _send(self, part: bytes | None) -> None:
         if self._sender is None:
@@ -453,7 +457,8 @@ class _Upload(io.RawIOBase):
         self._put(self._sender, part)
 
     def _put(self, sender: threading.Thread, part: bytes | _GivenUp | None) -> None:
-        # The sender may have failed and take nothing more: waiting for room would never end.
+        # If the sender has failed, it takes no more parts, so a `put` without a timeout would never
+        # return.
         while sender.is_alive():
             with suppress(queue.Full):
                 self._parts.put(part, timeout=0.1)
@@ -473,18 +478,22 @@ class _Upload(io.RawIOBase):
 
     def _iterate_parts(self) -> Iterator[bytes]:
         while (part := self._parts.get()) is not None:
-            # Raised inside the client, which then aborts the upload: without its end nothing shows.
+            # Raised inside the client, which then aborts the upload. An upload without its end is
+            # invisible.
             if isinstance(part, _GivenUp):
                 raise part
             yield part
 
 
 class _GivenUp(StorageError):
-    """Raised inside an upload that is to end without a trace."""
+    """Raised inside an upload to abort it without a trace."""
 
 
 def _first_part(pieces: Iterator[bytes | memoryview], part_bytes: int) -> tuple[bytes, bool]:
-    """Return the first bytes of `pieces`, and whether they are all: as many as fit into a part."""
+    """Return the first bytes of `pieces`, and True if that is all of them.
+
+    Stops reading once the bytes no longer fit into one part.
+    """
     first_pieces: list[bytes | memoryview] = []
     size_bytes = 0
     for piece in pieces:

@@ -1,6 +1,6 @@
-"""How a bucket is reached: its url, options by obstore's names, credentials by reference, patience.
+"""The settings of a bucket: its url, obstore's options, credentials by reference, timeouts.
 
-Credentials that are not in the options come from where the service's own tools look: S3 in
+Credentials that are not in the options are looked up like the service's own tools do: S3 in
 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), a web identity, the container's or
 the machine's role; Google in GOOGLE_APPLICATION_CREDENTIALS or the machine's account; Azure in
 AZURE_STORAGE_*, a workload identity or the machine's. The endpoint likewise: AWS_ENDPOINT_URL,
@@ -22,9 +22,9 @@ from onceflow.core.secret_references import follow_references, has_reference
 
 PART_BYTES = 8 * 1024 * 1024
 PART_BYTES_MIN = 5 * 1024 * 1024
-"""S3 takes no smaller part but the last."""
+"""The smallest part that S3 accepts, except for the last part."""
 PARTS_AT_ONCE = 4
-"""Parts of one object that are uploaded at once, and held in memory."""
+"""The number of parts of one object that are uploaded at once, and held in memory."""
 REQUEST_TIMEOUT_S = 60.0
 RETRY_TIMEOUT_S = 60.0
 
@@ -38,14 +38,15 @@ _SCHEMES: Mapping[str, str] = {
     "abfs": "az",
     "abfss": "az",
 }
-"""The url's scheme, to whose protocol is spoken."""
+"""The protocol of each scheme of a url."""
 _EXTRAS: Mapping[str, str] = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _CREDENTIALS = re.compile(
     "secret|passw|token|sas|credential|access_key|account_key|^key$", re.IGNORECASE
 )
 _NO_SECRET = frozenset({"access_key_id", "aws_access_key_id", "token_expiration"})
 _SECRET_LENGTH_MIN = 4
-"""A shorter text is not replaced in errors: it could be a part of any word."""
+"""The minimum length of a text that is masked in errors: a shorter one could be part of any word.
+"""
 _ALIASES: Mapping[str, Mapping[str, str]] = {
     "s3": {
         "key": "access_key_id",
@@ -61,26 +62,27 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {
     "gs": {"token": "service_account", "endpoint": "base_url", "endpoint_url": "base_url"},
     "az": {"anon": "skip_signature", "sas_token": "sas_key", "endpoint_url": "endpoint"},
 }
-"""What users of s3fs, gcsfs and adlfs call the same; and `endpoint`, by which all three go here."""
+"""The names by which s3fs, gcsfs and adlfs call the same options, and `endpoint` for all three."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _CAUSE = re.compile(r'message: "([^"]+)"')
-"""What the operating system said, in what a client's error adds for developers."""
+"""The operating system's message, in the developer details of a client's error."""
 _NOISE = re.compile(r"Generic \w+ error: |max_retries: \d+, retry_timeout: \w+ +- ?")
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {
     "s3": ("endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("base_url", "GOOGLE_BASE_URL"),
     "az": ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""Where obstore looks for one, in that order: an option, then the environment."""
+"""The places where obstore looks for an endpoint, in that order: an option, then the environment.
+"""
 _NESTED = frozenset({"client_kwargs"})
 _NUMBERS = ("part_bytes", "parts_at_once", "request_timeout_s", "retry_timeout_s")
-"""Options that are ours and not obstore's."""
+"""The options of onceflow, which are not passed to obstore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long one request may take, and how long it is repeated."""
+    """The timeout of one request, and the time for which it is repeated."""
 
     request_timeout_s: float = REQUEST_TIMEOUT_S
     retry_timeout_s: float = RETRY_TIMEOUT_S
@@ -88,12 +90,13 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """A prefix of a bucket. Pickles with its options, prints without them."""
+    """A prefix of a bucket. Its pickle includes the options, its text does not."""
 
     url: str
-    """Holds no secret."""
+    """The url of the bucket and prefix; holds no secret."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """Options by obstore's names, or those of fsspec's packages; a text may refer to a secret."""
+    """Options by the names of obstore or of fsspec's packages. A text may be a secret's reference.
+    """
     part_bytes: int = PART_BYTES
     parts_at_once: int = PARTS_AT_ONCE
     patience: Patience = field(default_factory=Patience)
@@ -120,7 +123,7 @@ class BucketSettings:
 
     @classmethod
     def of(cls, url: str, options: Mapping[str, Any]) -> BucketSettings:
-        """Return the settings that `options` say, our own numbers among obstore's names.
+        """Return the settings of `options`, which hold onceflow's numbers among obstore's options.
 
         Raises:
             ConfigError: `url` names no bucket, or a number is out of range.
@@ -143,25 +146,25 @@ class BucketSettings:
 
     @property
     def protocol(self) -> str:
-        """Whose protocol is spoken: s3, gs or az."""
+        """The protocol of the bucket: s3, gs or az."""
         return _SCHEMES[self._parts()[0]]
 
     @property
     def deletes_many(self) -> bool:
-        """Whether a request may delete many objects, also those that are gone."""
+        """True if one request may delete many objects, even if some are missing."""
         return self.protocol == "s3" and not self.options.get("disable_bulk_delete")
 
     @property
     def by_reference(self) -> bool:
-        """Whether an option is a reference, which may lead to new credentials later."""
+        """True if an option is a reference, which may lead to new credentials later."""
         return any(isinstance(one, str) and has_reference(one) for one in self._config().values())
 
     def client(self) -> Any:
-        """Return obstore's client; what is wrong with the settings shows here.
+        """Return a new client of obstore. Checks the settings.
 
         Raises:
             MissingExtra: obstore is not installed.
-            ConfigError: It does not know an option, or a reference leads nowhere.
+            ConfigError: obstore does not know an option, or a reference cannot be resolved.
         """
         with naming_one_extra(_EXTRAS[self.protocol]):
             from obstore import exceptions, store
@@ -187,7 +190,7 @@ class BucketSettings:
             raise ConfigError(f"{self.url}: {self.describe_error(error)[0]}") from None
 
     def describe_error(self, error: BaseException) -> tuple[str, str]:
-        """Return what a client's error says, without secrets, and the store's word for it."""
+        """Return the text of a client's error, without secrets, and the store's error code."""
         text, _, debug = str(error).partition("\n\nDebug source:")
         code = _CODE.search(text)
         message = _MESSAGE.search(text)
@@ -197,11 +200,11 @@ class BucketSettings:
             text += f": {more}" if more else ""
         for secret in self._secrets():
             text = text.replace(secret, "***")
-        text = " ".join(text.split())  # Azure's are of several lines
+        text = " ".join(text.split())  # Azure's messages have several lines
         return f"{type(error).__name__}: {text}", code[1] if code else ""
 
     def plain_secrets(self) -> tuple[str, ...]:
-        """Return the names of options that hold a secret itself, and not where it is."""
+        """Return the names of options that hold a secret itself, instead of a reference."""
         return tuple(
             name
             for name, value in self._config().items()
@@ -246,7 +249,7 @@ class BucketSettings:
         }
 
     def _secrets(self) -> list[str]:
-        """Return every text that must not be printed, longest first."""
+        """Return each text that must not be printed, longest first."""
         try:
             config = self._follow_references()
         except ConfigError:
@@ -272,7 +275,7 @@ class BucketSettings:
 
     def _retry_config(self) -> Any:
         return {
-            "max_retries": 1000,  # the deadline ends them
+            "max_retries": 1000,  # the timeout ends the retries
             "retry_timeout": timedelta(seconds=self.patience.retry_timeout_s),
             "backoff": {
                 "init_backoff": timedelta(milliseconds=50),
@@ -283,7 +286,7 @@ class BucketSettings:
 
 
 def is_bucket(url: str) -> bool:
-    """Return whether `url` is of a kind of bucket that `BucketSettings` knows."""
+    """Return True if `url` has a scheme of a bucket that `BucketSettings` knows."""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme.lower() in _SCHEMES
 

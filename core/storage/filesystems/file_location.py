@@ -1,4 +1,4 @@
-"""Where files are, as a user says it: a path or a url, and the file system that is found there."""
+"""The location of files, given by the user as a path or a url, and the file system for it."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _PASSWORD = re.compile(r"^[^/@]*:[^/]*@")
 
-# Where a name appears with all its bytes or not at all, and nothing can be renamed; besides those
-# of `bucket_settings`.
+# Protocols without rename, where a file appears with all its bytes or not at all. Those of
+# `bucket_settings` count, too.
 _OBJECT_STORES = frozenset({"adl", "oss", "oci", "r2", "tos", "memory"})
-# With a rename that is one step.
+# Protocols whose rename is atomic.
 _DIRECTORIES = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "swebhdfs", "sftp", "ssh", "smb"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileLocation:
-    """A directory or bucket. Pickles with its storage options, and prints without them."""
+    """A directory or bucket. Its pickle includes the storage options, its text does not."""
 
     protocol: str
     root: str
-    """The root as the protocol writes it; absolute when local."""
+    """The root in the protocol's notation; absolute if local."""
     publish: Publish = "auto"
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def parse(cls, url: str, *, publish: Publish, options: Mapping[str, Any]) -> FileLocation:
-        """Return what `url` names: a path, `file://…`, or a url of a protocol of fsspec.
+        """Return the location at `url`: a path, `file://…`, or a url of a protocol of fsspec.
 
         Hadoop and Spark write `file:/path` for a local path.
 
         Raises:
-            ConfigError: It is none of these; or one that is not known to show files whole.
+            ConfigError: `url` is none of these, or it is unknown how its protocol shows files.
         """
         if publish not in ("auto", "rename", "copy"):
             raise ConfigError(f"publish={publish!r}: choose one of auto, rename, copy")
         one_slash = _ONE_SLASH.match(url)
         if one_slash is not None and one_slash[1] not in ("file", "local"):
-            # As a path it would name a directory below the one where the process was started.
+            # As a path, it would name a directory below the working directory of the process.
             raise ConfigError(f"url {url!r}: a url has two slashes, as in {one_slash[1]}://…")
         url = url if one_slash is None else f"file:///{url[one_slash.end() :]}"
         match = _URL.fullmatch(url)
@@ -83,12 +83,12 @@ class FileLocation:
 
     @property
     def url(self) -> str:
-        """The whole url, with a password if it has one; of a local directory the path."""
+        """The whole url, including a password if there is one; for a local directory, its path."""
         return self.root if self.protocol == "file" else f"{self.protocol}://{self.root}"
 
     @property
     def identity(self) -> str:
-        """What a local directory has alone, named through links and `..` or not; else its text."""
+        """The real path of a local directory, without links and `..`; otherwise the url."""
         return os.path.realpath(self.root) if self.protocol == "file" else str(self)
 
     def __repr__(self) -> str:
@@ -98,14 +98,14 @@ class FileLocation:
         return self.root if self.protocol == "file" else _hide_password(self.protocol, self.root)
 
     def open(self, advice: Advice) -> StreamedFiles:
-        """Return the file system; it connects when it is first used."""
+        """Return the file system, which connects at the first use."""
         if self.protocol == "file":
             return LocalFileSystem(self.root, advice=advice)
         if is_hdfs(self.url) and self.publish == "rename":
             return HdfsFiles(HdfsSettings.of(self.url, self.options))
         if is_bucket(self.url) and self.publish == "copy":
             return BucketFiles(BucketSettings.of(self.url, self.options))
-        # Only here: nothing else needs fsspec, nor what it imports.
+        # Imported here, because only these file systems need fsspec and its imports.
         from onceflow.core.storage.filesystems.fsspec import ObjectStore, RemoteDirectory
 
         kind = RemoteDirectory if self.publish == "rename" else ObjectStore
@@ -120,7 +120,7 @@ def _local_root(path: str, url: str) -> str:
         if host not in ("", "localhost"):
             raise ConfigError(f"url {url!r} names the host {host!r}: write file:///{path}")
         path = slash + below
-    # Absolute, for the driver and the executors need not have one working directory.
+    # Absolute, because the driver and the executors may have different working directories.
     return str(Path(unquote(path) if url != path else path).expanduser().absolute())
 
 

@@ -1,22 +1,20 @@
-"""The file system under checkpoints, staged rows and the file sink: one contract for all three.
+"""The interface of the file systems under checkpoints, staged rows and the file sink.
 
-Demanded of every implementation, in every process that sees the files:
-    read-after-write     what a returned write, create or delete did, every later call sees
-    list-after-write     a listing holds every name that existed throughout the call
-    whole or nothing     a path shows all the bytes that were written to it, or does not exist
-    durable              what a returned call is said to have made durable survives the crash of any
-                         machine: content and name after `write` and `create_if_absent`, each by
-                         its own step for files that are filled piece by piece
+Each implementation guarantees, in every process that sees the files: read-after-write each later
+call sees the effect of a returned write, create or delete list-after-write a listing holds every
+name that existed throughout the call whole or nothing a path has all the bytes that were written to
+it, or does not exist durable content and name survive the crash of any machine once `write` or
+`create_if_absent` has returned. Files that are filled piece by piece have a separate call for each
+of the two.
 
-What only some can do is a class of its own, asked for by type and never by a flag:
-    `CreatesAtomically`  of any number of creations of one path at one moment, one wins
-    `AdoptsFiles`        takes over a local file without copying it
-    `StreamedFiles`      fills a file piece by piece, under a name that nobody looks at, and then
-        `Renames`        shows it under another name in one step, or
-        `Copies`         can only copy it, whole or not at all
+Additional abilities are classes of their own, checked by type and never by a flag:
+`CreatesAtomically` if several callers create one path at the same time, one succeeds `AdoptsFiles`
+adopts a local file without copying it `StreamedFiles` fills a file piece by piece, under a name
+that no reader looks at, and then `Renames` renames it atomically, or `Copies` can only copy it,
+whole or not at all
 
-Paths are relative to the root, separated by "/", and never hold "..". Nobody needs directories:
-where there are any, they are made for what is written into them. A path below a file is missing.
+Paths are relative to the root, separated by "/", and never contain "..". Callers need not create
+directories: they are created for the files in them. A path below a file counts as missing.
 """
 
 from __future__ import annotations
@@ -35,12 +33,15 @@ from onceflow.core.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The path did not exist before; this call made it."""
+    """The outcome that the path did not exist and was created by this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyExists:
-    """The path existed. Its bytes tell an earlier try of the same caller from somebody else."""
+    """The outcome that the path existed.
+
+    The existing bytes tell an earlier try of the same caller from the file of another process.
+    """
 
     existing: bytes
 
@@ -50,118 +51,127 @@ CreateOutcome: TypeAlias = Created | AlreadyExists
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a writer that was killed has left: bytes on their way to `target`."""
+    """A file that a killed writer left unfinished: the bytes for `target`."""
 
     name: str
     target: str
-    """The name that the file would have had."""
+    """The name that the file would have got."""
 
 
 class CreationUnknown(StorageError):
-    """Raised when a file may or may not have been created, or may not survive a crash."""
+    """Raised if a file may or may not have been created, or may not survive a crash."""
 
 
 class StorageRefused(StorageError):
-    """Raised when a call fails for a reason that stays: a missing right, a wrong place."""
+    """Raised if a call fails for a persistent reason: a missing right, a wrong location."""
 
 
 MISSING = (FileNotFoundError, NotADirectoryError)
 """Python's errors for a path that does not exist. The second is for a path below a file."""
 REQUESTS_AT_ONCE_MAX = 16
-"""Requests at once to stores behind a network: they wait, and need no processor."""
+"""The number of simultaneous requests to stores in a network: waiting needs no processor."""
 
 
 class FileSystem(ABC):
-    """A tree of files that driver and slots share; see the module for what it promises.
+    """A tree of files that driver and slots share. The module's docstring lists its guarantees.
 
-    Safe to use from any number of threads and processes. Every call but `read*`, `size` and `list*`
-    of a missing path raises `StorageError` when it fails, naming the path, the reason and the
-    remedy: `StorageRefused` when it will fail again until somebody acts on it.
+    Any number of threads and processes may use it. If a path is missing, `read*`, `size` and
+    `list*` return None or nothing. All other failures raise `StorageError`, which names the path,
+    the reason and the remedy. `StorageRefused` is raised if the call will fail again until someone
+    acts.
     """
 
     at_once_max: ClassVar[int] = 1
-    """How many files `for_each` works on at a time: several where each call waits for a network."""
+    """The number of files that `for_each` processes at once: several if each call waits for a
+    network."""
 
     @abstractmethod
     def location(self, path: str) -> str:
-        """Return where `path` is, for messages and operators; holds no secret."""
+        """Return the location of `path`, for messages and operators. Holds no secret."""
 
     @abstractmethod
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
-        """Make `path` hold `data`, durably, unless it exists.
+        """Create `path` with `data`, durably, unless it exists.
 
-        A crash leaves all of it or nothing. Calling it again with the same data is how a caller
-        learns what became of a try that raised `CreationUnknown`. Whether one of several callers at
-        the same moment wins, `CreatesAtomically` says.
+        A crash leaves either the whole file or nothing. If a try raised `CreationUnknown`, the
+        caller calls again with the same data to learn its outcome. Only `CreatesAtomically`
+        guarantees that one of several simultaneous callers succeeds.
 
         Raises:
             StorageError: The path was not created by this call and never will be.
-            CreationUnknown: Nobody knows.
+            CreationUnknown: It is unknown whether the path was created.
         """
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Make `path` hold the joined `chunks`, durably; return the size.
+        """Write the joined `chunks` to `path`, durably. Return the size.
 
-        Replaces what was there, at once and as a whole. When it raises, nothing of it stays.
+        Replaces an existing file atomically. If this raises, no partial file stays.
         """
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """Return the bytes at `path`, or None when there is no such file."""
+        """Return the bytes at `path`, or None if there is no such file."""
 
     @abstractmethod
     def read_chunks(self, path: str) -> Iterator[bytes] | None:
-        """Return the bytes at `path` piece by piece, or None when there is no such file."""
+        """Return the bytes at `path` in chunks, or None if there is no such file."""
 
     @abstractmethod
     def size(self, path: str) -> int | None:
-        """Return the size of the file at `path` in bytes, or None when there is none."""
+        """Return the size of the file at `path` in bytes, or None if there is none."""
 
     def find_modified_time(self, path: str) -> datetime | None:
         """Return the time, by the storage's clock, at which the file at `path` was written.
 
-        It is shown to people; no decision rests on it. None when there is no such file, or the
-        storage does not tell.
+        Only for people: no decision depends on it. None if there is no such file, or if the storage
+        does not know the time.
         """
         del path
         return None
 
     @abstractmethod
     def list(self, directory: str) -> tuple[str, ...]:
-        """Return the names in `directory` in order, files and directories; missing is empty.
+        """Return the names of files and directories in `directory`, in order.
 
-        Holds every name that existed throughout the call; one that came or went may be missing.
+        Empty if the directory is missing. Contains each name that existed throughout the call. A
+        name that was created or deleted meanwhile may be missing.
         """
 
     def list_unfinished(self, directory: str) -> tuple[Unfinished, ...]:
-        """Return what killed or still running writers have begun in `directory`."""
+        """Return the unfinished files in `directory`, of killed writers and of running ones."""
         del directory
         return ()
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete the file at `path`, if there is one. Idempotent; need not be durable."""
+        """Delete the file at `path` if it exists. Idempotent; need not be durable."""
 
     def delete_quietly(self, path: str) -> None:
-        """Delete what nobody reads; a failure leaves litter and must not hide what came before."""
+        """Delete a file that is no longer needed.
+
+        Ignores StorageError, so as not to hide another error.
+        """
         with suppress(StorageError):
             self.delete(path)
 
     @abstractmethod
     def delete_tree(self, path: str) -> None:
-        """Delete directory `path`, if it exists, with all that is in it. Idempotent."""
+        """Delete directory `path` with its content if it exists. Idempotent."""
 
     def make_directory(self, path: str) -> None:
-        """Create directory `path` and all above it that are missing, durably. Idempotent."""
+        """Create directory `path` and its missing parents, durably. Idempotent."""
         del path
 
     def delete_directory_if_empty(self, path: str) -> None:
-        """Delete directory `path` unless there is anything in it. Idempotent."""
+        """Delete directory `path` if it is empty. Idempotent."""
         del path
 
     def for_each(self, call: Callable[[str], object], paths: Iterable[str]) -> None:
-        """Call `call` with each of `paths`: at once where waiting costs. Raises what it raises."""
+        """Call `call` with each of `paths`, in several threads if calls wait.
+
+        Raises what `call` raises.
+        """
         todo = list(paths)
         threads_max = min(len(todo), self.at_once_max)
         if threads_max < 2:
@@ -174,9 +184,9 @@ class FileSystem(ABC):
 
 
 class CreatesAtomically(FileSystem):
-    """Creation is linearizable: of any number of `create_if_absent` of one path, one creates.
+    """A file system whose creation is linearizable: of simultaneous creations, one succeeds.
 
-    The decision log rests on it. Local disks, NFS and object stores with conditional put have it.
+    The decision log depends on it. Local disks, NFS and object stores with conditional put have it.
     """
 
 
@@ -185,31 +195,34 @@ class AdoptsFiles(FileSystem):
 
     @abstractmethod
     def adopt(self, path: str, source: Path) -> bool:
-        """Make `path` hold the bytes of the local file `source`, without copying; durable.
+        """Make `path` hold the bytes of the local file `source`, durably and without copying.
 
-        The two may share storage from then on: `source` may be deleted, never changed. Returns
-        False, and has done nothing, when it cannot do that for this file: `write` it instead.
+        Both may share storage from then on: `source` may be deleted, but never changed. Returns
+        False, without any effect, if this file cannot be adopted. Then call `write`.
         """
 
 
 class StreamedFiles(FileSystem):
-    """A file system whose files can be filled piece by piece, before anybody sees them."""
+    """A file system whose files can be filled piece by piece before readers see them."""
 
     @abstractmethod
     def explain_failure(self, action: str, path: str) -> AbstractContextManager[None]:
-        """Turn a failure of the block into a `StorageError` that names `path` and what to do."""
+        """Convert a failure of the block into a `StorageError` that names `path` and the remedy."""
 
     @abstractmethod
     def create(self, path: str) -> IO[bytes]:
-        """Return a new file to write into, under a name that nobody else uses."""
+        """Return a new file to write into, under a name that no one else uses."""
 
     @abstractmethod
     def finish(self, file: IO[bytes], path: str) -> int:
-        """Close `file`, all of it durable; return its size. The name may still be lost."""
+        """Close `file` and make its content durable. Return the size.
+
+        A crash may still lose the name.
+        """
 
     @abstractmethod
     def drop(self, file: IO[bytes], path: str) -> None:
-        """Close `file` and delete what there is of it. Never raises: what stays is litter."""
+        """Close `file` and delete it. Does not raise: a file that stays is harmless litter."""
 
     @abstractmethod
     def make_names_durable(self, directory: str) -> None:
@@ -217,34 +230,34 @@ class StreamedFiles(FileSystem):
 
     @abstractmethod
     def visible_files(self) -> Sequence[str]:
-        """Return every file below the root that readers of directories see, in order.
+        """Return each file below the root that readers of directories see, in order.
 
-        Names that begin with "_" or "." are passed over, with all below them.
+        Skips names that begin with "_" or ".", and all files below them.
         """
 
 
 class Renames(StreamedFiles):
-    """A file system whose rename is one step: a local disk, NFS, HDFS."""
+    """A file system with an atomic rename: a local disk, NFS, HDFS."""
 
     @abstractmethod
     def rename(self, source: str, target: str) -> bool:
-        """Move a file to `target`, making its directory; return False when `source` is not there.
+        """Move a file to `target` and create its directory. Return False if `source` is missing.
 
-        In one step: at every moment exactly one of the two names exists, and it is whole. The new
+        Atomic: at each moment exactly one of the two names exists, with the whole file. The new
         name is durable after `make_names_durable` of its directory.
         """
 
 
 class Copies(StreamedFiles):
-    """An object store: no rename, but an object appears whole or not at all."""
+    """An object store: it has no rename, but an object appears whole or not at all."""
 
     @abstractmethod
     def copy(self, source: str, target: str) -> bool:
-        """Make `target` hold what `source` holds; return False when `source` is not there."""
+        """Copy `source` to `target`. Return False if `source` is missing."""
 
 
 class CountedChunks:
-    """Passes chunks on and knows their size afterwards."""
+    """Yields chunks unchanged and provides their total size afterwards."""
 
     def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
         self._chunks = chunks
@@ -257,5 +270,5 @@ class CountedChunks:
 
 
 def is_visible(path: str) -> bool:
-    """Return whether readers of directories see `path`, which is relative to the root."""
+    """Return True if readers of directories see `path`, which is relative to the root."""
     return not any(name.startswith(("_", ".")) for name in path.split("/"))

@@ -1,10 +1,10 @@
-"""File systems that fsspec reaches, such as SFTP, for the file sink and Spark's formats.
+"""The file systems that fsspec reaches, such as SFTP, for the file sink and Spark's formats.
 
-Not for checkpoints: creation is not atomic. To create a file only if there is none, fsspec mostly
-asks whether it exists and then writes it, which two callers may do at one moment. Checkpoints are
-in `local`, `bucket` or `hdfs`, which `core.storage.descriptions` chooses from.
+They cannot hold checkpoints, because creation is not atomic. To create a file only if there is
+none, fsspec mostly checks whether it exists and then writes it, which two callers may do at the
+same time. Checkpoints are in `local`, `bucket` or `hdfs`; `core.storage.descriptions` chooses.
 
-fsspec's own listings cache is off: read-after-write is demanded.
+The listings cache of fsspec is off, because the interface demands read-after-write.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ _CHUNK_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"(.+)\.[0-9a-f]+\.unfinished")
 _SECRET = re.compile(r"secret|passw|token|sas|credential|key|connection_string", re.IGNORECASE)
 _MISSING = (*MISSING, FileExistsError)
-"""fsspec's file system in memory raises FileExistsError for a path below a file."""
+"""The errors of a missing path. fsspec's memory file system raises FileExistsError below a file."""
 _SECRET_LENGTH_MIN = 4
-"""A shorter text is not replaced in errors: it could be a part of any word."""
+"""The minimum length of a text that is masked in errors: a shorter one could be part of any word.
+"""
 
 
 class FsspecFiles(StreamedFiles):
-    """What all of fsspec's file systems have in common. Connects when it is first used."""
+    """The common base of fsspec's file systems. Connects at the first use."""
 
     at_once_max = REQUESTS_AT_ONCE_MAX
 
     def __init__(self, url: str, shown: str, options: Mapping[str, Any]) -> None:
-        """Touch nothing yet; `shown` is the url as it may be printed."""
+        """Store the arguments; `shown` is the url without secrets. Opens no connection yet."""
         self._url = url
         self._shown = shown
         self._options = options
@@ -82,7 +83,7 @@ class FsspecFiles(StreamedFiles):
                     f"{self._shown}: fsspec does not take the url and storage_options: "
                     f"{self._without_secrets(str(error))}"
                 ) from None
-            # The file system is shared within this process, for connecting is slow.
+            # fsspec caches file systems within the process, because connecting is slow.
             fs.dircache.use_listings_cache = False
             self._opened = fs, str(root).rstrip("/")
         return self._opened
@@ -153,25 +154,25 @@ class FsspecFiles(StreamedFiles):
 
     @override
     def drop(self, file: IO[bytes], path: str) -> None:
-        # `discard` ends an upload under way without completing it; not every file has one.
+        # `discard` aborts an upload without completing it. Not every file has this method.
         with suppress(Exception):
             cast("Any", file).discard()
         with suppress(Exception):
-            # Keeps the file's own close, and its finalizer, from completing it after all.
+            # Keeps the file's own `close` and finalizer from completing the upload after all.
             cast("Any", file).closed = True
         with suppress(Exception):
             self._fs.rm_file(self._full(path))
 
     @override
     def make_names_durable(self, directory: str) -> None:
-        """Nothing is left to do: a finished file has its name."""
+        """Do nothing: a finished file has its name already."""
 
     @override
     def visible_files(self) -> Sequence[str]:
         root = self._full("")
         with self.explain_failure("list", ""):
             paths = cast("list[str]", self._fs.find(root))
-        # fsspec answers with full paths; ours are relative to the root.
+        # fsspec returns full paths; ours are relative to the root.
         below = (path[len(root) :].lstrip("/") for path in paths if path.startswith(root))
         return sorted(
             path for path in below if is_visible(path) and not _UNFINISHED.fullmatch(path)
@@ -180,7 +181,7 @@ class FsspecFiles(StreamedFiles):
     @override
     @contextmanager
     def explain_failure(self, action: str, path: str) -> Generator[None]:
-        """Turn a failure into an error that names it. Client libraries raise anything."""
+        """Convert any exception of a client library into an error with action and location."""
         try:
             yield
         except OnceflowError:
@@ -198,13 +199,13 @@ class FsspecFiles(StreamedFiles):
             raise StorageError(text) from None
 
     def _put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Write the joined `chunks`, in one request when there is only one."""
+        """Write the joined `chunks`, in one request if there is only one chunk."""
         pieces = iter(chunks)
         first, second = next(pieces, b""), next(pieces, None)
         if second is None:
             with self.explain_failure("write", path):
                 self._make_parent(path)
-                # One request: it appears whole, or not at all, on every store.
+                # In one request a file appears whole, or not at all, on every store.
                 self._fs.pipe_file(self._full(path), bytes(first))
             return memoryview(first).nbytes
         file = self.create(path)
@@ -239,17 +240,17 @@ class FsspecFiles(StreamedFiles):
 
     @abstractmethod
     def _make_parent(self, path: str) -> None:
-        """Make the directory of `path`, where there are directories."""
+        """Create the directory of `path` if the file system has directories."""
 
     def _without_secrets(self, text: str) -> str:
         for secret in secrets_of(follow_option_references(self._options)):
-            # Clients quote URLs and headers in their errors, secrets among them.
+            # Clients quote URLs and headers, which may hold secrets, in their errors.
             text = text.replace(secret, "***")
         return text
 
 
 class ObjectStore(FsspecFiles, Copies):
-    """An object store: what is written appears whole when it is closed; a copy likewise."""
+    """An object store: a file appears whole when it is closed, and a copy appears whole."""
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
@@ -257,7 +258,7 @@ class ObjectStore(FsspecFiles, Copies):
             with self.explain_failure("create", path):
                 self._fs.pipe_file(self._full(path), data, mode="create")
         except StorageError as error:
-            # Taken, or a reply was lost: what stands there tells.
+            # The name is taken, or a reply was lost: the existing bytes tell which.
             existing = self.read(path)
             if existing is not None:
                 return AlreadyExists(existing)
@@ -287,15 +288,16 @@ class ObjectStore(FsspecFiles, Copies):
 
 
 class RemoteDirectory(FsspecFiles, Renames):
-    """A file system with directories and an atomic rename, behind fsspec: HDFS, SFTP.
+    """A file system with directories and an atomic rename, reached through fsspec: HDFS, SFTP.
 
-    Its files show while they are written, so a whole file is written beside its name and renamed.
-    Where `write` replaces a file, there is none for a moment: several refuse to rename onto one.
+    Files are visible while they are written, so a file is written under another name and then
+    renamed. While `write` replaces a file, there is no file for a moment: several of these file
+    systems refuse to rename onto an existing name.
     """
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> CreateOutcome:
-        # HDFS and SFTP rename onto no file that exists: of two callers one succeeds.
+        # HDFS and SFTP do not rename onto an existing file, so only one of two callers succeeds.
         existing = self.read(path)
         if existing is not None:
             return AlreadyExists(existing)
@@ -319,7 +321,7 @@ class RemoteDirectory(FsspecFiles, Renames):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         unfinished = self._beside(path)
         size_bytes = self._put(unfinished, chunks)
-        # Deleted first, for the rename may refuse a name that is taken: see the class.
+        # Deleted first, because the rename may refuse an existing name: see the class.
         self.delete(path)
         self.rename(unfinished, path)
         return size_bytes
@@ -350,7 +352,7 @@ class RemoteDirectory(FsspecFiles, Renames):
             try:
                 self._fs.mv(self._full(source), self._full(target))
             except Exception:
-                # Somebody else has moved it between the two calls, or it is a failure.
+                # Another process has moved it between the two calls, or this is a failure.
                 if self._fs.exists(self._full(source)):
                     raise
                 return False
@@ -365,10 +367,10 @@ class RemoteDirectory(FsspecFiles, Renames):
 
 
 def follow_option_references(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` with references to secrets followed, for a client about to be opened.
+    """Return `options` with references to secrets replaced by the secrets, to open a client.
 
     Raises:
-        ConfigError: One cannot be followed here.
+        ConfigError: A reference cannot be resolved here.
     """
     resolved: dict[str, Any] = {}
     for name, value in options.items():
@@ -382,7 +384,7 @@ def follow_option_references(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secrets_of(options: Mapping[str, Any], *, known_secret: bool = False) -> list[str]:
-    """Return every text in `options` that its name says must not be printed, longest first."""
+    """Return each text in `options` whose name marks it as secret, longest first."""
     secrets: list[str] = []
     for name, value in options.items():
         secret = known_secret or _SECRET.search(name) is not None

@@ -1,14 +1,15 @@
 """A directory of an HDFS as a file system, over WebHDFS.
 
-    whole or nothing    bytes go to `.<name>.<unique>.tmp` beside their target, and a rename shows
-                        them: one step of the NameNode, written to its edit log before it answers
-    creation            that rename without OVERWRITE: of any number at one moment one succeeds, for
-                        a NameNode changes names under one lock, and refuses a name that is taken
+    whole or nothing    bytes are written to `.<name>.<unique>.tmp` next to their target, and a
+                        rename shows them: one step of the NameNode, which writes it to its edit log
+                        before it answers
+    creation            that rename without OVERWRITE: of simultaneous ones, one succeeds, because
+                        a NameNode changes names under one lock and refuses an existing name
     durable             a closed file is on as many DataNodes as `dfs.namenode.replication.min`
                         says, in their memory or on disk: `dfs.datanode.synconclose` says on disk
 
-A reply that is lost leaves a rename unknown. It is not guessed: the temporary name is unique, so
-what stands under the target's name is read back, and who compares the bytes learns whose they are.
+If a reply is lost, it is unknown whether the rename was carried out. The temporary name is unique,
+so the bytes at the target are read back, and the caller compares them with its own.
 
 Source: Apache Hadoop 3.5, "The Hadoop FileSystem API Definition": rename(src, dest, options).
 """
@@ -50,9 +51,9 @@ from onceflow.core.storage.filesystems.webhdfs import (
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 _SPOOLED_BYTES_MAX = 64 << 20
-"""The size above which a file that is filled piece by piece waits on the local disk."""
+"""The size above which a file that is filled piece by piece moves to the local disk."""
 _TRIES_MAX = 4
-"""How often a name is moved again: its directory was deleted meanwhile, or a reply was lost."""
+"""The number of tries of a rename: its directory may be deleted meanwhile, or a reply be lost."""
 _DIRECTORY_GOES = "somebody keeps deleting the directory"
 _GONE = "FileNotFoundException"
 _BELOW_A_FILE = "ParentNotDirectoryException"
@@ -66,16 +67,16 @@ _REFUSALS = {
     _BELOW_A_FILE: "a file stands where a directory must be: move it away",
     "UnsupportedOperationException": "WebHDFS is switched off there (dfs.webhdfs.enabled)",
 }
-"""What stays as it is until somebody acts on it, by HDFS's own word for it."""
+"""Failures that persist until someone acts, by HDFS's exception name, with the remedy."""
 
 
 class HdfsFiles(CreatesAtomically, Renames):
-    """The files below one directory of an HDFS. Connects when it is first used; any thread."""
+    """The files below one directory of an HDFS. Connects at the first use; any thread."""
 
     at_once_max = REQUESTS_AT_ONCE_MAX
 
     def __init__(self, settings: HdfsSettings) -> None:
-        """Touch nothing yet."""
+        """Store the settings. Opens no connection yet."""
         self._settings = settings
         self._hdfs = WebHdfs(settings)
 
@@ -100,7 +101,7 @@ class HdfsFiles(CreatesAtomically, Renames):
             self.delete_quietly(temporary)
 
     def _create(self, temporary: str, path: str) -> CreateOutcome:
-        """Move `temporary` to `path` unless that is taken; a lost reply is asked for again."""
+        """Rename `temporary` to `path` unless that exists. If a reply is lost, try again."""
         lost: StorageError | None = None
         for _ in range(_TRIES_MAX):
             try:
@@ -110,9 +111,9 @@ class HdfsFiles(CreatesAtomically, Renames):
                 continue
             except RemoteError as error:
                 if error.name == _GONE and self.size(temporary) is not None:
-                    self._make_parent(path)  # somebody has deleted the directory
+                    self._make_parent(path)  # another process deleted the directory
                     continue
-                # After a lost reply any refusal may be the echo of our own rename that succeeded.
+                # After a lost reply, a refusal may be caused by our own rename, which succeeded.
                 if lost is None and error.name not in (_TAKEN, _GONE):
                     raise
                 return self._standing(path, error)
@@ -126,7 +127,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         return self._standing(path, lost)
 
     def _standing(self, path: str, error: StorageError) -> AlreadyExists:
-        """Return what stands at `path` after a creation that did not succeed for certain."""
+        """Return the file at `path`, after a creation that may have failed."""
         try:
             existing = self.read(path)
         except StorageError as unread:
@@ -140,7 +141,7 @@ class HdfsFiles(CreatesAtomically, Renames):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         temporary = _beside(path)
         counted = CountedChunks(chunks)
-        # An empty chunk would end a body that is sent in chunks.
+        # An empty chunk would end a chunked request body.
         sent = (bytes(chunk) for chunk in counted if memoryview(chunk).nbytes)
         try:
             with self.explain_failure("write", path):
@@ -153,7 +154,7 @@ class HdfsFiles(CreatesAtomically, Renames):
         return counted.size_bytes
 
     def _show(self, temporary: str, path: str, size_bytes: int) -> None:
-        """Move `temporary` onto `path`, whatever is there."""
+        """Rename `temporary` to `path`, and replace an existing file."""
         for _ in range(_TRIES_MAX):
             try:
                 self._rename(temporary, path, "OVERWRITE")
@@ -161,8 +162,8 @@ class HdfsFiles(CreatesAtomically, Renames):
                 if isinstance(error, RemoteError) and error.name != _GONE:
                     raise
                 if self.size(temporary) is None:
-                    # The source is gone and the target has our size: the try whose reply was lost
-                    # did it.
+                    # The source is gone and the target has our size: the rename whose reply was
+                    # lost succeeded.
                     if self.size(path) == size_bytes:
                         return
                     raise
@@ -195,8 +196,8 @@ class HdfsFiles(CreatesAtomically, Renames):
                     continue
                 except ReplyLost:
                     if self.size(source) is None:
-                        # The source is gone: the rename was carried out, or somebody else moved or
-                        # deleted it.
+                        # The source is gone: the rename was carried out, or another process moved
+                        # or deleted it.
                         return self.size(target) is not None
                     continue
                 return True
@@ -267,7 +268,7 @@ class HdfsFiles(CreatesAtomically, Renames):
                 _check_missing(error)
                 return []
         statuses = cast("list[dict[str, Any]]", answer["FileStatuses"]["FileStatus"])
-        # Asked for a file, HDFS lists that file with an empty name.
+        # If the path is a file, HDFS lists that file with an empty name.
         return [status for status in statuses if status["pathSuffix"]]
 
     @override
@@ -320,8 +321,8 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def create(self, path: str) -> IO[bytes]:
-        """Return a file of this machine: HDFS is given it when it is finished."""
-        # A request to a DataNode is one stream: it cannot stay open for as long as a writer takes.
+        """Return a temporary file of this machine. `finish` sends it to HDFS."""
+        # A request to a DataNode is one stream, which cannot stay open as long as a writer needs.
         return cast("IO[bytes]", tempfile.SpooledTemporaryFile(_SPOOLED_BYTES_MAX))
 
     @override
@@ -336,12 +337,12 @@ class HdfsFiles(CreatesAtomically, Renames):
 
     @override
     def make_names_durable(self, directory: str) -> None:
-        """Nothing is left to do: a NameNode answers when its edit log has the name."""
+        """Do nothing: a NameNode answers only when its edit log has the name."""
 
     @override
     @contextmanager
     def explain_failure(self, action: str, path: str) -> Generator[None]:
-        """Turn a failure into an error that names action, file and, if it is known, the remedy."""
+        """Convert a failure into an error that names action, file and, if known, the remedy."""
         try:
             yield
         except RemoteError as error:
@@ -362,8 +363,8 @@ def _beside(path: str) -> str:
 
 
 def _check_missing(error: RemoteError) -> None:
-    """Raise `error` unless it says that there is no such file."""
-    # Older versions report a path below a file as a missing right, and tell it by the text alone.
+    """Raise `error` unless it means that there is no such file."""
+    # Older versions report a path below a file as a missing right. Only the text tells.
     below_a_file = error.name == _BELOW_A_FILE or "(is not a directory)" in str(error)
     if error.name != _GONE and not below_a_file:
         raise error

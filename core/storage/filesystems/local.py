@@ -1,14 +1,14 @@
 """A directory as a file system: a local disk, or a network file system that all machines mount.
 
-Publication is by name: bytes go to `.<name>.<unique>.tmp` beside their target and are synced; a
-hard link (which fails if the target exists) or a rename shows them whole; then the directory is
-synced. A killed writer leaves at most that temporary file, which readers never look at.
+Bytes are written to `.<name>.<unique>.tmp` next to their target and synced. Then a hard link (which
+fails if the target exists) or a rename shows the whole file, and the directory is synced. A killed
+writer leaves at most that temporary file, which readers never look at.
 
 Source: POSIX.1-2017 link(), rename(), fsync(): link fails with EEXIST; both are atomic to others; a
 new name survives a crash only once its directory is synced. NFS (RFC 1813): a repeated LINK may
 answer EEXIST to the client that made it; so callers compare the bytes.
 """
-# Names stay text: a checkpoint opens, lists and deletes too many to wrap each in a Path.
+# Paths are str: a checkpoint opens, lists and deletes too many files to wrap each in a Path.
 # ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH112, PTH118
 # ruff: noqa: PTH120, PTH123, PTH202, PTH208
 
@@ -46,13 +46,13 @@ from onceflow.core.storage.filesystems.filesystem import (
 )
 
 CHUNK_BYTES = 1 << 20
-"""The size of one read: large enough that calls cost nothing, small enough for a core's cache."""
+"""The size of one read: large enough to make calls cheap, small enough for a core's cache."""
 SYNC_BYTES = 8 << 20
-"""How much of a long file is written before the disk is asked to take it, while more is written."""
+"""The number of bytes of a long file after which a sync starts, while more bytes are written."""
 TRIES_MAX = 16
-"""How often a call is made again when somebody keeps deleting what it needs."""
+"""The number of tries of a call while another process keeps deleting files that it needs."""
 DIRECTORIES_KNOWN_MAX = 4096
-"""Directories that are known to exist, and are not created again."""
+"""The maximum number of directories that are remembered as existing, and not created again."""
 
 _OWNER_ONLY = 0o700
 _BUFFER_BYTES = 1 << 20
@@ -67,7 +67,7 @@ _LINK_DID_NOTHING = _NO_HARD_LINKS | {
     errno.ENOENT,
     errno.ENOTDIR,
 }
-"""Answers of link() that say for certain that it did nothing; after any other, nobody knows."""
+"""The errors of link() that prove that it had no effect. After any other, its effect is unknown."""
 
 _REFUSALS: Mapping[int, str] = {
     errno.EACCES: "let the user of this process read and write there",
@@ -79,7 +79,7 @@ _REFUSALS: Mapping[int, str] = {
     errno.ENAMETOOLONG: "choose a shorter directory",
     errno.EXDEV: "files can only be moved within one file system: mount none inside it",
 }
-"""What stays as it is until somebody acts on it."""
+"""The remedies of errors that persist until someone acts."""
 _REMEDIES: Mapping[int, str] = {
     errno.ENOSPC: "disk full: free space",
     errno.EDQUOT: "disk quota used up: free space or raise the quota",
@@ -91,7 +91,7 @@ _REMEDIES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Who may do what with what is made, whatever the process's umask says."""
+    """The modes of new files and directories, whatever the process's umask."""
 
     files: int = 0o600
     directories: int = 0o700
@@ -99,12 +99,12 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What messages say besides the reason, because of what the directory is used for."""
+    """The texts that the directory's purpose adds to messages."""
 
     subject: str = ""
-    """Begins every message."""
+    """The start of each message."""
     remedies: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Remedies by errno, instead of the general one."""
+    """Remedies by errno, which replace the general ones."""
 
 
 _ANOTHER_USER = (
@@ -131,13 +131,14 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     def __init__(
         self, root: str, modes: Modes | None = None, *, advice: Advice | None = None
     ) -> None:
-        """Describe the directory `root`; without `modes` what is made gets those of the umask."""
+        """Store the arguments. If `modes` is None, the umask decides the modes of new files."""
         self._root = os.path.abspath(root).rstrip("/")
         self._modes = modes
         self._advice = advice or Advice()
         self._directory_mode = modes.directories if modes else None
         self._known: set[str] = set()
-        """Directories that this process has seen durable, and that may be gone again."""
+        """The directories that this process has seen durable. Another process may have deleted
+        them."""
 
     @override
     def location(self, path: str) -> str:
@@ -154,7 +155,8 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         full = self.location(path)
         for _ in range(TRIES_MAX):
             with self.explain_failure("create", path):
-                # Written anew for each try: somebody may have deleted the one before as litter.
+                # Written again for each try: another process may have deleted the previous file as
+                # litter.
                 temporary, _ = self._write_temporary(path, (data,))
             try:
                 outcome = self._publish(temporary, path)
@@ -178,12 +180,12 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         with self.explain_failure("write", path):
             self._make_parent(path)
             if self._modes:
-                # Before the link, so that the file never has its name with other rights.
+                # Before the link, so that the new name never has other rights.
                 os.chmod(source, self._modes.files)
             sync_file(source)
             try:
-                # The real path: link() of Linux would link a symbolic link itself, and not its
-                # file.
+                # The real path, because link() on Linux would link a symbolic link itself, not its
+                # target.
                 os.link(os.path.realpath(source), full)
             except OSError as error:
                 if error.errno in _LINK_DID_NOTHING:
@@ -255,7 +257,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             try:
                 os.rmdir(self.location(path))
             except OSError as error:
-                # POSIX lets rmdir answer either when the directory is not empty.
+                # If the directory is not empty, POSIX allows either error.
                 if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
                     raise
 
@@ -272,8 +274,8 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     @override
     def create(self, path: str) -> IO[bytes]:
         with self.explain_failure("create", path):
-            # Buffered, because a bare file may write less than it is given when the disk is full,
-            # and Arrow does not look at how much that was.
+            # Buffered, because a raw file may write only a part of the data if the disk is full,
+            # and Arrow ignores how much was written.
             return os.fdopen(self._open_new(path, self.location(path)), "wb", _BUFFER_BYTES)
 
     @override
@@ -299,7 +301,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         paths: list[str] = []
         with self.explain_failure("list", ""):
             for directory, below, names in os.walk(self._root):
-                # In place: os.walk goes on by this list, and leaves out what is taken from it.
+                # In place: os.walk continues with this list.
                 below[:] = [name for name in below if is_visible(name)]
                 paths += [os.path.join(directory, name) for name in names if is_visible(name)]
         return sorted(os.path.relpath(path, self._root) for path in paths)
@@ -315,7 +317,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
                 except FileNotFoundError:
                     if not os.path.lexists(full_source):
                         return False
-                    # Somebody has deleted the directory, empty, since it was made.
+                    # Another process has deleted the empty directory since it was created.
                     self._known.discard(os.path.dirname(full_target))
                 else:
                     return True
@@ -324,10 +326,10 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
     # --- steps --------------------------------------------------------------------------------
 
     def _publish(self, temporary: str, path: str) -> CreateOutcome | None:
-        """Show `temporary` as `path`, durably, unless the name is taken.
+        """Link `temporary` to `path`, durably, unless the name exists.
 
-        Returns None, and has done nothing, when somebody has deleted `temporary` (as litter of a
-        writer believed dead), or what stood under the name, between two calls.
+        Returns None, without any effect, if another process deleted `temporary` (as litter of a
+        writer believed dead), or deleted the existing file at `path`, between two calls.
         """
         full = self.location(path)
         try:
@@ -339,7 +341,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
             return None
         except OSError as error:
             failure = self._failure("create", path, error)
-            # On a network file system the reply may be lost after the link was made.
+            # On a network file system, the reply may be lost after the link was created.
             if error.errno not in _LINK_DID_NOTHING:
                 raise CreationUnknown(str(failure)) from error
             if error.errno in _NO_HARD_LINKS:
@@ -353,7 +355,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         return Created()
 
     def _existing(self, path: str) -> bytes | None:
-        """Return what stands at `path`, made durable: its creator may have died before that."""
+        """Return the file at `path`, made durable: its creator may have died before syncing it."""
         try:
             with open(self.location(path), "rb") as file:
                 existing = file.read()
@@ -380,7 +382,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
                 yield chunk
 
     def _failure(self, action: str, path: str, error: OSError) -> StorageError:
-        """Return what failed, where, why, and what an operator does about it."""
+        """Return an error with the failed action, the path, the reason and the remedy."""
         number = error.errno or 0
         remedy = (
             self._advice.remedies.get(number)
@@ -404,17 +406,20 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         parent = os.path.dirname(self.location(path))
         if parent not in self._known:
             make_durable_directory(parent, self._root, self._directory_mode)
-            # Forgetting costs a few syscalls each; the directories of old checkpoints are never
-            # asked again.
+            # Forgetting costs only a few syscalls for each directory, and directories of old
+            # checkpoints are not needed again.
             if len(self._known) >= DIRECTORIES_KNOWN_MAX:
                 self._known.clear()
             self._known.add(parent)
 
     def _replace(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Show the joined chunks at `path`, durable but for the name; return the size."""
+        """Write the joined chunks to `path`, and replace an existing file. Return the size.
+
+        The content is durable, the name is not.
+        """
         temporary, size_bytes = self._write_temporary(path, chunks)
         try:
-            # The bytes are synced by now: a crash shows the old file or the whole new one.
+            # The bytes are synced by now, so a crash leaves the old file or the whole new one.
             os.replace(temporary, self.location(path))
         except BaseException:
             remove_quietly(temporary)
@@ -422,7 +427,7 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
         return size_bytes
 
     def _write_temporary(self, path: str, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
-        """Write and sync the joined chunks beside `path`; return the file's name and size."""
+        """Write and sync the joined chunks next to `path`. Return the file's name and size."""
         directory, name = os.path.split(self.location(path))
         temporary = f"{directory}/.{name}.{uuid.uuid4().hex}.tmp"
         descriptor = self._open_new(path, temporary)
@@ -443,8 +448,8 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
                 self._make_parent(path)
                 return self._open_private(full)
             except (FileNotFoundError, FileExistsError):
-                # A directory on the way was empty for a moment, and a `discard` has taken it away
-                # (makedirs answers "exists" when that happens between its own two steps).
+                # A parent directory was empty for a moment, and a `discard` has deleted it. (If
+                # that happens between the two steps of makedirs, it raises FileExistsError.)
                 self._known.discard(os.path.dirname(full))
                 tries += 1
                 if tries >= TRIES_MAX:
@@ -452,19 +457,19 @@ class LocalFileSystem(CreatesAtomically, AdoptsFiles, Renames):
 
     def _open_private(self, full: str) -> int:
         mode = self._modes.files if self._modes else 0o666
-        # O_CLOEXEC: a descriptor must not live on in a process that is started meanwhile.
+        # O_CLOEXEC: a process that is started meanwhile must not inherit the descriptor.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(full, flags, mode)
-        if self._modes and mode & ~_OWNER_ONLY:  # which the umask may have taken away
+        if self._modes and mode & ~_OWNER_ONLY:  # the umask may have removed bits
             os.fchmod(descriptor, mode)
         return descriptor
 
 
 def _write_chunks(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:
-    """Write the joined chunks; return their size. Of a long file only the end is left to sync."""
+    """Write the joined chunks and return their size. Syncs a long file early, all but its end."""
     size_bytes = synced_bytes = 0
     sync: Future[None] | None = None
-    # Starts no thread before it is given something to do.
+    # The executor starts its thread only at the first submit.
     with ThreadPoolExecutor(1, "early-sync") as thread:
         for chunk in chunks:
             size_bytes += write_all(descriptor, chunk)
@@ -474,21 +479,21 @@ def _write_chunks(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:
                 sync.result()
             sync, synced_bytes = thread.submit(os.fdatasync, descriptor), size_bytes
     if sync is not None:
-        # Linux tells a descriptor of a failed write once: the caller's own sync would succeed.
+        # Linux reports a failed write once to a descriptor, so the caller's own sync would succeed.
         sync.result()
     return size_bytes
 
 
 def make_durable_directory(full: str, root: str, mode: int | None = None) -> None:
-    """Make `full` and sync every directory that names it, from its parent up to the root.
+    """Create `full` and sync each directory that contains it, from its parent up to the root.
 
-    Also those that were there: whoever made them may have died before syncing. Directories that are
-    made get `mode`; None: what the umask leaves.
+    Existing directories are synced, too: their creator may have died before syncing. New
+    directories get `mode`; if it is None, the umask decides.
     """
     top = full
     while not os.path.isdir(os.path.dirname(top)):
         top = os.path.dirname(top)
-    # Up to the root, or above it to the first directory that was there, if the root is new, too.
+    # Up to the root. If the root is new, up to the first directory above it that existed.
     last = min(os.path.dirname(top), root, key=len)
     if mode is None:
         os.makedirs(full, exist_ok=True)
@@ -512,21 +517,21 @@ def _make_directories(full: str, mode: int) -> None:
             if not os.path.isdir(directory):
                 raise
         else:
-            if mode != _OWNER_ONLY:  # which no umask takes away
+            if mode != _OWNER_ONLY:  # no umask removes these bits
                 os.chmod(directory, mode)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> int:
-    """Write all of `data`; return how many bytes that is."""
+    """Write all of `data` and return the number of bytes."""
     remaining = memoryview(data).cast("B")
     while remaining:
-        # A full disk shows as a short write first; the next call says why.
+        # A full disk first causes a short write. The next call raises the error.
         remaining = remaining[os.write(descriptor, remaining) :]
     return memoryview(data).nbytes
 
 
 def tree_is_gone(full: str) -> bool:
-    """Delete directory `full` and all in it; return False when somebody added to it meanwhile."""
+    """Delete directory `full` with its content. Return False if files were added meanwhile."""
     try:
         shutil.rmtree(full)
     except FileNotFoundError:
@@ -543,7 +548,7 @@ def tree_is_gone(full: str) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Make the bytes at `path` survive a crash."""
+    """Sync the bytes of the file at `path`, so that they survive a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -552,12 +557,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(full: str) -> None:
-    """Make the names in directory `full` survive a crash."""
+    """Sync directory `full`, so that the names in it survive a crash."""
     descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems keep names without being asked, and refuse to be.
+        # Some file systems keep names durable anyway, and refuse to sync a directory.
         if error.errno not in {errno.EINVAL, errno.EBADF}:
             raise
     finally:
@@ -565,13 +570,13 @@ def sync_directory(full: str) -> None:
 
 
 def remove_quietly(full: str) -> None:
-    """Remove what nobody reads; a failure leaves litter and must not hide what happened before."""
+    """Remove a file that is no longer needed. Ignores OSError, so as not to hide another error."""
     with suppress(OSError):
         os.unlink(full)
 
 
 def _sync_name(full: str) -> None:
-    """Make the name of a new file durable, or take it away again."""
+    """Make the name of a new file durable. If that fails, remove the file."""
     try:
         sync_directory(os.path.dirname(full))
     except BaseException:

@@ -1,7 +1,7 @@
-"""HDFS over HTTP, as every NameNode and DataNode serves it: requests, repetition, errors.
+"""A client of HDFS over HTTP, as each NameNode and DataNode serves it: requests, retries, errors.
 
-A name is changed by the NameNode, in one step; bytes go to and come from a DataNode that it names.
-Several NameNodes may be given: one that is in standby, or cannot be reached, is passed over.
+The NameNode changes names, each in one step. Bytes are sent to and read from a DataNode that the
+NameNode names. If several NameNodes are given, one in standby or out of reach is skipped.
 
 Source: Apache Hadoop 3.5, "WebHDFS REST API".
 """
@@ -34,21 +34,21 @@ _NUMBERS = ("request_timeout_s", "retry_timeout_s")
 _CONNECT_TIMEOUT_S = 5.0
 _PAUSE_S = 0.05
 _PAUSE_S_MAX = 3.0
-"""The longest pause between requests while no NameNode serves; each is twice the one before."""
+"""The longest pause between requests while no NameNode serves. Each pause doubles the previous."""
 _LATER = frozenset({"StandbyException", "RetriableException", "SafeModeException"})
-"""What passes: this NameNode does not serve now, or none does yet."""
+"""The exceptions that pass: this NameNode does not serve now, or none does yet."""
 
 
 class ReplyLost(StorageError):
-    """Raised when a request was sent and nobody knows whether it was carried out."""
+    """Raised if a request was sent and it is unknown whether it was carried out."""
 
 
 class NotServed(StorageError):
-    """Raised when no NameNode has carried a request out, and none will."""
+    """Raised if no NameNode has carried out a request, and none will."""
 
 
 class RemoteError(StorageError):
-    """Raised when HDFS says what is wrong; `name` is its own word for it."""
+    """Raised if HDFS answers with an exception; `name` is its name in HDFS."""
 
     def __init__(self, message: str, name: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -58,16 +58,16 @@ class RemoteError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class HdfsSettings:
-    """A directory of an HDFS and who asks for it. Pickles; prints without the token."""
+    """A directory of an HDFS and the user of requests. Can be pickled; its text hides the token."""
 
     url: str
     """`webhdfs://namenode:9870/path`, `swebhdfs://` for TLS; several NameNodes with commas."""
     user: str = ""
-    """The user of the request, where HDFS asks for no proof."""
+    """The user of the request, if HDFS does not authenticate."""
     token: str = field(default="", repr=False)
     """A delegation token, by reference."""
     authority: str = ""
-    """A file with the certificates that `swebhdfs` trusts; none: those of the system."""
+    """A file with the certificates that `swebhdfs` trusts. Default: the system's certificates."""
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
@@ -86,10 +86,10 @@ class HdfsSettings:
 
     @classmethod
     def of(cls, url: str, options: Mapping[str, Any]) -> HdfsSettings:
-        """Return the settings that `options` of a file sink say.
+        """Return the settings of `options` of a file sink.
 
         Raises:
-            ConfigError: One is not known, or is out of range.
+            ConfigError: An option is unknown, or out of range.
         """
         texts = {name: str(options[name]) for name in _TEXTS if name in options}
         numbers = {name: float(options[name]) for name in _NUMBERS if name in options}
@@ -111,15 +111,15 @@ class HdfsSettings:
 
     @property
     def name_nodes(self) -> tuple[str, ...]:
-        """The address of each, as a URL."""
+        """The addresses of the NameNodes, as URLs."""
         scheme, hosts, _ = self._parts
         return tuple(f"{SCHEMES[scheme]}://{host}" for host in hosts.split(",") if host)
 
     def identity(self) -> dict[str, str]:
-        """Return the parameters that say who asks.
+        """Return the request parameters that identify the user.
 
         Raises:
-            ConfigError: The token's reference leads nowhere.
+            ConfigError: The reference of the token cannot be resolved.
         """
         if self.token:
             return {"delegation": follow_references(self.token, setting=f"token of {self.url}")}
@@ -128,19 +128,19 @@ class HdfsSettings:
 
 
 def is_hdfs(url: str) -> bool:
-    """Return whether `url` is one that this file speaks to."""
+    """Return True if `url` has a scheme of WebHDFS."""
     return url.partition("://")[0].lower() in SCHEMES and "://" in url
 
 
 class WebHdfs:
-    """Asks one HDFS. Any thread; connects when it is first used."""
+    """A client of one HDFS. Any thread; connects at the first use."""
 
     def __init__(self, settings: HdfsSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._opened: Any = None
         self._current = 0
-        """The index of the NameNode that has served last."""
+        """The index of the NameNode that served last."""
 
     # --- names ---------------------------------------------------------------------------------
 
@@ -148,40 +148,42 @@ class WebHdfs:
         """Return the answer to a request that may be carried out twice.
 
         Raises:
-            RemoteError: HDFS says what is wrong.
-            NotServed: No NameNode has answered for as long as requests are repeated.
+            RemoteError: HDFS answers with an exception.
+            NotServed: No NameNode has answered before the retry timeout.
         """
         return self._patiently(lambda: self._answer(method, op, path, parameters), (ReplyLost,))
 
     def ask_once(self, method: str, op: str, path: str, **parameters: str) -> dict[str, Any]:
-        """Return the answer to a request that is carried out once at most.
+        """Return the answer to a request that is carried out at most once.
 
         Raises:
-            RemoteError: HDFS says what is wrong, and has changed nothing.
-            NotServed: No NameNode has taken it.
-            ReplyLost: One has, and nobody knows what became of it.
+            RemoteError: HDFS answers with an exception, and has changed nothing.
+            NotServed: No NameNode has accepted the request.
+            ReplyLost: A NameNode has the request; it is unknown whether it was carried out.
         """
         return self._patiently(lambda: self._answer(method, op, path, parameters), ())
 
     # --- bytes ---------------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes) -> None:
-        """Make `path` hold `data`, whatever was there; repeated until it is done.
+        """Write `data` to `path`, and replace an existing file.
 
-        Others may see part of it meanwhile. Raises as `ask`.
+        Repeats the request until it succeeds.
+
+        Readers may see a partial file meanwhile. Raises the errors of `ask`.
         """
         self._patiently(lambda: self._put(path, data), (ReplyLost,))
 
     def put_once(self, path: str, chunks: Iterable[bytes]) -> None:
-        """The same of joined `chunks`, which can be sent only once.
+        """Write the joined `chunks`, which can be sent only once, to `path`.
 
         Raises:
-            RemoteError, NotServed, ReplyLost: As `ask_once`; part of it may be there.
+            RemoteError, NotServed, ReplyLost: As `ask_once`; a partial file may exist.
         """
         self._put(path, chunks)
 
     def get(self, path: str) -> bytes:
-        """Return all that `path` holds. Raises as `ask`."""
+        """Return the content of `path`. Raises the errors of `ask`."""
 
         def read() -> bytes:
             response = self._open_file(path)
@@ -191,7 +193,7 @@ class WebHdfs:
         return self._patiently(read, (ReplyLost,))
 
     def stream(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
-        """Yield what `path` holds.
+        """Yield the content of `path`.
 
         Raises:
             RemoteError, NotServed: As `ask`, before the first chunk.
@@ -216,8 +218,7 @@ class WebHdfs:
 
     def _put(self, path: str, body: bytes | Iterable[bytes]) -> None:
         parameters = {"overwrite": "true", "noredirect": "true"}
-        # Asked without the body, which would be sent to a NameNode in vain and lost if it
-        # redirects.
+        # Requested without the body: a NameNode would drop the body if it redirects.
         location = self._answer("PUT", "CREATE", path, parameters)["Location"]
         response = self._require_ok(self._request("PUT", str(location), body))
         with _connection_of("read the answer"):
@@ -248,14 +249,14 @@ class WebHdfs:
                 retries=False,
                 headers={"Content-Type": "application/octet-stream"},
             )
-        # Without a connection nothing was sent: trying again is safe for every request.
+        # Without a connection nothing was sent, so every request may be repeated.
         except (NewConnectionError, ConnectTimeoutError) as error:
             raise _Later(_without_query(str(error))) from None
         except HTTPError as error:
             raise ReplyLost(_without_query(str(error))) from None
 
     def _require_ok(self, response: Any) -> Any:
-        """Return `response` if it is no error."""
+        """Return `response` if it is no error. Otherwise raise the error that it describes."""
         if response.status < 300:
             return response
         with _connection_of("read the answer"):
@@ -265,7 +266,8 @@ class WebHdfs:
             name, message = str(exception["exception"]), str(exception["message"])
         except (ValueError, KeyError, TypeError):
             name, message = f"HTTP {response.status}", _without_query(text[:300])
-            # No answer of HDFS, but of a proxy or a servlet: the request may have been carried out.
+            # Not an answer of HDFS, but of a proxy or a servlet: the request may have been carried
+            # out.
             if response.status >= 500:
                 raise ReplyLost(f"{name}: {message}") from None
         first_line = message.partition("\n")[0]
@@ -287,7 +289,7 @@ class WebHdfs:
                     raise NotServed(
                         f"{error}; tried for {self._settings.patience.retry_timeout_s:g} s"
                     ) from None
-            # The next NameNode: this one may be in standby, or gone.
+            # Try the next NameNode: this one may be in standby, or gone.
             self._current = (self._current + 1) % len(self._settings.name_nodes)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
@@ -307,12 +309,12 @@ class WebHdfs:
 
 
 class _Later(StorageError):
-    """Raised when a request was not carried out, for a reason that may pass."""
+    """Raised if a request was not carried out, for a reason that may pass."""
 
 
 @contextmanager
 def _connection_of(action: str) -> Generator[None]:
-    """Say that a connection broke while bytes came."""
+    """Raise ReplyLost if the connection breaks while bytes are transferred."""
     from urllib3.exceptions import HTTPError
 
     try:
@@ -322,5 +324,5 @@ def _connection_of(action: str) -> Generator[None]:
 
 
 def _without_query(text: str) -> str:
-    """Return `text` without what may hold a token."""
+    """Return `text` without query parameters that may hold a token or a user."""
     return re.sub(r"(delegation|user\.name)=[^&\s'\")]*", r"\1=***", text)

@@ -1,1 +1,1 @@
-"""The decision log in files, and the small files beside it."""
+"""The decision log in files, and the small files in its directory."""

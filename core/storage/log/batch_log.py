@@ -1,16 +1,16 @@
-"""Decisions of batches in a decision log, for targets that have no tables.
+"""The decisions of batches in a decision log, for targets that have no tables.
 
-    <directory>/batches-<sink id>/log/<sequence>.json      claims and decisions, as those of a job
-    <directory>/batches-<sink id>/fenced                   its target was claimed by another log
+    <directory>/batches-<sink id>/log/<sequence>.json      claims and decisions, like those of a job
+    <directory>/batches-<sink id>/fenced                   another log has claimed the target
 
-Every sink id has its own log, so any number of queries and jobs may share one directory.
+Each sink id has its own log, so any number of queries and jobs may share one directory.
 
-A target may be claimed by attempts that the log does not know: the directory was cleaned, or is
-another one than before. Then nothing is claimed, so that no later try comes above them.
+The target may have been claimed by attempts that are not in the log: the directory was cleaned, or
+another directory was used before. Then `claim` raises ConfigError and claims nothing, so that no
+later retry can claim a higher attempt than those.
 
-A batch is a checkpoint of one operator: its number, source, fingerprint and run are that one's
-state. `protocol.log` puts claims and decisions in one order: of two records after the same one,
-one is created.
+A batch is stored as a checkpoint of one operator, whose state holds the batch's number, source,
+fingerprint and run. `protocol.log` orders claims and decisions: only one record can follow another.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from onceflow.core.storage.layout import JobPaths, safe_name
 from onceflow.core.storage.log.decision_log import ClaimedLog, DecisionLog, DecisionUnknown
 
 RETAINED = 16
-"""Decisions; every claim reads all that are retained."""
+"""The number of decisions that are kept; each claim reads all of them."""
 _UID = "batch"
 _SINCE = ", since "
 _SHARED = "batches"
-"""The log of older versions, which kept one for all sink ids of a directory."""
+"""The log of older versions, which was shared by all sink ids of a directory."""
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -70,12 +70,12 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def decision_directory(sink_id: str) -> str:
-    """Return the name of the directory in which the decisions of `sink_id` stand."""
+    """Return the name of the directory with the decisions of `sink_id`."""
     return f"batches-{safe_name(sink_id).replace('+', '-')}"
 
 
 class LoggedBatchDecisions(BatchDecisions):
-    """Decisions in one directory, for one sink id. Keeps nothing open."""
+    """The decisions of one sink id in one directory. Keeps nothing open."""
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class LoggedBatchDecisions(BatchDecisions):
         name: str = "",
         newest_in_target: Callable[[], AttemptId] | None = None,
     ) -> None:
-        """Touch nothing yet; `name` is the claimant's.
+        """Store the arguments; `name` is the claimant's. Reads and writes nothing yet.
 
-        `newest_in_target` returns the newest attempt that has claimed the sink id in the target;
-        None: the target does not tell.
+        `newest_in_target` returns the newest attempt that has claimed the sink id in the target.
+        None if the target does not store it.
         """
         self._files = files
         self._newest_in_target = newest_in_target
         self._is_known = False
-        """Whether all claims in the target were found to be of this log."""
+        """True once all claims in the target are known to be in this log."""
         self._name = name or f"process {os.getpid()} on {socket.gethostname()}"
         self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
         self._sink_id = sink_id
@@ -104,7 +104,8 @@ class LoggedBatchDecisions(BatchDecisions):
         self._require_not_fenced()
         newest = NO_ATTEMPT
         if self._newest_in_target is not None and not self._is_known:
-            # Before the log: what is claimed in between, the log knows.
+            # Query the target before reading the log, so that a claim made between the two reads is
+            # in the log.
             newest = self._newest_in_target()
 
         def check(view: LogView) -> None:
@@ -125,12 +126,13 @@ class LoggedBatchDecisions(BatchDecisions):
         try:
             claimed = self._log.claim(f"{self._name}{_SINCE}{now}", [self._sink_id], check=check)
             if newest >= claimed.attempt:
-                # The target refuses attempts that are not newer than what it has seen.
+                # The target refuses an attempt that is not newer than the newest that it has seen.
                 claimed = claimed.claim_above(newest)
         except DecisionUnknown as error:
             raise StorageError(str(error)) from error
         self._open(open_sink, claimed.attempt)
-        # From now on the log's claims come before the target's: it need not be asked again.
+        # From now on each claim is in the log before it is in the target: no need to query it
+        # again.
         self._is_known = True
         return BatchClaim(claimed.attempt, _decisions(claimed.view))
 
@@ -145,7 +147,7 @@ class LoggedBatchDecisions(BatchDecisions):
     def claimant(self) -> Claimant:
         view = self._log.read()
         name, _, since = view.owner.partition(_SINCE)
-        # The log adds a word that tells two claims apart.
+        # The owner ends with a random word that tells two claims apart: remove it.
         return Claimant(view.attempt, name, since.rpartition(" ")[0])
 
     @override
@@ -171,14 +173,17 @@ class LoggedBatchDecisions(BatchDecisions):
 
     @override
     def mark_committed(self, decision: BatchDecision) -> None:
-        """Prune the log. Nothing else is noted: the next decision implies that this one is done."""
+        """Prune the log.
+
+        No commit is recorded: the next decision implies that this batch is committed.
+        """
         try:
             view = self._log.read()
             if len(view.decided) > RETAINED:
                 keep_from = view.decided[-RETAINED].completed.checkpoint
                 ClaimedLog(self._log, view).prune(keep_from)
         except (StorageError, CheckpointError):
-            # The next batch prunes.
+            # The next batch prunes again.
             return
 
     @override
@@ -190,7 +195,8 @@ class LoggedBatchDecisions(BatchDecisions):
             open_sink(attempt)
         except Fenced as error:
             if self._newest_in_target is None and self._log.read().attempt == attempt:
-                # Each claim stands here before it is made in the target: this one is another log's.
+                # Each claim of this log is in the log before it is in the target, so another log
+                # made this claim.
                 self._files.create_if_absent(self._fenced, str(error).encode())
                 raise self._another_log(str(error)) from error
             raise
@@ -221,7 +227,7 @@ class LoggedBatchDecisions(BatchDecisions):
         return f"{decision_directory(self._sink_id)}/fenced"
 
     def _require_no_shared_log(self) -> None:
-        """Raise ConfigError if an earlier version has decided in the directory."""
+        """Raise ConfigError if an earlier version of onceflow stored decisions in the directory."""
         shared = JobPaths(_SHARED).log
         if self._files.list(shared):
             raise ConfigError(
@@ -233,7 +239,7 @@ class LoggedBatchDecisions(BatchDecisions):
 
 
 def _decisions(view: LogView) -> tuple[BatchDecision, ...]:
-    """Return what the log says; before each claim's tasks all that was decided is committed."""
+    """Return the log's decisions. All but the last are committed, as a new batch requires."""
     last = len(view.decided) - 1
     return tuple(
         _decision(record.completed, is_committed=index < last)

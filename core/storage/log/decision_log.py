@@ -1,15 +1,17 @@
-"""The decision log in a file system: which checkpoints are done, and who may say so.
+"""The decision log in a file system: the decided checkpoints, and the claims of drivers.
 
-One file a record, made by `create_if_absent`, never changed. `protocol.log` has the rules of the
-chain; this file reads, writes and deletes. Two of its own rules keep a driver that was stopped for
-an hour from being right by accident, after its sequence number has been pruned and is free again:
+Each record is one file, created by `create_if_absent` and never changed. `protocol.log` has the
+rules of the chain; this module reads, writes and deletes files. A driver may be suspended for an
+hour while its next sequence number is used, pruned, and free again. Two rules of this module make
+sure that its record does not count then:
 
-    A created record counts only while its predecessor stands. Records are deleted lowest first, so
-    a number whose predecessor stands was never deleted, and creating it was the first time.
-    The first record counts only while nothing was ever pruned: `pruned` is created before that.
+    A created record counts only while its predecessor exists. Records are deleted lowest first,
+    so if the predecessor exists, the number was never deleted and was created for the first time.
+    The first record counts only while `pruned` does not exist. `pruned` is created before the
+    first deletion.
 
-`DecisionLog` is for whoever reads it or wants to own it, `ClaimedLog` for its owner. Sinks remember
-the log's identity (`log_id`): two logs that write to one sink are two jobs.
+`DecisionLog` is for readers and for drivers that want to own the log, `ClaimedLog` for its owner.
+Sinks store the log's identity (`log_id`): if two logs write to one sink, they belong to two jobs.
 """
 
 from __future__ import annotations
@@ -68,15 +70,16 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 def log_id(fs: CreatesAtomically, paths: JobPaths, inherited: str = "") -> str:
-    """Return the log's identity, a UUID created once in a job's life, durably.
+    """Return the log's identity: a UUID that is created durably, once in a job's life.
 
-    A job that begins from a savepoint in new storage has `inherited` it.
+    A job that starts from a savepoint in new storage passes the savepoint's identity as
+    `inherited`.
 
     Raises:
-        CheckpointCorrupt: There are records and the identity is gone or damaged.
+        CheckpointCorrupt: The log has records, and its identity is missing or damaged.
     """
     data = fs.read(paths.meta)
-    # Read again after the listing: another driver may have created both in between.
+    # Read the identity again after the listing: another driver may have created both in between.
     has_log = data is None and any(map(paths.is_of_log, fs.list(paths.log)))
     if has_log and fs.read(paths.meta) is None:
         raise CheckpointCorrupt(
@@ -95,11 +98,12 @@ def _create(fs: CreatesAtomically, paths: JobPaths, inherited: str) -> bytes:
 
 
 CLAIM_TRIES_MAX = 64
-"""More lost races in a row than drivers of one job that anybody starts at once."""
+"""The number of claims after which a driver gives up: more lost races than drivers of one job that
+anyone would start at once."""
 READ_TRIES_MAX = 64
-"""How often a reader starts over because records were pruned under it."""
+"""The number of times that a reader starts over because records were pruned while it read."""
 UNKNOWN_TRIES_MAX = 3
-"""How often an append asks again what became of it."""
+"""The number of times that an append tries to create a record whose creation is unknown."""
 
 
 _LISTS_LATE = (
@@ -109,11 +113,11 @@ _LISTS_LATE = (
 
 
 class DecisionUnknown(CheckpointError):
-    """Raised when nobody knows whether a record is in the log; the next attempt reads it."""
+    """Raised if it is unknown whether a record is in the log. The next attempt reads the log."""
 
 
 class DecisionLog:
-    """The log of one job, to read it or to become its owner.
+    """The log of one job, for readers and for drivers that want to own it.
 
     Any thread, any process. Reading changes nothing in storage, and works on a job that never ran.
     """
@@ -124,32 +128,34 @@ class DecisionLog:
 
     @classmethod
     def open(cls, fs: CreatesAtomically, paths: JobPaths) -> DecisionLog:
-        """Return the log of the job that `paths` names; touches nothing yet."""
+        """Return the log of the job that `paths` names. Reads nothing yet."""
         return cls(fs, paths)
 
     def read(self) -> LogView:
-        """Return what the log says: every record that was durable before the call, at least.
+        """Return the log's content, with at least each record that was durable before the call.
 
         Raises:
-            CheckpointCorrupt: A record is damaged or the chain is broken; names the file.
+            CheckpointCorrupt: A record is damaged, or the chain is broken; names the file.
             StateIncompatible: A later version of onceflow wrote a record.
         """
         for _ in range(READ_TRIES_MAX):
             sequences = self.sequences()
-            # The highest first: what is deleted meanwhile is at the other end.
+            # Newest first, because another process prunes from the oldest record on.
             newest_first = [self._entry(sequence) for sequence in reversed(sequences)]
             entries = tuple(entry for entry in reversed(newest_first) if entry is not None)
-            # A record was pruned between listing and reading it: the picture is of no one moment.
+            # A record was pruned between listing and reading: the entries are not of one moment.
             if len(entries) < len(newest_first):
                 continue
             try:
                 view = self._view_of(entries)
             except CheckpointCorrupt:
-                # Broken only if nothing has changed meanwhile; else it was read in the middle.
+                # The chain is broken only if the listing is unchanged. Otherwise, it changed while
+                # being read.
                 if self.sequences() == sequences:
                     raise
                 continue
-            # A listing while the last record is being replaced can show orphans alone: look twice.
+            # A listing made while the last record is being replaced can show only orphans: list
+            # again.
             highest = max(self.sequences(), default=0)
             if highest == view.last_sequence and not self._listing_missed_below(view):
                 return view
@@ -166,22 +172,27 @@ class DecisionLog:
         *,
         drawn: str = "",
     ) -> ClaimedLog:
-        """Return the log with the caller as its only appender; fences every earlier one.
+        """Claim the log: make the caller its only appender, and fence every earlier owner.
 
-        `owner` is for people: host and process, say. `drawn` makes it unique; a caller that claims
-        again after `DecisionUnknown` draws it once, and knows its own claim by it. `sinks` are the
-        sink ids under which it may write from then on. Runs on the driver, once for its first
-        attempt; for the next ones see `ClaimedLog.claim_again`. A crash during it leaves at most an
-        attempt number that nobody uses. A log that is new takes over the identity of `savepoint`,
-        and its numbers. `check` sees what the log says by then, which another driver may just have
-        changed; what it raises ends the claim.
+        Runs on the driver, once for its first attempt; `ClaimedLog.claim_again` claims for the next
+        ones. A crash leaves at most an attempt number that is never used.
+
+        Args:
+            owner: Text for people, such as host and process.
+            sinks: The sink ids under which the job may write from now on.
+            savepoint: The savepoint that a new log takes its identity and its numbers from.
+            check: Called with the log's current content, which another driver may just have
+                changed. If it raises, nothing is claimed.
+            drawn: Makes `owner` unique. A caller that claims again after `DecisionUnknown` passes
+                the same value again, and recognizes its own claim by it.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it.
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
         self._fs.make_directory(self._paths.log)
-        # Before the claim: once a record is there, slots of the attempt may upload into it at once.
+        # Before the claim: once the record exists, slots of the attempt may upload into this
+        # directory.
         self._fs.make_directory(self._paths.shared)
         log_id(self._fs, self._paths, savepoint.log_id if savepoint else "")
         owner = f"{owner} {drawn or draw_owner()}"  # two containers can share host name and pid
@@ -201,16 +212,16 @@ class DecisionLog:
         claim: Callable[[LogView], AttemptClaimed],
         seed: Callable[[LogView], LogView] | None = None,
     ) -> ClaimedLog:
-        """Return the log with the record appended that `claim` makes of what the log says by then.
+        """Append the record that `claim` returns for the log's content. Return the claimed log.
 
-        `seed` says what a log without decisions follows.
+        `seed` replaces the view of a log without decisions.
 
         Raises:
             Fenced: Other drivers of the job keep claiming it, or `claim` raises it.
             DecisionUnknown: The claim may or may not be in the log.
         """
         for _ in range(CLAIM_TRIES_MAX):
-            # Read anew in each try: the driver that won the last race has added a record.
+            # Read again in each try: the driver that won the last race has added a record.
             view = self.read() if seed is None else seed(self.read())
             record = claim(view)
             digest, verdict = self.put(record)
@@ -222,14 +233,14 @@ class DecisionLog:
         )
 
     def put(self, record: LogRecord) -> tuple[str, AppendStands | AppendFenced]:
-        """Try to make `record` the log's last one; return its digest and what became of it.
+        """Try to make `record` the log's last record. Return its digest and the outcome.
 
         Raises:
             StorageError: The record is not in the log and never will be.
-            DecisionUnknown: Nobody knows.
+            DecisionUnknown: It is unknown whether the record is in the log.
         """
-        # First create, then look whether the chain leads here: both a record of another driver at
-        # this number and a newer claim show then, in whatever order the two have written.
+        # First create, then check whether the chain leads to the record. This detects another
+        # driver's record at this number and a newer claim, in whatever order the two drivers write.
         data, digest = encode_record(record)
         standing = self._create(record, data, digest)
         try:
@@ -245,29 +256,35 @@ class DecisionLog:
         return digest, verdict
 
     def find_last_write_time(self) -> datetime | None:
-        """Return the time at which the last record was written; None if it is unknown."""
+        """Return the time at which the last record was written, or None if it is unknown."""
         last = max(self.sequences(), default=0)
         return self._fs.find_modified_time(self._paths.record(last)) if last else None
 
     def remove(self, sequences: tuple[int, ...]) -> None:
-        """Delete records `sequences`, which rise: a crash leaves a shorter chain. Idempotent."""
-        # A log without its first record is told from an empty one by this mark: it comes first.
+        """Delete records `sequences`, in rising order. A crash leaves a shorter chain.
+
+        Idempotent.
+        """
+        # Create the mark first: it distinguishes a log without its first record from an empty log.
         if 1 in sequences:
             self._fs.create_if_absent(self._paths.pruned, b"")
         for sequence in sequences:
             self._fs.delete(self._paths.record(sequence))
 
     def remove_older(self, view: LogView) -> None:
-        """Delete whatever is older than the chain of `view`, which takes a listing. Idempotent."""
+        """Delete all records and unfinished files older than the chain of `view`. Idempotent.
+
+        Needs a listing.
+        """
         self.remove(tuple(one for one in self.sequences() if one < view.first_sequence))
         for unfinished in self._fs.list_unfinished(self._paths.log):
             target = self._paths.sequence_of(unfinished.target)
-            # Only below the chain: above it, another driver may be writing its record now.
+            # Only below the chain: another driver may be writing a record above it now.
             if target is not None and target <= view.first_sequence:
                 self._fs.delete(f"{self._paths.log}/{unfinished.name}")
 
     def sequences(self) -> tuple[int, ...]:
-        """Return the sequence number of every record in storage, rising."""
+        """Return the sequence number of each record in storage, in rising order."""
         names = map(self._paths.sequence_of, self._fs.list(self._paths.log))
         return tuple(sorted(sequence for sequence in names if sequence is not None))
 
@@ -293,7 +310,7 @@ class DecisionLog:
             raise CheckpointCorrupt(f"{self._fs.location(self._paths.log)}: {error}") from error
 
     def _listing_missed_below(self, view: LogView) -> bool:
-        """Whether a record stands right below the chain that the listing has left out."""
+        """Return True if a record exists right below the chain that the listing did not show."""
         below = view.first_sequence - 1
         if not view.orphans or below in view.orphans:
             return False
@@ -313,7 +330,7 @@ class DecisionLog:
         return entry
 
     def _create(self, record: LogRecord, data: bytes, digest: str) -> str | None:
-        """Return the digest of what stands at the record's number after trying to create it."""
+        """Try to create the record. Return the digest of the file at its number, or None."""
         path = self._paths.record(record.sequence)
         unknown: StorageError | None = None
         for _ in range(UNKNOWN_TRIES_MAX):
@@ -321,14 +338,14 @@ class DecisionLog:
                 match self._fs.create_if_absent(path, data):
                     case Created():
                         return digest
-                    # Whose it is, its digest says: it may be ours, created by a try whose reply was
-                    # lost.
+                    # The digest tells whose record it is: it may be ours, from an earlier try whose
+                    # reply was lost.
                     case AlreadyExists(existing):
                         return unseal(existing, self._fs.location(path))[1]
             except CreationUnknown as error:
                 unknown = error
             except StorageError as error:
-                # A clear failure counts only if no earlier try may have succeeded.
+                # A definite failure counts only if no earlier try may have succeeded.
                 if unknown is None:
                     raise
                 unknown = error
@@ -353,7 +370,7 @@ class DecisionLog:
 
 
 def draw_owner() -> str:
-    """Return what tells one driver from all others."""
+    """Return a random text that distinguishes this driver from all others."""
     return uuid.uuid4().hex[:12]
 
 
@@ -361,7 +378,7 @@ _TWO_DRIVERS = "Two drivers ran one job: stop the one that is not wanted"
 
 
 class ClaimedLog:
-    """The log in the hands of its owner. `append` from one thread; `prune` from any."""
+    """The decision log of its owner. Call `append` from one thread; `prune` from any."""
 
     def __init__(self, log: DecisionLog, view: LogView) -> None:
         self._log = log
@@ -370,46 +387,46 @@ class ClaimedLog:
         self._lock = threading.Lock()
         self._lost: CheckpointError | None = None
         self._is_tidy = False
-        """Whether what earlier owners have left below the chain is deleted."""
+        """True once the records that earlier owners left below the chain are deleted."""
 
     @property
     def attempt(self) -> AttemptId:
-        """The number under which the owner runs."""
+        """The attempt number under which the owner runs."""
         return self._view.attempt
 
     @property
     def view(self) -> LogView:
-        """The log as the owner knows it: as of the claim, and its own appends and prunes since."""
+        """The log as its owner knows it: as of the claim, plus its own appends and prunes since."""
         with self._lock:
             return self._view
 
     def claim_again(self) -> ClaimedLog:
-        """Return the log claimed anew by the same driver, after an attempt of its own has failed.
+        """Claim the log again for the same driver, after its own attempt has failed.
 
         Raises:
-            Fenced: Another driver has claimed the job since, and goes on.
+            Fenced: Another driver has claimed the job since.
             StorageError: The log cannot be read or written.
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
         return self._log.claim_by(self._next_claim)
 
     def claim_above(self, attempt: AttemptId) -> ClaimedLog:
-        """Return the log claimed anew by the same driver, under a number over `attempt`.
+        """Claim the log again for the same driver, with an attempt number above `attempt`.
 
-        For an attempt that a target has seen and this log has not: it was another storage's.
+        For a target that has seen `attempt` from another storage, so that it is not in this log.
 
         Raises:
-            Fenced: Another driver has claimed the job since, and goes on.
+            Fenced: Another driver has claimed the job since.
             StorageError: The log cannot be read or written.
             DecisionUnknown: The claim may or may not be in the log; claiming again is safe.
         """
         return self._log.claim_by(partial(self._next_claim, above=attempt))
 
     def check_owned(self) -> None:
-        """Raise Fenced if another driver has claimed the job since; changes nothing.
+        """Raise Fenced if another driver has claimed the job since. Changes nothing.
 
         Raises:
-            Fenced: Another driver has claimed the job, and goes on.
+            Fenced: Another driver has claimed the job.
             StorageError: The log cannot be read.
         """
         self._next_claim(self._log.read())
@@ -417,22 +434,22 @@ class ClaimedLog:
     def append(self, completed: CompletedCheckpoint) -> None:
         """Make `completed` the log's last decision, durably: the commit point of the whole job.
 
-        Called again with the same value, it only makes sure: a try that raised `StorageError` or
-        `DecisionUnknown` may be repeated. A crash leaves the whole decision in the log, or none.
+        Idempotent for the same value: after `StorageError` or `DecisionUnknown` the call may be
+        repeated. A crash leaves either the whole decision in the log, or none of it.
 
         Raises:
-            Fenced: A newer attempt owns the job. This one commits nothing more; whether its
-                decision counts is for the newer one to read.
-            CheckpointCorrupt: Somebody has deleted the log under its owner.
+            Fenced: A newer attempt owns the job. The caller must commit nothing more. The newer
+                attempt reads from the log whether this decision counts.
+            CheckpointCorrupt: Someone has deleted the log while its owner runs.
             StorageError: The decision is not in the log and never will be.
-            DecisionUnknown: Nobody knows; the attempt must end.
+            DecisionUnknown: It is unknown whether the decision is in the log; the attempt must end.
         """
-        # Fenced once is fenced for good: a log whose newer records were deleted by hand must not
-        # let this owner go on.
+        # A fenced owner stays fenced: if the newer records are deleted by hand, it must not
+        # continue.
         if self._lost is not None:
             raise self._lost
         view = self.view
-        # A repeated call after a lost answer: the record is known to be there.
+        # The call was repeated after a lost answer: the record is in the log.
         if view.decided and view.decided[-1].completed == completed:
             return
         record = next_decision(view, completed)
@@ -444,7 +461,7 @@ class ClaimedLog:
             case AppendStands():
                 with self._lock:
                     self._view = apply(self._view, LogEntry(record, digest))
-                    self._forget_settled()  # the record may have been made before
+                    self._forget_settled()  # the record may be older than the last `settle`
 
     def begins_from(
         self,
@@ -454,10 +471,10 @@ class ClaimedLog:
         *,
         lacks_own: bool = False,
     ) -> None:
-        """Remember from the next decision on that the job has begun from `savepoint` at `location`.
+        """Record from the next decision on that the job has started from `savepoint` at `location`.
 
-        `records` are of the targets that tell what they have committed, `lacks_own` whether one
-        was put back to before the savepoint's own commits.
+        `records` are the records of the targets that store what they have committed. `lacks_own` is
+        True if a target was restored to a state before the savepoint's own commits.
         """
         with self._lock:
             view = view_before(savepoint, self._view, records, lacks_own=lacks_own)
@@ -465,7 +482,10 @@ class ClaimedLog:
             self._view = replace(view, memory=memory)
 
     def settle(self, sinks: Iterable[str]) -> None:
-        """Forget `sinks`, which hold nothing in doubt, from the next decision on. Any thread."""
+        """Forget `sinks`, which have no transactions in doubt, from the next decision on.
+
+        Any thread.
+        """
         with self._lock:
             self._settled |= frozenset(sinks)
             self._forget_settled()
@@ -474,13 +494,13 @@ class ClaimedLog:
         self._view = replace(self._view, memory=self._view.memory.without_sinks(self._settled))
 
     def prune(self, keep_from: CheckpointId) -> None:
-        """Delete every record older than the decision of checkpoint `keep_from`. Idempotent.
+        """Delete each record older than the decision of checkpoint `keep_from`. Idempotent.
 
-        The last decision always stays. Delete the files that pruned checkpoints name afterwards:
-        a crash in between leaves files that nothing names, and `sweep` finds them.
+        The last decision always stays. Delete the files of pruned checkpoints only afterwards: a
+        crash in between leaves files that no record references, and `sweep` deletes them.
 
         Raises:
-            StorageError: Some are still there; the next call deletes them.
+            StorageError: Some records still exist. The next call deletes them.
         """
         view = self.view
         if not view.decided:
@@ -497,7 +517,7 @@ class ClaimedLog:
         with self._lock:
             self._view = replace(
                 self._view,
-                # Of the view as it is now: a decision may have been appended meanwhile.
+                # Filter the current view: a decision may have been appended meanwhile.
                 decided=tuple(r for r in self._view.decided if r.sequence >= first),
                 first_sequence=first,
                 orphans=(),
@@ -511,12 +531,16 @@ class ClaimedLog:
             raise Fenced(f"job {self._log.job}: {error}. {_TWO_DRIVERS}") from None
 
     def _explain(self, record: CheckpointDecided, reason: str) -> CheckpointError:
-        """Say who owns the job now, and remove the record if it is an orphan."""
+        """Return the error that names the job's current owner.
+
+        If the record is an orphan, delete it.
+        """
         message = f"job {self._log.job}: attempt {record.attempt} is fenced: {reason}"
         try:
             view = self._log.read()
             if record.sequence in view.orphans:
-                # Below a chain that only grows upwards: it can never count, whoever deletes it.
+                # The chain only grows upwards, so an orphan below it never counts and may be
+                # deleted.
                 self._log.remove((record.sequence,))
         except (StorageError, CheckpointCorrupt) as error:
             return Fenced(f"{message}. Who owns the job cannot be read: {error}")

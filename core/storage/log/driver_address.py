@@ -1,10 +1,10 @@
-"""Where the driver of a job can be asked, as a running driver leaves it in checkpoint storage.
+"""The address of a job's running driver, which the driver writes into checkpoint storage.
 
     <job>/driver.json     the address; no secret
-    <job>/driver.token    what every request must show; readable by the owner alone
+    <job>/driver.token    the token of every request; only the owner may read it
 
-A driver that ends deletes its own. One that is killed leaves them: whoever asks finds nobody there,
-or somebody who is not this instance. A later driver of the job replaces them.
+A driver that ends deletes its own files. A driver that is killed leaves them: a client then reaches
+no process, or one with another instance id. A later driver of the job replaces the files.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ class DriverAddress(msgspec.Struct, frozen=True):
 
     job: str
     instance: str
-    """Drawn by the process; every request names it, so that nobody else answers."""
+    """A random id of the process. Each request names it, so that no other process answers."""
     url: str
     host: str
-    """The machine, for people."""
+    """The machine's name, for people."""
     pid: int
     since_ms: int
     loopback: bool
-    """Whether it can be asked on its own machine alone."""
+    """True if only clients on the same machine can reach the driver."""
     authority: str = ""
-    """PEM file on the driver's machine of who has signed its certificate."""
+    """A PEM file on the driver's machine: the authority that has signed its certificate."""
     format: int = FORMAT
 
 
 class AddressFiles:
-    """Reads, writes and deletes them. Any thread, any process."""
+    """Reads, writes and deletes the address and the token. Any thread, any process."""
 
     def __init__(self, fs: FileSystem, private: FileSystem, paths: JobPaths) -> None:
         self._fs = fs
         self._address = JsonFile(fs, paths.driver, DriverAddress, "a driver's address")
         self._private = private
-        """The same files; what it writes, only the owner may read."""
+        """The same files; only their owner may read what is written through this object."""
         self._paths = paths
 
     def read(self) -> DriverAddress | None:
-        """Return the address; None: no driver runs that has left one.
+        """Return the address, or None if no running driver has written one.
 
         Raises:
-            CheckpointCorrupt: It is no address.
+            CheckpointCorrupt: The file does not hold an address.
         """
         return self._address.read()
 
     def read_token(self) -> str | None:
-        """Return the token that is in checkpoint storage; None when there is none."""
+        """Return the token in checkpoint storage, or None if there is none."""
         data = self._private.read(self._paths.driver_token)
         return None if data is None else data.decode("ascii", "replace").strip()
 
     def write(self, address: DriverAddress, token: str | None) -> None:
-        """Leave `address` and `token`. None if the token is kept elsewhere.
+        """Write `address` and `token`. `token` is None if it is kept elsewhere.
 
-        Then the token of an earlier driver is deleted, so that no client shows that one.
+        If it is None, the token of an earlier driver is deleted, so that clients do not send that
+        one.
         """
         if token is None:
             self._fs.delete_quietly(self._paths.driver_token)
@@ -74,7 +75,10 @@ class AddressFiles:
         self._address.write(address)
 
     def remove(self, instance: str) -> None:
-        """Delete them if they are still those of `instance`. Never raises."""
+        """Delete the address and the token if they belong to `instance`.
+
+        Does not raise StorageError.
+        """
         with contextlib.suppress(StorageError, CheckpointCorrupt):
             address = self.read()
             if address is not None and address.instance == instance:

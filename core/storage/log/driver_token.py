@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 EXPECTED_FORM = "one line of 16 to 512 ASCII characters without spaces"
-"""For error messages."""
+"""A description of the form, for error messages."""
 _TOKEN = re.compile(r"[!-~]{16,512}")
 
 

@@ -1,6 +1,6 @@
-"""A small JSON file beside a job's log, which says something of one driver process.
+"""A small JSON file in a job's directory that describes one driver process.
 
-Nothing is decided by such a file. It is written whole, and read by other processes.
+No decision depends on it. It is written as a whole, and read by other processes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class JsonFile(Generic[_T]):
-    """Reads and writes it. Any thread, any process."""
+    """Reads and writes one JSON file. Any thread, any process."""
 
     def __init__(self, fs: FileSystem, path: str, kind: type[_T], what: str) -> None:
-        """`what` it holds is for errors."""
+        """Set up the file. `what` describes its content in error messages."""
         self._fs = fs
         self._path = path
         self._kind = kind
         self._what = what
 
     def read(self) -> _T | None:
-        """Return what it holds; None: there is no file.
+        """Return the content, or None if there is no file.
 
         Raises:
-            CheckpointCorrupt: It holds something else.
+            CheckpointCorrupt: The file does not hold a value of the expected type.
         """
         data = self._fs.read(self._path)
         if data is None:
@@ -44,5 +44,5 @@ class JsonFile(Generic[_T]):
             ) from error
 
     def write(self, value: _T) -> None:
-        """Write `value` over what is there."""
+        """Replace the file's content with `value`."""
         self._fs.write(self._path, (msgspec.json.encode(value),))

@@ -1,9 +1,9 @@
-"""How a job ended, for whoever asks when its driver is not there any more.
+"""The state of a job's last driver, for readers after that driver has ended.
 
     <job>/last_run.json   written by a driver once it owns the job, and again when it ends
 
-A driver that is killed leaves a record that says "running". Nothing is decided by this file: the
-decision log says how far the job is.
+A driver that is killed leaves a record that says "running". No decision depends on this file: the
+progress of the job is in the decision log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LastRun(msgspec.Struct, frozen=True):
     """One driver process, from its claim of the job to its end."""
 
     run: str
-    """Drawn by the driver: one that was overtaken does not write over its successor's record."""
+    """A random id of the driver: an overtaken driver must not replace its successor's record."""
     state: str
     """`running` until the driver has ended; then the job's last state: `stopped`, `failed`, …"""
     host: str
@@ -31,22 +31,25 @@ class LastRun(msgspec.Struct, frozen=True):
     ended_ms: int = 0
     attempt: int = 0
     error: str = ""
-    """Why it failed."""
+    """The reason why the job failed."""
     format: int = FORMAT
 
 
 class LastRunFile:
-    """Reads and writes it. Any thread, any process."""
+    """Reads and writes the record of the last run. Any thread, any process."""
 
     def __init__(self, fs: FileSystem, paths: JobPaths) -> None:
-        """Take the file system that only the owner may read: errors quote records."""
+        """Set up the file.
+
+        `fs` must write files that only the owner may read: errors quote records.
+        """
         self._file = JsonFile(fs, paths.last_run, LastRun, "the record of a run")
 
     def read(self) -> LastRun | None:
-        """Return the record; None: no driver has written one.
+        """Return the record, or None if no driver has written one yet.
 
         Raises:
-            CheckpointCorrupt: It is no such record.
+            CheckpointCorrupt: The file is not a valid record.
         """
         return self._file.read()
 
@@ -55,7 +58,7 @@ class LastRunFile:
         self._file.write(run)
 
     def end(self, run: LastRun) -> None:
-        """Write how the driver has ended, unless another one owns the job by now."""
+        """Write how the driver has ended, unless another driver owns the job by now."""
         recorded = self.read()
         if recorded is None or recorded.run == run.run:
             self._file.write(run)

@@ -1,7 +1,7 @@
-"""Decisions of batches in a decision log, with a note of each in the target.
+"""The decisions of batches in a decision log, with a note of each batch in the target.
 
-The log holds the transactions of a decision, and stands beside the rows that wait for it. Which
-batches are written the target notes itself: with another log, or a cleaned one, none is written
+The log holds the transactions of a decision and is stored next to the staged rows. The target
+itself records the written batches: if the log is another one, or was cleaned, no batch is written
 twice.
 """
 
@@ -25,17 +25,17 @@ _log = logging.getLogger("onceflow.spark")
 
 
 class NotedBatchDecisions(LoggedBatchDecisions):
-    """Decisions in one directory and one target, for one sink id; `source` numbers the batches."""
+    """The decisions of one sink id in a directory and a target; `source` numbers the batches."""
 
     def __init__(
         self, files: CreatesAtomically, sink_id: str, name: str, *, source: str, notes: BatchNotes
     ) -> None:
-        """Touch nothing yet."""
+        """Store the arguments. Reads and writes nothing yet."""
         super().__init__(files, sink_id, name, lambda: notes.read().attempt)
         self._source = source
         self._notes = notes
         self._attempt = NO_ATTEMPT
-        """What this process has claimed; 0: nothing yet."""
+        """The attempt that this process has claimed; 0 if it has claimed none."""
 
     @override
     def claim(
@@ -52,7 +52,7 @@ class NotedBatchDecisions(LoggedBatchDecisions):
     @override
     def decide(self, decision: BatchDecision) -> BatchDecision:
         if super().read_claim().decision(decision.batch) is None:
-            # The log says who has claimed since; the target knows the number alone.
+            # The log tells which attempt has claimed since; the target knows only its number.
             self.check_newest(decision.attempt)
             written = self._notes.read().written
             self._notes.write(decision.attempt, begun=decision.batch.number, written=written)
@@ -73,7 +73,10 @@ class NotedBatchDecisions(LoggedBatchDecisions):
 
     @override
     def _meet_newer_target(self, view: LogView, attempt: AttemptId) -> None:
-        """Go on where the target knows each batch that was begun; the rest was rolled back."""
+        """Raise ConfigError if a begun batch is not recorded as written in the target.
+
+        Otherwise each begun batch is recorded, and the other transactions were rolled back.
+        """
         begun = self._notes.read().begun
         if begun is not None:
             raise ConfigError(

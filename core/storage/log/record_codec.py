@@ -1,12 +1,12 @@
-"""How a record of the decision log stands in its file: two lines of JSON, readable by people.
+"""The file format of a record of the decision log: two lines of JSON, readable by people.
 
     {"format":1|2|3,"kind":"attempt_claimed"|"checkpoint_decided","record":{...}}
     {"sha256":"<of line 1 with its newline>","size_bytes":<of the same>}
 
-The second line seals the first: it is compared as bytes, so any byte that is changed, added or cut
-anywhere is noticed. The sha256 is also the record's digest, which the next record names. Bytes are
-base64; field names are those of `protocol.log` and `protocol.checkpoints.snapshots`. Changing a
-field there means another format number here, and reading the old one still.
+The second line seals the first. It is compared as bytes, so any byte that is changed, added or cut
+off is noticed. The sha256 is also the record's digest, which the next record names. Bytes are
+base64; field names are those of `protocol.log` and `protocol.checkpoints.snapshots`. A change of a
+field there needs a new format number here, and the old format must stay readable.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from onceflow.core.protocol.log.rules import AttemptClaimed, CheckpointDecided, 
 
 FORMAT = 1
 FORMAT_WITH_ROWS = 2
-"""The format with rows in flight: versions that know only format 1 would lose them."""
+"""The format with rows in flight: versions that know only format 1 would lose these rows."""
 FORMAT_WITH_INPUTS = 3
-"""The format with rows on their way into a second input: others would give them to the first."""
+"""The format with in-flight rows of a second input: older versions would send them to the first."""
 _FORMATS = (FORMAT, FORMAT_WITH_ROWS, FORMAT_WITH_INPUTS)
 
 _RECORD_REMEDY = (
@@ -50,10 +50,10 @@ class _Seal(msgspec.Struct, frozen=True):
 
 
 def encode_record(record: LogRecord) -> tuple[bytes, str]:
-    """Return the bytes of `record`'s file, and their digest; equal records, equal bytes.
+    """Return the bytes of `record`'s file and their digest. Equal records have equal bytes.
 
     Raises:
-        InvariantViolation: The record would not read back as it is (a float that is not a number).
+        InvariantViolation: Decoding the bytes would not return `record` (a float that is NaN).
     """
     match record:
         case AttemptClaimed():
@@ -115,10 +115,10 @@ def seal(line: bytes) -> tuple[bytes, str]:
 
 
 def unseal(data: bytes, location: str, remedy: str = _RECORD_REMEDY) -> tuple[bytes, str]:
-    """Return the line that `seal` was given, and its digest.
+    """Return the line that was passed to `seal`, and its digest.
 
     Raises:
-        CheckpointCorrupt: One byte or more is not what was written; says `remedy`.
+        CheckpointCorrupt: A byte differs from what was written; the text ends in `remedy`.
     """
     line, _, trailer = data.partition(b"\n")
     expected, digest = seal(line)

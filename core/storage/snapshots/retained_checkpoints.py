@@ -1,7 +1,7 @@
-"""A checkpoint that a decision log still holds, as something that a job can begin from.
+"""A checkpoint that a decision log still retains, as a starting point of a job.
 
-A savepoint stands alone. A retained checkpoint does not: its log names its files, and the log says
-what was decided after it. Both are read as a `Savepoint`, so that the same rules hold for both.
+A savepoint is complete in itself. A retained checkpoint needs its log: the log references its files
+and holds the later decisions. Both are read as a `Savepoint`, so that the same rules apply.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ _CHECKPOINT = re.compile(r"(?P<root>.*)/(?P<job>[^/]+)/chk-(?P<number>\d+)/*")
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """One checkpoint of a job's decision log. Touches nothing until it is asked to."""
+    """One checkpoint of a job's decision log. Reads nothing before the first call of a method."""
 
     source: JobStorage
     number: CheckpointId
     is_own: bool
-    """Whether `source` is the storage of the job that begins from it."""
+    """True if `source` is the storage of the job that starts from this checkpoint."""
 
     def __str__(self) -> str:
         return f"{self.source}/chk-{self.number}"
 
     def read(self) -> Savepoint:
-        """Return it as a savepoint that was taken then.
+        """Return the checkpoint as a savepoint that was taken at the checkpoint's time.
 
-        In other storage nobody knows what the log has decided since. So there it counts as taken
-        by the last attempt, after the last decision: numbers go on from those.
+        If the checkpoint is in other storage, the later decisions of its log would be unknown to
+        the job. So the savepoint counts as taken by the log's last attempt, after its last
+        decision, and numbers continue from there.
 
         Raises:
-            SavepointRefused: The log does not hold it; says which it holds.
+            SavepointRefused: The log does not retain the checkpoint; names those that it retains.
             CheckpointCorrupt: The log is damaged.
         """
         view = self.source.log.read()
@@ -59,7 +60,7 @@ class RetainedCheckpoint:
             )
         decided, completed = matching[0], matching[0].completed
         is_last = decided == view.decided[-1]
-        # What was decided later is no part of it: a start from it takes that back.
+        # Later decisions are left out: a start from this checkpoint takes them back.
         memory = (decided.memory or view.memory).with_sinks(view.memory.sinks)
         checkpoint = Savepoint(
             f"checkpoint-{completed.attempt}-{self.number}",
@@ -81,27 +82,28 @@ class RetainedCheckpoint:
         return replace(checkpoint, completed=replace(copied, checkpoint=view.next_checkpoint))
 
     def reader(self) -> FileStateReader:
-        """Return what reads its state files."""
+        """Return the reader of its state files."""
         return self.source.reader()
 
     def staging(self, sink_id: str) -> FileStagingArea:
-        """Return what `sink_id` has staged in the checkpoint's storage."""
+        """Return the rows that `sink_id` has staged in the checkpoint's storage."""
         return self.source.open_staged_files(sink_id)
 
     def dispose(self) -> None:
-        """Delete nothing: the log retains it for as long as it retains any of its age."""
+        """Delete nothing: the log deletes the checkpoint when it no longer retains it."""
 
 
 def restore_point(
     storage: CheckpointStorage, own: JobStorage, location: str
 ) -> SavepointDirectory | RetainedCheckpoint:
-    """Return what `location` names for the job that `own` is of, in `storage`.
+    """Return the savepoint or checkpoint at `location`, for the job of `own` in `storage`.
 
-    A number is a checkpoint of the job's own log; `<storage>/<job>/chk-<number>` is one of any log;
-    all else is the directory of a savepoint, also one that is called so.
+    A number names a checkpoint of the job's own log, and `<storage>/<job>/chk-<number>` a
+    checkpoint of any log. Any other text names the directory of a savepoint. If a directory of the
+    form `…/chk-<number>` is a savepoint, the savepoint is returned.
 
     Raises:
-        ConfigError: It is nowhere that can be reached.
+        ConfigError: `location` cannot be reached.
     """
     if location.isdecimal():
         return RetainedCheckpoint(own, CheckpointId(int(location)), is_own=True)
@@ -115,7 +117,7 @@ def restore_point(
 
 
 def check_not_claimed(point: SavepointDirectory | RetainedCheckpoint) -> None:
-    """Raise ConfigError if `point` cannot become a job's own and be deleted."""
+    """Raise ConfigError if `point` is a checkpoint, which a job cannot claim and delete."""
     if isinstance(point, RetainedCheckpoint):
         raise ConfigError(
             f"claim=True deletes a savepoint once the job has begun from it, and {point} is a"
@@ -124,7 +126,7 @@ def check_not_claimed(point: SavepointDirectory | RetainedCheckpoint) -> None:
 
 
 def _storage_at(storage: CheckpointStorage, root: str) -> CheckpointStorage:
-    """Return the storage at `root`, by the credentials of `storage` if both are of one kind."""
+    """Return the storage at `root`, with the credentials of `storage` if both are of one kind."""
     if isinstance(storage, ObjectStorage) and is_bucket(root):
         return replace(storage, url=root)
     if isinstance(storage, HdfsStorage) and is_hdfs(root):

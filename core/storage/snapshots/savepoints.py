@@ -1,13 +1,13 @@
-"""Savepoints in a file system: a directory each, which stands alone and may be moved.
+"""Savepoints in a file system: each is one directory, complete in itself, which may be moved.
 
     <directory>/state/<number>-<uid>@<subtask>@<name>   a state file, in the canonical form
     <directory>/staged/<sink id>/<transaction>.arrow    rows and proofs, see `staging`
     <directory>/_metadata                               two sealed lines of JSON, written last
-    <directory>/_changing                               while state is added that DataFrames hold
+    <directory>/_changing                               exists while state of DataFrames is added
 
-Paths inside are relative to the directory, so that it may be moved, copied and renamed. One without
-`_metadata` is not whole and is never read. Nothing in the job's own storage names any of it, and
-nothing in it names the job's storage.
+Paths inside are relative to the directory, so that it may be moved, copied and renamed. A directory
+without `_metadata` is incomplete and is never read as a savepoint. The job's own storage does not
+reference the savepoint, and the savepoint does not reference the job's storage.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from onceflow.core.storage.staging.staged_rows import FileStagingArea
 
 FORMAT = 2
 _FORMATS_READ = (1, FORMAT)
-"""The first one holds nothing that is staged."""
+"""The formats that can be read. Format 1 holds no staged rows."""
 COPIES_AT_ONCE = 4
-"""State files that are copied or read at one time."""
+"""The number of state files that are copied or read at once."""
 
 _REMEDY = "restore the savepoint's directory from a copy, or take another savepoint"
 _T = TypeVar("_T")
@@ -60,7 +60,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class SavepointDirectory:
-    """One savepoint's files. Any thread, any process; touches nothing until it is asked to."""
+    """The files of one savepoint. Any thread, any process; reads nothing before the first call."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -70,29 +70,29 @@ class SavepointDirectory:
         return self._fs.location("").rstrip("/")
 
     def is_there(self) -> bool:
-        """Tell whether this is the directory of a savepoint that was finished."""
+        """Return True if this is the directory of a finished savepoint."""
         return self._fs.size(self._paths.metadata) is not None
 
     def is_begun(self) -> bool:
-        """Tell whether there is any file in this directory."""
+        """Return True if there is any file in this directory."""
         return bool(self._fs.list(""))
 
     def prepare(self) -> None:
-        """Make the directory, as a sign that it can be written to.
+        """Create the directory, and thereby check that it can be written.
 
         Raises:
-            StorageError: It cannot.
+            StorageError: The directory cannot be created.
         """
         self._fs.make_directory("")
 
     def write(self, savepoint: Savepoint, source: FileStateReader) -> None:
-        """Make `savepoint` durable here, with copies of the state files that `source` reads.
+        """Write `savepoint` durably, with copies of the state files that `source` reads.
 
-        A crash leaves files without metadata, which nobody takes for a savepoint.
+        A crash leaves files without metadata, which are not read as a savepoint.
 
         Raises:
-            StorageError: It is not whole; what is there of it may be deleted.
-            CheckpointCorrupt: A state file is not what was written.
+            StorageError: The savepoint is incomplete. Its files may be deleted.
+            CheckpointCorrupt: The bytes of a state file are not those that were written.
         """
 
         def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
@@ -103,15 +103,15 @@ class SavepointDirectory:
 
         completed = with_copied_files(savepoint.completed, copy_handle)
         data = _encode(replace(savepoint, completed=completed))
-        # The metadata last, and only if there is none: with it, all of it becomes a savepoint.
+        # The metadata is written last, and only if there is none: it makes the files a savepoint.
         if isinstance(self._fs.create_if_absent(self._paths.metadata, data), AlreadyExists):
             raise StorageError(f"{self} holds another savepoint already: choose another directory")
 
     def read(self) -> Savepoint:
-        """Return the savepoint; its state files are not looked at.
+        """Return the savepoint. Does not read its state files.
 
         Raises:
-            SavepointRefused: There is none, or it was never finished.
+            SavepointRefused: There is no savepoint, or it was never finished.
             CheckpointCorrupt: The metadata is not what was written.
             StateIncompatible: A later version of onceflow wrote it.
         """
@@ -141,31 +141,38 @@ class SavepointDirectory:
             ) from error
 
     def reader(self) -> FileStateReader:
-        """Return what reads the state files."""
+        """Return the reader of the state files."""
         return FileStateReader(self._fs, self._paths)
 
     def staging(self, sink_id: str) -> FileStagingArea:
-        """Return the copies of what `sink_id` had staged when the savepoint was taken."""
+        """Return the copies of the rows that `sink_id` had staged when the savepoint was taken."""
         return FileStagingArea(self._fs, self._paths.staging_directory(sink_id), sink_id)
 
     def state_writer(self, unique: str, uid: str) -> SavepointStateWriter:
-        """Return what makes state durable that no metadata names yet; `unique` is in every name."""
+        """Return a writer of state that no metadata references yet.
+
+        `unique` is in each file name.
+        """
         return SavepointStateWriter(self._fs, self._paths, unique, uid)
 
     def delete_state(self, unique: str) -> None:
-        """Delete what writers of `unique` have written: nothing names it, nor will. Idempotent."""
+        """Delete the state that writers of `unique` wrote, which no metadata references.
+
+        Idempotent.
+        """
         for name in self._fs.list(self._paths.state_directory):
             if name.startswith(f"{unique}-"):
                 self._fs.delete(self._paths.state(name))
 
     @contextmanager
     def changing(self) -> Generator[Callable[[Savepoint], None], None, None]:
-        """Give what replaces the metadata, at once and as a whole; nobody else does meanwhile.
+        """Lock the metadata and return a function that replaces it atomically.
 
-        A crash leaves the old metadata or the new, and a file that keeps others out.
+        Only one process holds the lock file at a time. A crash leaves either the old or the new
+        metadata, and the lock file, which keeps other processes out until someone deletes it.
 
         Raises:
-            SavepointRefused: Another process is at it, or was killed while it was.
+            SavepointRefused: The lock file exists: another process holds it or was killed.
         """
         if isinstance(self._fs.create_if_absent(self._paths.lock, b""), AlreadyExists):
             raise SavepointRefused(
@@ -185,9 +192,9 @@ class SavepointDirectory:
         """Delete the savepoint, metadata first. Idempotent.
 
         Raises:
-            StorageError: Some of it is still there.
+            StorageError: Some files still exist.
         """
-        # Metadata first: a crash in between leaves files that nobody takes for a savepoint.
+        # Metadata first: a crash in between leaves files that are not read as a savepoint.
         self._fs.delete(self._paths.metadata)
         self._fs.delete_tree(self._paths.state_directory)
         self._fs.delete_tree(self._paths.staged_sinks)
@@ -212,10 +219,10 @@ class SavepointStateWriter:
     def write(
         self, name: str, data: bytes | memoryview | pa.Buffer, *, key_groups: range | None = None
     ) -> StateHandle:
-        """Return the handle of `data`, durable when this returns.
+        """Write `data` durably and return its handle.
 
         Raises:
-            StorageError: It is not.
+            StorageError: The data is not durable.
         """
         view = memoryview(data).cast("B")
         groups = key_groups if key_groups is not None else range(0)
@@ -235,20 +242,23 @@ class SavepointStateWriter:
         shared: bool = False,
         key_groups: range | None = None,
     ) -> StateHandle:
-        """Do what `write` does with the joined `chunks`; a savepoint shares nothing."""
+        """Write the joined `chunks`, like `write`. A savepoint has no shared files."""
         del shared
         return self.write(name, b"".join(chunks), key_groups=key_groups)
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
     ) -> StateHandle:
-        """Write a copy of the file at `path`; a savepoint shares nothing."""
+        """Write a copy of the file at `path`. A savepoint has no shared files."""
         del shared
         return self.write(name, path.read_bytes(), key_groups=key_groups)
 
 
 def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[str, ...]:
-    """Read every state file that `completed` names; return what is wrong, one line a file."""
+    """Read each state file that `completed` references.
+
+    Return the errors, one line a damaged file.
+    """
 
     def damage(handle: StateHandle) -> str:
         try:
@@ -265,13 +275,13 @@ def damages(completed: CompletedCheckpoint, reader: FileStateReader) -> tuple[st
 def copy_into(
     fs: FileSystem, paths: StatePaths, completed: CompletedCheckpoint, source: FileStateReader
 ) -> CompletedCheckpoint:
-    """Return `completed` with its state files copied to where its own number and attempt say.
+    """Copy the state files of `completed` to the paths of its own number and attempt. Return it.
 
-    A crash leaves files that no record names, for `sweep` to find.
+    A crash leaves files that no record references; `sweep` deletes them.
 
     Raises:
-        StorageError: Not all of it is durable.
-        CheckpointCorrupt: A state file is gone, or is not what was written.
+        StorageError: Not all files are durable.
+        CheckpointCorrupt: A state file is gone, or its bytes are not those that were written.
     """
 
     def copy_handle(number: int, subtask: int, uid: str, handle: StateHandle) -> StateHandle:
@@ -286,21 +296,22 @@ def copy_into(
 def with_copied_files(
     completed: CompletedCheckpoint, copy: Callable[[int, int, str, StateHandle], StateHandle]
 ) -> CompletedCheckpoint:
-    """Return `completed` with each handle of a file replaced by what `copy` makes of it.
+    """Return `completed` with each handle of a file replaced by the result of `copy`.
 
-    `copy` gets a number of its own, the subtask's index, the uid and the handle. It is called on
+    `copy` gets a unique number, the subtask's index, the uid and the handle. It is called by
     several threads at once.
     """
     all_handles = list(_handles(completed))
     numbered = [(number, *one) for number, one in enumerate(all_handles)]
-    # In the order of `_handles`, which `renew` follows below: keyed, raw, rows in flight.
+    # The order is that of `_handles`, which `renew` follows below: keyed, raw, rows in flight.
     copies = iter(_at_once(lambda one: copy(*one), numbered))
 
     def renew(handles: Iterable[StateHandle]) -> tuple[StateHandle, ...]:
         return tuple(next(copies) if handle.path else handle for handle in handles)
 
     def operator(old: OperatorSnapshot) -> OperatorSnapshot:
-        # Before raw, as in `_handles`: arguments of `replace` would hide the order.
+        # Keyed before raw, as in `_handles`. Inside the arguments of `replace` the order would be
+        # hidden.
         keyed = renew(old.keyed)
         return replace(old, keyed=keyed, raw=renew(old.raw))
 

@@ -1,11 +1,11 @@
-"""State of one subtask as files of checkpoint storage: written once, verified on every read.
+"""The state of one subtask as files of checkpoint storage: written once, verified on every read.
 
-    private   chk-<n>/a<attempt>/...   goes with its checkpoint
-    shared    shared/a<attempt>@...    may be named by later checkpoints; its name is used once
-    inline    in the handle itself     when smaller than the threshold: a file costs two syncs
+    private   chk-<n>/a<attempt>/...   deleted with its checkpoint
+    shared    shared/a<attempt>@...    later checkpoints may reference it; its name is used once
+    inline    in the handle itself     if smaller than the threshold: a file costs two syncs
 
-The checksum is xxh3-128 in hex, of the bytes that the writer was given, not of what was read back.
-`discard` deletes what the coordinator gives up, `sweep` what dead attempts left (I9).
+The checksum is xxh3-128 in hex, of the bytes that were passed to the writer, not of bytes read
+back. `discard` deletes files that the coordinator gives up, `sweep` those of dead attempts (I9).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onceflow.core.stored_names import UnsafeName, resolve_stored_name
 T = TypeVar("T", bytes, memoryview)
 
 HEAD_BYTES = 64 * 1024
-"""How much of a file says what is in it."""
+"""The number of bytes at the start of a file that identify its content."""
 
 _WHAT_TO_DO = (
     "restore the file from a backup of checkpoint storage, or start from an older checkpoint,"
@@ -43,9 +43,10 @@ _WHAT_TO_DO = (
 
 
 class FileStateWriter:
-    """Writes one subtask's state of one operator and one checkpoint. Any thread.
+    """Writes the state of one subtask, operator and checkpoint. Any thread.
 
-    Everything a returned handle names is durable (I4). A crash leaves files that no record names.
+    If a method returns a handle, the state is durable (I4). A crash leaves files that no record
+    names.
     """
 
     def __init__(
@@ -65,7 +66,10 @@ class FileStateWriter:
 
     @property
     def uploaded_bytes(self) -> int:
-        """How much is new in storage: written, or taken over as it is. Not what is held inline."""
+        """The number of bytes that are new in storage: written, or adopted.
+
+        Inline state is not counted.
+        """
         return self._uploaded_bytes
 
     def write(
@@ -75,14 +79,14 @@ class FileStateWriter:
         *,
         key_groups: range | None = None,
     ) -> StateHandle:
-        """Return the handle of `data`, durable when this returns; small data is held inline.
+        """Make `data` durable and return its handle. Small data is held inline.
 
-        `data` is anything contiguous: bytes, a memoryview, an Arrow buffer.
+        `data` is any contiguous buffer: bytes, a memoryview, an Arrow buffer.
 
         Raises:
-            StorageError: It is not durable; the checkpoint must be declined.
+            StorageError: The data is not durable; the checkpoint must be declined.
         """
-        # As bytes, without a copy: the buffer may have items of any size.
+        # Cast to bytes without a copy: the buffer may have items of any size.
         view = memoryview(data).cast("B")
         checksum = xxhash.xxh3_128_hexdigest(view)
         if view.nbytes < self._inline_threshold_bytes:
@@ -99,12 +103,14 @@ class FileStateWriter:
         shared: bool = False,
         key_groups: range | None = None,
     ) -> StateHandle:
-        """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
+        """Write the joined `chunks` like `write` and return their handle.
 
-        A shared file is never held inline: a record of the log would repeat it each time.
+        They need not fit into memory.
+
+        A shared file is never held inline, because each checkpoint's record would repeat its bytes.
 
         Raises:
-            StorageError: It is not durable; the checkpoint must be declined.
+            StorageError: The data is not durable; the checkpoint must be declined.
         """
         views = (memoryview(chunk).cast("B") for chunk in chunks)
         first, size_bytes = list[memoryview](), 0
@@ -125,13 +131,13 @@ class FileStateWriter:
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
     ) -> StateHandle:
-        """Return the handle of the file at `path`, durable when this returns.
+        """Make the file at `path` durable and return its handle.
 
-        A shared file must never change again, because storage may take it over as it is; it may be
-        deleted. A private one is copied, or held inline when small.
+        A shared file must never change again, because storage may adopt it without a copy. It may
+        be deleted. A private file is copied, or held inline if it is small.
 
         Raises:
-            StorageError: It is not durable; the checkpoint must be declined.
+            StorageError: The data is not durable; the checkpoint must be declined.
         """
         if shared:
             return self._write_shared(name, path, key_groups)
@@ -140,18 +146,19 @@ class FileStateWriter:
         return self._copy(name, self._new(self._names.private(name)), path, key_groups)
 
     def abandon(self) -> None:
-        """Delete every file written so far: the checkpoint will be declined. Idempotent."""
-        # Forgotten only once deleted: after a failure the next call tries the same file again.
+        """Delete each file written so far, because the checkpoint will be declined. Idempotent."""
+        # A file is forgotten only once it is deleted: after a failure, the next call tries it
+        # again.
         while self._written:
             path = next(iter(self._written))
             self._fs.delete(self._paths.in_job(path))
             self._written.remove(path)
 
     def _write_shared(self, name: str, source: Path, key_groups: range | None) -> StateHandle:
-        # A random part: a name is never used twice, whatever attempts and retries there are.
+        # A random part, so that no name is used twice, whatever attempts and retries there are.
         path = self._new(self._names.shareable(name, uuid.uuid4().hex))
         in_storage = self._paths.in_job(path)
-        # A hard link saves the copy where the slot's disk and storage are one file system.
+        # A hard link saves the copy if the slot's disk and storage are one file system.
         if not (isinstance(self._fs, AdoptsFiles) and self._fs.adopt(in_storage, source)):
             return self._copy(name, path, source, key_groups, shared=True)
         hashed = _Hashed(_local_chunks(source))
@@ -185,7 +192,7 @@ class FileStateWriter:
 
 
 class FileStateReader:
-    """Reads what a `FileStateWriter` wrote, in any process. Any thread."""
+    """Reads the files that a `FileStateWriter` wrote, in any process. Any thread."""
 
     def __init__(self, fs: FileSystem, paths: StatePaths) -> None:
         self._fs = fs
@@ -195,19 +202,23 @@ class FileStateReader:
         """Return the bytes of `handle`.
 
         Raises:
-            CheckpointCorrupt: They are not what was written, or are gone.
-            StorageError: They cannot be read now.
+            CheckpointCorrupt: The bytes are gone, or are not those that were written.
+            StorageError: The bytes cannot be read now.
         """
         data = b"".join(self._chunks(handle))
         self._verify(handle, len(data), xxhash.xxh3_128_hexdigest(data))
         return data
 
     def head(self, handle: StateHandle) -> bytes:
-        """Return the first bytes of `handle`, `HEAD_BYTES` of them unless it is shorter.
+        """Return the first `HEAD_BYTES` bytes of `handle`, or all if it is shorter.
+
+        Does not verify them.
+
+        Verifying would need all bytes.
 
         Raises:
-            CheckpointCorrupt: It is gone. Not verified: that takes reading all of it.
-            StorageError: It cannot be read now.
+            CheckpointCorrupt: The file is gone.
+            StorageError: The file cannot be read now.
         """
         head = b""
         for chunk in self._chunks(handle):
@@ -217,7 +228,10 @@ class FileStateReader:
         return head
 
     def read_verified_chunks(self, handle: StateHandle) -> Iterator[bytes]:
-        """Yield the bytes of `handle` piece by piece; raises after the last what `read` does."""
+        """Yield the bytes of `handle` in chunks.
+
+        After the last chunk, raise the errors of `read`.
+        """
         hashed, size_bytes = _Hashed(self._chunks(handle)), 0
         for chunk in hashed:
             size_bytes += len(chunk)
@@ -225,19 +239,19 @@ class FileStateReader:
         self._verify(handle, size_bytes, hashed.checksum)
 
     def read_to(self, handle: StateHandle, path: Path) -> None:
-        """Leave the bytes of `handle` in a new file at `path`; nothing is there when it raises.
+        """Write the bytes of `handle` to a new file at `path`. If this raises, there is no file.
 
         Raises:
-            CheckpointCorrupt: They are not what was written, or are gone.
-            StorageError: They cannot be read now, or the local disk does not take them.
+            CheckpointCorrupt: The bytes are gone, or are not those that were written.
+            StorageError: The bytes cannot be read now, or the local disk cannot be written.
         """
         try:
             with path.open("xb", buffering=0) as file:
                 try:
                     self._copy_into(file.fileno(), handle)
                 except BaseException:
-                    # The bytes are checked only at the end: a damaged file must not stay for
-                    # somebody to open.
+                    # The bytes are verified only at the end, so a damaged file must be removed
+                    # before it is opened.
                     path.unlink(missing_ok=True)
                     raise
         except OSError as error:
@@ -277,7 +291,7 @@ class FileStateReader:
 
 
 class _Hashed(Generic[T]):
-    """Passes chunks on and knows their joined checksum afterwards."""
+    """Yields chunks unchanged and provides their joined checksum afterwards."""
 
     def __init__(self, chunks: Iterable[T]) -> None:
         self._chunks: Iterable[T] = chunks
@@ -340,7 +354,7 @@ def _resolve_path(fs: FileSystem, paths: StatePaths, handle: StateHandle) -> str
     """Return the path of the file of `handle`, which belongs to the job or to the savepoint.
 
     Raises:
-        CheckpointCorrupt: The handle or a link leads out of their directory.
+        CheckpointCorrupt: The path or a symbolic link leads out of the directory of the owner.
     """
     path = paths.in_job(handle.path)
     if isinstance(fs, LocalFileSystem):
@@ -353,20 +367,20 @@ def _resolve_path(fs: FileSystem, paths: StatePaths, handle: StateHandle) -> str
 
 
 def discard(fs: FileSystem, paths: JobPaths, handles: Iterable[StateHandle]) -> None:
-    """Delete the files of `handles`, and directories that they leave empty. Idempotent.
+    """Delete the files of `handles`, and the directories that become empty. Idempotent.
 
-    Tries every file, also after a failure.
+    After a failure the other files are still deleted.
 
     Raises:
-        StorageError: The first failure; some files are still there, for `sweep` to find.
+        StorageError: The first failure. Some files still exist; `sweep` deletes them.
     """
-    # A handle without a path is inline; a file that several handles name is deleted once.
+    # A handle without a path is inline. A file that several handles reference is deleted once.
     files = {_resolve_path(fs, paths, handle): handle for handle in handles if handle.path}
     failures: list[StorageError] = []
     for path in files:
         with _note_failure(failures):
             fs.delete(path)
-    # The directory of the attempt, then that of its checkpoint. Another attempt's may keep it.
+    # The directory of the attempt, then that of its checkpoint, which other attempts may still use.
     private = [path for path, handle in files.items() if not handle.shared]
     for parent in {path.rpartition("/")[0] for path in private}:
         with _note_failure(failures):
@@ -383,25 +397,26 @@ def sweep(
     *,
     spared: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Delete every state file that no checkpoint of `view` names and that nobody will name.
+    """Delete each state file that no checkpoint of `view` references and none will.
+
+    Return the paths.
 
     Runs on the driver, at the start of `attempt` and at any time during it; `view` is the log as of
-    then. Safe beside writers of `attempt` itself and of newer ones, if during the attempt `spared`
-    are the paths that the checkpoints retained at its start name, which are the coordinator's to
-    discard: a pending checkpoint may name them again. It touches only
+    then. May run while writers of `attempt` or of a newer attempt write. During the attempt,
+    `spared` must hold the paths of the checkpoints that were retained at its start. The coordinator
+    discards those, because a pending checkpoint may reference them again. Only these are deleted:
 
-        files of older attempts, probes too, and
-        directories of checkpoints of this attempt below its last decided one.
+        files of older attempts, including probes, and
+        directories of checkpoints of this attempt below its last decided checkpoint.
 
-    Shared files of `attempt` itself are the coordinator's to discard.
-    Returns what it deleted.
+    The coordinator discards shared files of `attempt` itself.
 
     Raises:
-        StorageError: The first failure, after trying everything; the next sweep tries again.
+        StorageError: The first failure, after trying each deletion; the next sweep tries again.
     """
     named = spared | paths_of(s for completed in view.completed for s in completed.snapshots)
     decided = view.completed
-    # A checkpoint below the last decided one is decided itself, or never will be.
+    # A checkpoint below the last decided one is decided, or never will be.
     over_before = decided[-1].checkpoint if decided else GENESIS
     named_directories = {path.rpartition("/")[0] for path in named}
     deleted: list[str] = []
@@ -432,7 +447,7 @@ def _dead_directories(
         directory = paths.checkpoint(checkpoint)
         for inner in fs.list(directory):
             writer = paths.attempt_of(inner)
-            # A newer attempt's files are never touched: this driver may be fenced, not knowing it.
+            # Never touch a newer attempt's files: this driver may be fenced without knowing it.
             if writer is None or writer > attempt:
                 continue
             if writer < attempt or checkpoint < over_before:
@@ -440,20 +455,20 @@ def _dead_directories(
 
 
 def _dead(fs: FileSystem, directory: str, attempt: AttemptId) -> Iterable[str]:
-    # A file under way has a name of its own; whose it is, its target says.
+    # The name of an unfinished file has no writer; the name of its target has.
     unfinished = fs.list_unfinished(directory)
     names = {name: name for name in fs.list(directory)}
     names.update({item.name: item.target for item in unfinished})
     for name, target in names.items():
         writer = JobPaths.writer_of(target)
-        # What has no writer in its name is not ours.
+        # Files without a writer in their name were not written by onceflow.
         if writer is not None and writer < attempt:
             yield f"{directory}/{name}"
 
 
 @contextmanager
 def _note_failure(failures: list[StorageError]) -> Generator[None]:
-    """Go on after a failure: one file that cannot be deleted must not keep the others."""
+    """Record a failure and continue, so that the other files are still deleted."""
     try:
         yield
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""What checkpoints and savepoints there are, for whoever looks at them without running the job."""
+"""The stored checkpoints and savepoints, for commands that inspect a job without running it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onceflow.core.storage.storage import CheckpointStorage, JobStorage
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint that a job's decision log holds, or a savepoint."""
+    """A checkpoint that a job's decision log retains, or a savepoint."""
 
     job: str
     name: str
@@ -46,7 +46,7 @@ class StoredCheckpoint:
         return f"{what} {self.name} of job {self.job!r}"
 
     def describe(self) -> dict[str, Any]:
-        """Return its name, kind, age and sizes, for people and for JSON."""
+        """Return the name, kind, time and sizes, for people and for JSON."""
         completed = self.completed
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(completed.completed_at_ms / 1000))
         return {
@@ -65,15 +65,15 @@ class StoredCheckpoint:
 
 
 def size_bytes(operator: OperatorSnapshot) -> int:
-    """Return how large the state of one operator's subtask is."""
+    """Return the size of the state of one operator's subtask."""
     return sum(handle.size_bytes for handle in (*operator.keyed, *operator.raw))
 
 
 def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
-    """Return the storage of `job`; of the only one that is there, when it is None.
+    """Return the storage of `job`, or of the only job if `job` is None.
 
     Raises:
-        ConfigError: There is no such job, or there are several; names those that are there.
+        ConfigError: There is no such job, or there are several; names the existing ones.
     """
     root = getattr(storage, "root", None)
     if root is not None and not Path(root).is_dir():
@@ -93,11 +93,11 @@ def open_job(storage: CheckpointStorage, job: str | None) -> JobStorage:
 
 
 def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
-    """Return the checkpoints that the job's decision log holds, rising.
+    """Return the checkpoints that the job's decision log retains, in rising order.
 
     Raises:
         CheckpointCorrupt: The log is damaged.
-        StorageError: It cannot be read now.
+        StorageError: The log cannot be read now.
     """
     return [
         StoredCheckpoint(job.job, str(one.checkpoint), "checkpoint", one, job.reader())
@@ -108,9 +108,9 @@ def checkpoints_of(job: JobStorage) -> list[StoredCheckpoint]:
 def savepoints_of(
     storage: CheckpointStorage, job: JobStorage
 ) -> Iterator[StoredCheckpoint | OnceflowError]:
-    """Yield the savepoints in the job's own directory; an error for one that cannot be read.
+    """Yield the savepoints in the job's own directory, and an error for each unreadable one.
 
-    Passes over files, which are certainly no savepoint.
+    Skips files, which cannot be savepoints.
     """
     for name in job.savepoint_names():
         location = f"{job.savepoints}/{name}"
@@ -124,10 +124,10 @@ def savepoints_of(
 
 
 def savepoint_at(storage: CheckpointStorage, location: str) -> StoredCheckpoint:
-    """Return the savepoint in directory `location`, wherever that is.
+    """Return the savepoint in directory `location`, on any file system.
 
     Raises:
-        SavepointRefused: There is none, or it was never finished.
+        SavepointRefused: There is no savepoint, or it was never finished.
         CheckpointCorrupt: Its metadata is damaged.
     """
     directory = savepoint_directory(storage, location)
@@ -143,10 +143,10 @@ def savepoint_at(storage: CheckpointStorage, location: str) -> StoredCheckpoint:
 
 
 def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
-    """Return the checkpoint of this number, the last one for None.
+    """Return the checkpoint with this number, or the last one if `number` is None.
 
     Raises:
-        ConfigError: The decision log does not hold it; says which it holds.
+        ConfigError: The decision log does not retain it; names those that it retains.
     """
     checkpoints = checkpoints_of(job)
     if number is None and checkpoints:
@@ -160,7 +160,7 @@ def checkpoint_at(job: JobStorage, number: int | None) -> StoredCheckpoint:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return words on what `name` may have meant, and all that there is."""
+    """Return a text with the known name nearest to `name`, and all known names."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""

@@ -1,1 +1,1 @@
-"""Rows that wait in checkpoint storage: for their commit, or to be read by a source."""
+"""The rows in checkpoint storage that wait for their commit, or for a source to read them."""

@@ -1,4 +1,4 @@
-"""What Spark has written into checkpoint storage for one source, to be read from there alone."""
+"""The files that Spark has written into checkpoint storage for one source."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from onceflow.core.storage.filesystems.local import sync_directory, sync_file
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """A directory of `fs` with one directory of files for each time that they were written."""
+    """A directory of `fs`, with one directory of files for each time that Spark wrote them."""
 
     fs: FileSystem = field(repr=False)
     directory: str
 
     def make(self) -> None:
-        """Create the directory. Only those who may use checkpoint storage may write below it."""
+        """Create the directory. Only users of checkpoint storage may write below it."""
         self.fs.make_directory(self.directory)
 
     def path(self, name: str = "") -> Path:
-        """Return where `name` is for whoever has the storage mounted."""
+        """Return the path of `name` on a machine that has mounted the storage."""
         return Path(self.fs.location(self.directory)) / name
 
     def make_durable(self, written: str) -> None:
-        """Make the files in directory `written`, whoever wrote them, survive a crash."""
+        """Make the files in directory `written` survive a crash, whichever process wrote them."""
         directory = self.path(written)
         for path in directory.iterdir():
             sync_file(path)
@@ -34,7 +34,7 @@ class InputFiles:
         sync_directory(str(self.path()))
 
     def delete(self, *, besides: Collection[str] = ()) -> None:
-        """Delete everything but the directories of `besides`. Idempotent."""
+        """Delete all files except the directories in `besides`. Idempotent."""
         for name in self.fs.list(self.directory):
             if name not in besides:
                 self.fs.delete_tree(f"{self.directory}/{name}")

@@ -1,14 +1,15 @@
-"""Staged rows as files of a job's checkpoint storage.
+"""The staged rows of a job as files of its checkpoint storage.
 
-One file a transaction, `<job>/staged/<sink id>/<attempt>-<checkpoint>-<subtask>-<sequence>.arrow`:
+Each transaction is one file, `<job>/staged/<sink
+id>/<attempt>-<checkpoint>-<subtask>-<sequence>.arrow`:
 
     frame*      part length (2 bytes), body length (8), part (UTF-8), body (an Arrow IPC stream)
     trailer     length of all frames (8 bytes), their XXH3-64 (8)
 
-All numbers are little endian. Nothing is listed before it is whole: see `FileSystem`.
+All numbers are little endian. A file is listed only once it is whole: see `FileSystem`.
 
-A savepoint holds copies of these files, under the same names. A job that begins from it in empty
-storage copies them there, and `<job>/staged/<sink id>/imported` names them, one a line.
+A savepoint holds copies of these files, under the same names. A job that starts from it in empty
+storage copies them there, and `<job>/staged/<sink id>/imported` lists them, one a line.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from onceflow.core.storage.filesystems.local import CHECKPOINT_STORAGE, LocalFil
 from onceflow.core.storage.layout import safe_name
 
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
-"""What one transaction may hold in memory before it goes on in a local temporary file."""
+"""The number of bytes that one transaction holds in memory before it uses a temporary file."""
 
 _HEADER = struct.Struct("<HQ")
 _TRAILER = struct.Struct("<QQ")
 _CHUNK_BYTES = 1 << 20
 _FRAME_BYTES = 1 << 18
-"""A frame with as many takes no further batch: it is in memory until it ends."""
+"""The size at which a frame takes no further batch, because it is in memory until it ends."""
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _IMPORTED = "imported"
 
@@ -57,7 +58,7 @@ class FileStagingArea(StagingArea):
 
     @classmethod
     def in_directory(cls, root: str, sink_id: str) -> FileStagingArea:
-        """Return the area of `sink_id` in the local directory `root`, without a job around it."""
+        """Return the area of `sink_id` in the local directory `root`, without a job."""
         files = LocalFileSystem(root, Modes(), advice=CHECKPOINT_STORAGE)
         return cls(files, f"staged/{safe_name(sink_id)}", sink_id)
 
@@ -71,8 +72,8 @@ class FileStagingArea(StagingArea):
         chunks = self.fs.read_chunks(path)
         if chunks is None:
             return None
-        # Read and verified as a whole before the first row is given: the caller applies rows at
-        # once, and a damaged file must not leave half of them applied.
+        # The whole file is read and verified before the first row is yielded: the caller applies
+        # rows immediately, and a damaged file must not leave half of them applied.
         spool = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115
         try:
             for chunk in chunks:
@@ -110,15 +111,16 @@ class FileStagingArea(StagingArea):
     def copy_to(
         self, target: FileStagingArea, is_wanted: Callable[[TransactionId], bool]
     ) -> tuple[TransactionId, ...]:
-        """Copy what is staged and wanted; return its names. Runs while others stage and commit.
+        """Copy the staged transactions that are wanted. Return their ids.
 
-        What a sink commits meanwhile disappears, and a proof may appear in its place. So the area
-        is listed again until it shows nothing new: then each wanted transaction was copied, or
-        its proof was, or the target has the proof.
+        May run while sinks stage and commit. If a sink commits a transaction meanwhile, its file
+        disappears and a proof may replace it. So the area is listed again until the listing shows
+        nothing new. Then each wanted transaction, or its proof, was copied, or the target has the
+        proof.
 
         Raises:
-            StateCorrupt: A file is not what was sealed.
-            StorageError: Not all of it is durable in `target`.
+            StateCorrupt: The bytes of a file are not those that were sealed.
+            StorageError: Not all files are durable in `target`.
         """
         seen: set[TransactionId] = set()
         copied: list[TransactionId] = []
@@ -130,18 +132,19 @@ class FileStagingArea(StagingArea):
             copied += [one for one in listed if self._copy(one, target)]
 
     def import_from(self, source: FileStagingArea) -> tuple[TransactionId, ...]:
-        """Copy all that is staged in `source`, a savepoint's area; return its names. Idempotent.
+        """Copy all staged files of `source`, a savepoint's area. Return their ids. Idempotent.
 
-        There is nothing to copy from a checkpoint that the job itself retains.
+        Copies nothing if `source` is this area itself: the job starts from a checkpoint that it
+        retains.
 
         Raises:
-            StateCorrupt: A file is not what was sealed.
-            StorageError: Not all of it is durable here.
+            StateCorrupt: The bytes of a file are not those that were sealed.
+            StorageError: Not all files are durable here.
         """
         if source.fs.location(source.directory) == self.fs.location(self.directory):
             return ()
         names = [self._name(transaction) for transaction in source.transactions()]
-        # Before the rows: they are never here without a sign of where they came from.
+        # Written before the rows, so that rows are never here without a record of their origin.
         self.fs.write(f"{self.directory}/{_IMPORTED}", ("\n".join(names).encode(),))
         return source.copy_to(self, lambda _: True)
 
@@ -167,9 +170,9 @@ class FileStagingArea(StagingArea):
 
 
 class _Frame:
-    """Batches of one schema that follow one another, as one Arrow stream.
+    """Consecutive batches of one schema, as one Arrow stream.
 
-    A stream for each batch would cost more than the rows of a small one, here and when it is read.
+    A stream for each batch would cost more, in writing and reading, than the rows of a small batch.
     """
 
     def __init__(self, part: str, schema: pa.Schema) -> None:
@@ -177,11 +180,11 @@ class _Frame:
         self._schema = schema
         self._body = pa.BufferOutputStream()
         self._stream = pa.ipc.new_stream(self._body, schema)
-        # Each batch has dictionaries of its own, which a stream would have to replace.
+        # Each batch has its own dictionaries, which a stream would have to replace.
         self._takes_more = not any(holds(kind, arrow.is_dictionary) for kind in schema.types)
 
     def fits(self, part: str, schema: pa.Schema) -> bool:
-        """Return whether a batch of `part` with `schema`, its metadata included, may follow."""
+        """Return True if a batch of `part` with `schema`, metadata included, may be appended."""
         return (
             self._takes_more
             and part == self.part
@@ -194,13 +197,13 @@ class _Frame:
         self._stream.write_batch(batch)
 
     def end(self) -> pa.Buffer:
-        """Return the whole stream."""
+        """End the stream and return its bytes."""
         self._stream.close()
         return self._body.getvalue()
 
 
 class _SpooledRows(StagedRows):
-    """Frames in memory, or in a local file when there are many, until they are sealed."""
+    """Frames in memory, or in a local file if they are large, until they are sealed."""
 
     def __init__(self, area: FileStagingArea) -> None:
         self._area = area
@@ -250,7 +253,7 @@ class _SpooledRows(StagedRows):
             )
         spool.write(_TRAILER.pack(spool.tell(), self._hash.intdigest()))
         spool.seek(0)
-        # The file appears under its name only when it is whole and durable: that is the pre-commit.
+        # The file gets its name only when it is whole and durable. This is the pre-commit.
         self._area.fs.write(self._area.path(transaction), _chunks(spool))
         rows = self._rows
         self.close()
@@ -272,8 +275,11 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _verify_size(file: IO[bytes], location: str) -> int:
-    """Return how many bytes of frames `file` holds, all of them as they were sealed."""
-    # The position is at the end of what was written, so it is the size.
+    """Return the number of bytes of frames in `file`.
+
+    Raise StateCorrupt unless they are as sealed.
+    """
+    # The position is at the end of the written bytes, so it is the size.
     found_bytes = file.tell() - _TRAILER.size
     if found_bytes >= 0:
         file.seek(found_bytes)
@@ -292,9 +298,12 @@ def _verify_size(file: IO[bytes], location: str) -> int:
 
 
 def _verify_chunks(chunks: Iterator[bytes], location: str) -> Iterator[bytes]:
-    """Yield `chunks`; the last one only once all bytes are known to be those that were sealed."""
+    """Yield `chunks`, the last one only after all bytes are verified.
+
+    Raise StateCorrupt otherwise.
+    """
     frames, size_bytes, held_back = xxhash.xxh3_64(), 0, b""
-    # The trailer is the last bytes, and only the end of `chunks` says which are the last: as many
+    # The trailer is the last bytes of `chunks`, whose end is not known in advance. So as many bytes
     # are always held back.
     for chunk in chunks:
         data = held_back + chunk
