@@ -318,10 +318,10 @@ def evolve_table(location: TableLocation, table: DeltaTable, rows: pa.Schema) ->
     """Add the columns of `rows` that the table lacks, as columns that take nulls.
 
     Raises:
-        ConfigError: A type has no counterpart in Delta.
+        ConfigError: A type has no counterpart in Delta, or a name differs in case alone.
         SinkError: The storage refused, or did not answer, or the table has changed meanwhile.
     """
-    added = find_new_columns(table, rows)
+    added = find_new_columns(location, table, rows)
     if not added:
         return
     fields = make_schema(location, pa.schema(added), ()).fields
@@ -332,10 +332,24 @@ def evolve_table(location: TableLocation, table: DeltaTable, rows: pa.Schema) ->
         table.alter.add_columns(fields, commit_properties=once)
 
 
-def find_new_columns(table: DeltaTable, rows: pa.Schema) -> list[pa.Field]:
-    """Return the columns of `rows` that the table lacks, as columns that take nulls."""
+def find_new_columns(location: TableLocation, table: DeltaTable, rows: pa.Schema) -> list[pa.Field]:
+    """Return the columns of `rows` that the table lacks, as columns that take nulls.
+
+    Raises:
+        ConfigError: One has the name of a column of the table but for upper and lower case.
+    """
     names = to_arrow_schema(table).names
-    return [field.with_nullable(True) for field in to_plain_schema(rows) if field.name not in names]
+    known = {name.lower(): name for name in names}
+    new = [field.with_nullable(True) for field in to_plain_schema(rows) if field.name not in names]
+    for field in new:
+        same = known.get(field.name.lower())
+        if same is not None:
+            raise ConfigError(
+                f"{location} has column {same!r}, and the rows have {field.name!r}. Delta has no"
+                " names that differ in upper and lower case alone: rename the column of the rows"
+                f" to {same!r}"
+            )
+    return new
 
 
 def fits(given: pa.DataType, expected: pa.DataType) -> bool:

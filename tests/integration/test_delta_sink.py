@@ -240,6 +240,17 @@ def test_settings_that_are_wrong_by_themselves_are_refused(
         replace(DeltaSink("/data/t"), **settings)
 
 
+@pytest.mark.parametrize("evolve", [False, True])
+def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_the_table(
+    tmp_path: Path, evolve: bool
+) -> None:
+    """Delta adds no such column, however often the job is started again."""
+    DeltaJob(tmp_path, pa.schema([("id", pa.int64()), ("Value", pa.string())])).open()
+    rows = pa.schema([("id", pa.int64()), ("value", pa.string())])
+    with pytest.raises(ConfigError, match="has column 'Value', and the rows have 'value'"):
+        DeltaJob(tmp_path, rows, evolve=evolve).open(attempt=2)
+
+
 def test_a_missing_table_and_a_missing_extra_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
