@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,14 +14,16 @@ from tests.support.counting_source import CountingSource
 from tests.support.directory_sink import DirectorySink
 from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.ledger import assert_exactly_once, ledger, ledger_process
+from tests.support.small_disk import grow_disk, mount_small_disk
 
-from onceflow import FileSystemStorage, FixedDelay, HeapBackend, JobState, NoRestart
+from onceflow import FileSystemStorage, FixedDelay, HeapBackend, JobState, NoRestart, RocksDBBackend
 from onceflow.core.errors import (
     BadRecord,
     CheckpointCorrupt,
     CheckpointError,
     ConfigError,
     Fenced,
+    StateError,
     StateIncompatible,
     StorageError,
 )
@@ -195,17 +196,9 @@ def test_a_damaged_decision_log_is_refused_by_name(cluster: AnyCluster, tmp_path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 512 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
     disk = tmp_path / "checkpoints"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mount_small_disk(disk, "512k"):
+        yield disk
 
 
 def test_a_full_disk_fails_checkpoints_and_not_rows(
@@ -225,8 +218,52 @@ def test_a_full_disk_fails_checkpoints_and_not_rows(
     with pytest.raises((CheckpointError, StorageError), match=r"(?i)disk|space"):
         job.wait(60)
     filler.unlink()
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    grow_disk(small_disk, "64m")
     pipeline, sink = ledger(cluster, tmp_path, source)
+    assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_full_scratch_disk_is_named_with_the_setting_that_moves_the_state(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """The job ends by its own rule; with space again it goes on, each row once."""
+    source = CountingSource(20_000, accounts=20_000)
+    disk = tmp_path / "state"
+    backend = RocksDBBackend(directory=str(disk), cache_entries=1_000)
+    with mount_small_disk(disk, "300k"):
+        slowly = replace(source, pause_s=0.01)
+        pipeline, _ = ledger(cluster, tmp_path, slowly, backend=backend, restart=NoRestart())
+        with pytest.raises(StateError) as failed:
+            pipeline.run(60)
+        message = str(failed.value)
+        assert re.search(rf"{disk}.*No space left on device", message)
+        assert re.search(rf"the disk of {disk}\S* has 0\.\d MiB of 0\.3 MiB free", message)
+        assert "RocksDBBackend(directory=…)" in message
+        grow_disk(disk, "64m")
+        pipeline, sink = ledger(cluster, tmp_path, source, backend=backend)
+        assert pipeline.run(60).state is JobState.FINISHED
+    assert_exactly_once(sink, source)
+
+
+def test_a_scratch_disk_without_room_for_a_restore_is_named(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    source = CountingSource(20_000, accounts=20_000)
+    endless = replace(source, ends_with=str(tmp_path / "never"))
+    pipeline, _ = ledger(cluster, tmp_path, endless, backend=RocksDBBackend())
+    job = pipeline.start()
+    job.wait_for(checkpoints=10)
+    job.stop(60)
+    disk = tmp_path / "state"
+    backend = RocksDBBackend(directory=str(disk))
+    with mount_small_disk(disk, "100k"):
+        pipeline, _ = ledger(cluster, tmp_path, source, backend=backend, restart=NoRestart())
+        with pytest.raises(
+            (StateError, StorageError), match=rf"{disk}.*RocksDBBackend\(directory=…\)"
+        ):
+            pipeline.run(60)
+    pipeline, sink = ledger(cluster, tmp_path, source, backend=RocksDBBackend())
     assert pipeline.run(60).state is JobState.FINISHED
     assert_exactly_once(sink, source)
 

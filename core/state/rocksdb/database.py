@@ -50,6 +50,7 @@ from rocksdict import (
 )
 
 from onceflow.core.errors import StateError
+from onceflow.core.local_files.full_disk import advise_on_disk
 from onceflow.core.state.keys.key_index import to_fixed_binary
 from onceflow.core.state.snapshots.canonical import Groups, StateRows
 
@@ -124,6 +125,14 @@ _BLOOM_BITS_A_KEY = 10
 _SORTED_RUNS = 8
 """Files that may lie on each other before they are merged. A snapshot adds one; a merge is uploaded
 with the snapshot after it. 4, RocksDB's default, merges in most snapshots; more slow down reads."""
+_UNMERGED_FILES = "rocksdb.num-files-at-level0"
+_UNMERGED_FILES_MAX = 20
+"""Files at which RocksDB would begin to slow down writes, by its own default."""
+_FAILED_MERGES = "rocksdb.background-errors"
+_MERGE_WAIT_S = 10.0
+_MERGE_POLL_S = 0.02
+_NEVER = 1 << 30
+"""More files than a database ever has."""
 MANIFEST_BYTES_MAX = 128 << 10
 """RocksDB's manifest grows with every file and is uploaded whole; past this it is begun anew."""
 
@@ -140,10 +149,11 @@ class Database:
     """A RocksDB of this process, deleted on close; any thread may read, one at a time writes."""
 
     def __init__(self, path: Path, options: DatabaseOptions) -> None:
-        path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._options = _options(options)
-        self._database = Rdict(str(path / "db"), self._options)
+        with self._errors_of("be opened"):
+            path.mkdir(parents=True, exist_ok=True)
+            self._database = Rdict(str(path / "db"), self._options)
         self._no_log = WriteOptions()
         self._no_log.disable_wal = True  # type: ignore[method-assign,assignment]
 
@@ -192,7 +202,8 @@ class Database:
         if start < stop:
             # Without the write-ahead log, as all writes: after a crash the database is made anew
             # from a checkpoint, and never opened again.
-            self._database.delete_range(start, stop, self._no_log)
+            with self._errors_of("delete rows"):
+                self._database.delete_range(start, stop, self._no_log)
 
     def link_to(self, path: Path) -> None:
         """Leave a consistent copy at `path`, of hard links and a few small files.
@@ -200,8 +211,9 @@ class Database:
         Raises:
             StateError: RocksDB cannot.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._wait_for_merges()
         with self._errors_of("be copied"):
+            path.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._database).create_checkpoint(str(path))
 
     @contextmanager
@@ -211,8 +223,22 @@ class Database:
             yield
         except Exception as error:
             raise StateError(
-                f"the RocksDB in {self.path} cannot {work}: {error}; check the disk's free space"
+                f"the RocksDB in {self.path} cannot {work}: {error}; {advise_on_disk(self.path)}"
             ) from error
+
+    def _wait_for_merges(self) -> None:
+        """Wait while RocksDB merges more files than it should have, for `_MERGE_WAIT_S` at most.
+
+        RocksDB's own wait has no end on a full disk, and holds the interpreter, so that the slot
+        falls silent. There is no wait once a merge has failed.
+        """
+        deadline = time.monotonic() + _MERGE_WAIT_S
+        while (
+            (self._database.property_int_value(_UNMERGED_FILES) or 0) >= _UNMERGED_FILES_MAX
+            and not self._database.property_int_value(_FAILED_MERGES)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(_MERGE_POLL_S)
 
     def close(self) -> None:
         """Close and delete the database."""
@@ -254,6 +280,9 @@ def _options(sizes: DatabaseOptions) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_level_zero_file_num_compaction_trigger(_SORTED_RUNS)
+    # `link_to` waits for merges instead.
+    options.set_level_zero_slowdown_writes_trigger(_NEVER)
+    options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_keep_log_file_num(1)
     options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
     options.set_max_background_jobs(2)

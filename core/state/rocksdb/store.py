@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from onceflow.core.local_files.full_disk import naming_full_disk
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape, make_shape
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
@@ -148,7 +149,8 @@ class RocksDBStore(KeyedStateStore):
             return Database(path, sizes)
 
         directory = home / f"rocksdb-{database_id}"
-        restored = restore(context, handles, reader, directory, new_database)
+        with naming_full_disk(directory, "the state cannot be restored"):
+            restored = restore(context, handles, reader, directory, new_database)
         return cls(
             context,
             database_id,

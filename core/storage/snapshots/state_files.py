@@ -22,6 +22,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from onceflow.core.errors import CheckpointCorrupt, StorageError
+from onceflow.core.local_files.full_disk import advise_on_disk
 from onceflow.core.protocol.checkpoints.snapshots import StateHandle, paths_of
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.protocol.invariant import require
@@ -256,8 +257,8 @@ class FileStateReader:
                     raise
         except OSError as error:
             raise StorageError(
-                f"cannot restore state {handle.name} to {path}: {error.strerror}; look at the"
-                " slot's scratch directory (scratch_dir)"
+                f"cannot restore state {handle.name} to {path}: {error.strerror};"
+                f" {advise_on_disk(path.parent)}"
             ) from error
 
     def _copy_into(self, descriptor: int, handle: StateHandle) -> None:
