@@ -135,7 +135,7 @@ def test_timers_return_keys_of_any_type_as_they_came(
         (pa.array([1]), "was given 1 values, and the batch has 2 keys"),
         (pa.array([1.0, 2.0]), "whole numbers, and was given double"),
         (pa.array([1, 2], pa.timestamp("us")), "whole numbers, and was given timestamp"),
-        (pa.array([1, 2**63 - 1]), "9223372036854775807"),
+        (pa.array([1, 2**63 - 1]), r"9223372036854775807: .* to 9223372036854775806$"),
         (pa.array([1, 2**64 - 1], pa.uint64()), "milliseconds since 1970"),
     ],
     ids=["too few", "floats", "instants", "the end of time", "beyond 64 bits"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.conformance.state_job import BALANCE, MAX_PARALLELISM, Job
 
@@ -100,6 +102,24 @@ def test_a_time_that_is_none_is_refused_by_name(job: Job, at_ms: int) -> None:
     store.set_current_key("a")
     with pytest.raises(BadStateValue, match=f"timer in processing time at {at_ms!r} is none"):
         timers.register_processing_time_timer(at_ms)
+
+
+@pytest.mark.parametrize("at_ms", [1 << 63, (1 << 63) - 1, -1 << 63], ids=str)
+def test_a_time_at_the_ends_of_64_bits_is_refused_with_the_nearest_that_is_taken(
+    job: Job, at_ms: int
+) -> None:
+    """Other engines take their largest number for the end of the input."""
+    store = job.open()
+    timers = timers_of(store)
+    store.set_current_key("a")
+    with pytest.raises(BadStateValue) as caught:
+        timers.register_event_time_timer(at_ms)
+    bounds = re.search(r"from (-\d+) to (\d+)$", str(caught.value))
+    assert bounds is not None
+    for bound in map(int, bounds.groups()):
+        timers.register_event_time_timer(bound)
+    times = [at_ms for at_ms, _ in fired(timers, MAX_WATERMARK)]
+    assert times == [-(1 << 63) + 1, (1 << 63) - 2]
 
 
 def test_the_values_of_all_keys_are_found_changed_ones_too(job: Job) -> None:

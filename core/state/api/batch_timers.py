@@ -244,6 +244,7 @@ class BatchTimers:
         wrong = (times_ms <= NO_WATERMARK) | (times_ms >= MAX_WATERMARK)
         if wrong.any():
             raise BadStateValue(
-                f"{method} was given {int(times_ms[wrong][0])}: the ends of 64 bits are no time"
+                f"{method} was given {int(times_ms[wrong][0])}: the ends of 64 bits are no time."
+                f" Give milliseconds since 1970 from {NO_WATERMARK + 1} to {MAX_WATERMARK - 1}"
             )
         return times_ms, (keys, hashes)

@@ -134,7 +134,7 @@ class DomainTimers:
         if at_ms.__class__ is not int or not NO_WATERMARK < at_ms < MAX_WATERMARK:
             raise BadStateValue(
                 f"a timer in {self._domain} time at {at_ms!r:.80} is none: register it for whole"
-                " milliseconds since 1970"
+                f" milliseconds since 1970, from {NO_WATERMARK + 1} to {MAX_WATERMARK - 1}"
             )
         key = self._store.current_key()
         packed = self._times.get()
