@@ -1,17 +1,18 @@
-"""When a subtask takes part in a checkpoint: one with several input channels, or a source's.
+"""The rules by which a subtask with several input channels, or a source, joins a checkpoint.
 
-One channel is FIFO and brings barriers in rising order; across channels there is no order. When
-barrier n has come on all channels, everything before it has been read. A channel that skipped n
-(its source never saw the trigger) shows so by bringing a later barrier.
+One channel is FIFO and brings barriers in rising order. Across channels there is no order. When
+barrier n has arrived on all channels, everything before it has been read. If a channel skipped n
+(its source never saw the trigger), it brings a later barrier instead.
 
-A barrier that may overtake is announced as soon as it is in a channel, whatever waits before it.
-One that overtakes has the snapshot taken at the first announcement; what it overtakes on each
-channel is in flight and part of the snapshot, so that is complete with the last announcement.
-Checkpoints that may overtake are taken one at a time: a newer barrier says that the older is over.
+A barrier that may overtake is announced as soon as it is in a channel, even if elements wait before
+it. If it overtakes, the subtask takes the snapshot at the first announcement. The elements that it
+overtakes on each channel are in flight and part of the snapshot, so the snapshot is complete with
+the last announcement. Checkpoints that may overtake are taken one at a time: a newer barrier means
+that the older checkpoint is over.
 
-A channel may keep order: no barrier overtakes its rows, and none in it is announced. It is read up
-to the barrier, as an aligned one is, before the subtask's snapshot is taken and rows of the other
-channels are overtaken.
+A channel may keep order: no barrier overtakes its rows, and no barrier in it is announced. Such a
+channel is read up to the barrier, like an aligned one, before the subtask takes its snapshot and
+overtakes the rows of the other channels.
 
 Invariants:
     done or too late:  every checkpoint <= floor
@@ -19,8 +20,8 @@ Invariants:
     overtaking:       no channel is blocked; the checkpoint is the floor from its snapshot on;
                       every channel that keeps order had brought the barrier
     at least once:    no channel is ever blocked; the snapshot may hold effects of later records
-    stopping:         after the snapshot of a savepoint with which the job stops nothing is emitted:
-                      what is committed after it is what it holds
+    stopping:         after the snapshot of a savepoint with which the job stops, nothing is
+                      emitted: exactly what it holds is committed after it
 """
 
 from __future__ import annotations
@@ -37,40 +38,44 @@ from onceflow.core.protocol.invariant import require
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Divides a channel's elements into those before the checkpoint and those after it."""
+    """The divider of a channel's elements into those before the checkpoint and those after it."""
 
     checkpoint: CheckpointId
     kind: CheckpointKind
     triggered_at_ms: int
-    """By the wall clock of the driver's machine: for people and metrics, never to decide by."""
+    """The trigger's time by the wall clock of the driver's machine. It is for people and metrics;
+    no decision may depend on it."""
     overtakes_after_s: float | None = None
-    """How much longer it waits its turn behind rows: 0 overtakes them now, None never does.
+    """The time for which the barrier still waits behind rows. 0: it overtakes them now. None: it
+    never overtakes.
 
-    Who holds it up takes the time off what it forwards, so that no two clocks are compared.
+    A subtask that delays the barrier subtracts the delay before it forwards the barrier, so that no
+    two clocks are compared.
     """
     form: StateForm = StateForm.NATIVE
 
     @property
     def overtakes(self) -> bool:
-        """Whether it goes ahead of all rows from here on."""
+        """True if the barrier goes ahead of all rows from here on."""
         return self.overtakes_after_s is not None and self.overtakes_after_s <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """No more rows come on this channel.
+    """The mark that no more rows arrive on this channel.
 
-    Barriers still do: a finished source stays in checkpoints.
+    Barriers still arrive: a finished source stays in checkpoints.
     """
 
 
 class AlignmentMode(Enum):
-    """What a channel that has brought a barrier does until the others have."""
+    """The treatment of a channel that has brought a barrier while other channels have not."""
 
     ALIGNED = "aligned"
-    """It waits: its later elements are not read. Needed for exactly-once."""
+    """The channel waits: its later elements are not read. Needed for exactly-once."""
     AT_LEAST_ONCE = "at_least_once"
-    """It is read on: records between its barrier and the last one are in the state twice over."""
+    """The channel is read on. After a restore, records between its barrier and the last channel's
+    barrier are in the state twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +97,35 @@ class TakeSnapshot:
     """Take the synchronous part of the snapshot and forward the barrier, before anything else."""
 
     barrier: Barrier
-    """As it is to be forwarded."""
+    """The barrier to forward."""
     alignment_ms: float
-    """From the first channel's barrier to the snapshot: to the last one's unless it overtakes."""
+    """The time from the first channel's barrier to the snapshot. Unless the barrier overtakes, the
+    snapshot comes with the last channel's barrier."""
     passed: tuple[int, ...] | None = None
-    """None: aligned. Else the barrier overtakes, and this has been read on these channels alone:
-    record what is in flight on the others, until it has come on all."""
+    """None if the barrier is aligned. Otherwise the barrier overtakes, and it has been read on
+    these channels only. Record the elements in flight on the other channels until it has arrived on
+    all."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightComplete:
-    """The barrier of `checkpoint` has come on all channels: what it overtook is known."""
+    """The barrier of `checkpoint` has arrived on all channels: all overtaken elements are known."""
 
     checkpoint: CheckpointId
     alignment_ms: float
-    """From the first channel's barrier to the last one's."""
+    """The time from the first channel's barrier to the last one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetInFlight:
-    """`checkpoint` is over before all was known: drop its snapshot and what was recorded."""
+    """Drop the snapshot and the recorded elements: `checkpoint` was over before all were known."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentAborted:
-    """This subtask will never take part in `checkpoint`: tell the coordinator so."""
+    """Tell the coordinator that this subtask will never take part in `checkpoint`."""
 
     checkpoint: CheckpointId
     reason: str
@@ -131,7 +138,7 @@ AlignmentAction: TypeAlias = (
 
 @dataclass(slots=True)
 class _Alignment:
-    """One checkpoint whose barrier has come on some channels and not on all."""
+    """A checkpoint whose barrier has arrived on some channels but not on all."""
 
     barrier: Barrier
     first_at_s: float
@@ -149,40 +156,44 @@ class _Announced:
 
 
 class SourceBarriers:
-    """When a source subtask emits the barriers that it is told of. Owned by the subtask's thread.
+    """The barriers that a source subtask is to emit. Owned by the subtask's thread.
 
-    While rows that it has made wait for credits, a barrier waits behind them for as long as it may.
+    While rows that the subtask has made wait for credits, a barrier waits behind them for as long
+    as it may.
     """
 
     def __init__(self) -> None:
         self._held: list[tuple[Barrier, float | None]] = []
-        """With the time at which it overtakes."""
+        """The barriers to emit, each with the time at which it overtakes."""
         self._last = CheckpointId(0)
 
     @property
     def overtakes_at_s(self) -> float | None:
-        """When `next` has a barrier although rows wait; None while none is held that may."""
+        """The time from which `next` returns a barrier although rows wait.
+
+        None if no barrier that may overtake is held.
+        """
         return min((at_s for _, at_s in self._held if at_s is not None), default=None)
 
     def on_triggered(self, barrier: Barrier, now_s: float) -> None:
-        """Take in that `barrier` is to be emitted; ignored when it is no newer than the last."""
+        """Record that `barrier` is to be emitted; ignored if it is no newer than the last."""
         if barrier.checkpoint > self._last:
             self._last = barrier.checkpoint
             after_s = barrier.overtakes_after_s
             self._held.append((barrier, None if after_s is None else now_s + after_s))
 
     def on_abort(self, checkpoint: CheckpointId) -> None:
-        """Take in that `checkpoint` is over; its barrier is not emitted any more."""
-        # The trigger may come after the abort, from another thread of the driver; it must not
-        # revive the checkpoint.
+        """Record that `checkpoint` is over; its barrier is not emitted any more."""
+        # The driver sends triggers and aborts from different threads, so the trigger may arrive
+        # after the abort. It must not revive the checkpoint.
         self._last = max(self._last, checkpoint)
         self._held = [held for held in self._held if held[0].checkpoint != checkpoint]
 
     def next(self, now_s: float, *, clear: bool) -> Barrier | None:
-        """Return what is to be emitted now, once, with the time that it has left.
+        """Remove and return the barrier to emit now, with the waiting time that it has left.
 
-        `clear` says that no rows wait for credits. One that goes ahead of an older one says that
-        the older is over.
+        `clear` says that no rows wait for credits. A barrier that goes ahead of an older one
+        replaces it: the older checkpoint is over.
         """
         # Oldest first, so that two barriers that may both go keep their order.
         for position, (barrier, at_s) in enumerate(self._held):
@@ -194,15 +205,16 @@ class SourceBarriers:
 
 
 class BarrierAlignment:
-    """Counts the barriers of one subtask. Owned by the subtask's thread.
+    """The count of the barriers of one subtask. Owned by the subtask's thread.
 
-    Carry the actions out in order: `TakeSnapshot` precedes the `Unblock` that ends its alignment.
+    The caller carries the actions out in order: `TakeSnapshot` precedes the `Unblock` that ends its
+    alignment.
     """
 
     def __init__(
         self, channels: int, mode: AlignmentMode, keeping_order: Iterable[int] = ()
     ) -> None:
-        """`keeping_order` are the channels in which barriers overtake nothing."""
+        """Start without barriers; in the channels `keeping_order`, barriers overtake nothing."""
         if channels < 1:
             raise ValueError(f"channels={channels} must be 1 or more")
         self._channels = channels
@@ -214,52 +226,52 @@ class BarrierAlignment:
         self._ended: set[int] = set()
         self._latest = [CheckpointId(0)] * channels
         self._announced: _Announced | None = None
-        """The newest, while it is neither read on all channels nor has overtaken."""
+        """The newest announced barrier, until it is read on all channels or has overtaken."""
         self._overtaking: _Announced | None = None
-        """Its snapshot is taken, and it has not come on all channels."""
+        """The barrier whose snapshot is taken and which has not arrived on all channels."""
         self._emission_ended = False
 
     @property
     def may_emit(self) -> bool:
-        """Whether rows may be made that no element brings, as timers and windows make them.
+        """True if rows may be made without an input element, as timers and windows make them.
 
-        They may not once all input has ended, nor after a savepoint with which the job stops.
+        False once all input has ended, and after a savepoint with which the job stops.
         """
         return not (self.all_ended or self._emission_ended)
 
     @property
     def aligning(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints whose barrier has come on some channels, oldest first."""
+        """The checkpoints whose barrier has arrived on some channels, oldest first."""
         return tuple(sorted(self._open))
 
     @property
     def aborted(self) -> frozenset[CheckpointId]:
-        """The checkpoints given up of which some channel may still bring a barrier."""
+        """The aborted checkpoints whose barrier may still arrive on some channel."""
         return frozenset(self._aborted)
 
     @property
     def all_ended(self) -> bool:
-        """Whether every channel has brought its end of input. Barriers still come."""
+        """True if every channel has reached its end of input. Barriers still arrive."""
         return len(self._ended) == self._channels
 
     def is_blocked(self, channel: int) -> bool:
-        """Return whether `channel` must not be read now."""
+        """Return True if `channel` must not be read now."""
         return self._mode is AlignmentMode.ALIGNED and any(
             channel in alignment.arrived for alignment in self._open.values()
         )
 
     @property
     def overtakes_at_s(self) -> float | None:
-        """When `on_time` has something to do; None while no barrier waits for its time."""
+        """The time at which `on_time` has an action; None while no barrier waits for its time."""
         announced = self._announced
         return announced.overtakes_at_s if announced and self._may_overtake(announced) else None
 
     def on_announced(
         self, channel: int, barrier: Barrier, now_s: float
     ) -> tuple[AlignmentAction, ...]:
-        """Take in that `barrier`, which may overtake, is in `channel`; it may be read later.
+        """Record that `barrier`, which may overtake, is in `channel`; it may be read later.
 
-        Called once a barrier and channel, before the channel is read any further.
+        Called once per barrier and channel, before the channel is read any further.
         """
         require(0 <= channel < self._channels, f"channel {channel} of {self._channels}")
         require(channel not in self._keeping_order, f"channel {channel} keeps order")
@@ -279,13 +291,13 @@ class BarrierAlignment:
         if known is None or known.barrier.checkpoint < checkpoint:
             self._announced = known = _Announced(barrier, now_s, at_s)
         known.channels.add(channel)
-        # The earliest of all channels: the barrier that has waited longest elsewhere has the least
-        # time left here.
+        # Use the earliest time of all channels: the barrier that has waited longest elsewhere has
+        # the least time left here.
         known.overtakes_at_s = min(known.overtakes_at_s, at_s)
         return (*actions, *self.on_time(now_s))
 
     def on_time(self, now_s: float) -> tuple[AlignmentAction, ...]:
-        """Have the barrier overtake whose time has come, if there is one."""
+        """Let the waiting barrier overtake if its time has come."""
         announced = self._announced
         if announced is None or now_s < announced.overtakes_at_s:
             return ()
@@ -300,12 +312,12 @@ class BarrierAlignment:
                 actions.append(AlignmentAborted(older, f"barrier {checkpoint} has overtaken it"))
         aligned = self._open.pop(checkpoint, None)
         passed: set[int] = set() if aligned is None else aligned.arrived
-        # The snapshot is being taken: barriers of it that are read later are only the end of what
-        # is in flight.
+        # The snapshot is being taken. Barriers of this checkpoint that are read later only mark the
+        # end of the elements in flight.
         self._floor = checkpoint
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint}
         self._overtaking = announced
-        # It has waited here as long as it may: below it overtakes at once.
+        # The barrier has waited here as long as it may, so it overtakes at once downstream.
         barrier = replace(announced.barrier, overtakes_after_s=0.0)
         waited_ms = (now_s - announced.first_at_s) * 1000
         actions.append(TakeSnapshot(barrier, waited_ms, passed=tuple(sorted(passed))))
@@ -314,11 +326,11 @@ class BarrierAlignment:
     def on_barrier(
         self, channel: int, barrier: Barrier, now_s: float
     ) -> tuple[AlignmentAction, ...]:
-        """Take in that `channel` brought `barrier`; `now_s` is of a clock that is never set.
+        """Record that `channel` brought `barrier`; `now_s` is from a monotonic clock.
 
         Raises:
-            InvariantViolation: The channel is blocked, or brought a barrier twice or an older one:
-                it was read against the rules or is not FIFO.
+            InvariantViolation: The channel is blocked, or it brought a barrier twice or an older
+                one. The caller read a blocked channel, or the channel is not FIFO.
         """
         checkpoint = barrier.checkpoint
         require(0 <= channel < self._channels, f"channel {channel} of {self._channels}")
@@ -327,7 +339,7 @@ class BarrierAlignment:
             checkpoint > self._latest[channel],
             f"channel {channel} brought barrier {checkpoint} after {self._latest[channel]}",
         )
-        # Whatever every channel had passed before this barrier cannot come any more.
+        # A barrier that every channel had passed before this one cannot arrive any more.
         passed = max(self._floor, min(self._latest))
         self._aborted = {aborted for aborted in self._aborted if aborted > passed}
         self._latest[channel] = checkpoint
@@ -335,7 +347,8 @@ class BarrierAlignment:
         actions += self._give_up_skipped(channel, checkpoint)
         if checkpoint <= self._floor or checkpoint in self._aborted:
             return tuple(actions)
-        # A channel that is ahead already has skipped this barrier: it can never be complete.
+        # A channel that is already ahead has skipped this barrier, so the checkpoint can never
+        # complete.
         ahead = [c for c, latest in enumerate(self._latest) if latest > checkpoint]
         if ahead and checkpoint not in self._open:
             self._aborted.add(checkpoint)
@@ -353,9 +366,9 @@ class BarrierAlignment:
         return tuple(actions)
 
     def on_abort(self, checkpoint: CheckpointId) -> tuple[AlignmentAction, ...]:
-        """Take in that `checkpoint` will never complete: its barriers are ignored from now on.
+        """Record that `checkpoint` will never complete; its barriers are ignored from now on.
 
-        Idempotent; also when its snapshot is taken.
+        Idempotent. May be called after the snapshot was taken.
         """
         if (under_way := self._overtaking) and under_way.barrier.checkpoint == checkpoint:
             self._overtaking = None
@@ -369,21 +382,21 @@ class BarrierAlignment:
         return () if alignment is None else tuple(self._unblock(alignment.arrived))
 
     def on_end_of_input(self, channel: int) -> None:
-        """Take in that `channel` has no more records.
+        """Record that `channel` has no more records.
 
         Changes no alignment: a finished source goes on emitting barriers, so a checkpoint still
-        waits for this channel's.
+        waits for the barrier of this channel.
         """
         require(not self.is_blocked(channel), f"read from blocked channel {channel}")
         self._ended.add(channel)
 
     def _may_overtake(self, announced: _Announced) -> bool:
-        """Whether every channel that keeps order has been read up to the barrier."""
+        """Return True if every channel that keeps order has been read up to the barrier."""
         alignment = self._open.get(announced.barrier.checkpoint)
         return self._keeping_order <= (set[int]() if alignment is None else alignment.arrived)
 
     def _give_up_skipped(self, channel: int, checkpoint: CheckpointId) -> list[AlignmentAction]:
-        """A channel that goes on to `checkpoint` will never bring the open older ones it lacks."""
+        """Abort the open older checkpoints that `channel` skipped by going on to `checkpoint`."""
         actions: list[AlignmentAction] = []
         for older in self.aligning:
             if older < checkpoint and channel not in self._open[older].arrived:
@@ -398,7 +411,8 @@ class BarrierAlignment:
         require(min(self._open) == barrier.checkpoint, "an older alignment outlived a newer one")
         del self._open[barrier.checkpoint]
         self._floor = barrier.checkpoint
-        # It came on all channels before its time to overtake. Below, only the rest of it is left.
+        # The barrier arrived on all channels before its time to overtake. Downstream it has only
+        # the remaining time.
         if (known := self._announced) and known.barrier.checkpoint <= barrier.checkpoint:
             self._announced = None
             left_s = max(0.0, known.overtakes_at_s - now_s)
@@ -409,7 +423,7 @@ class BarrierAlignment:
         return [snapshot, *self._unblock(alignment.arrived - {channel})]
 
     def _end_older(self, newer: CheckpointId) -> list[AlignmentAction]:
-        """A newer barrier is here: the one that is under way will not come on all channels."""
+        """End the overtaking checkpoint older than `newer`: it will not arrive on all channels."""
         if (known := self._announced) and known.barrier.checkpoint < newer:
             self._announced = None
         under_way = self._overtaking

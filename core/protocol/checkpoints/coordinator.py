@@ -1,34 +1,36 @@
-"""When checkpoints are taken, when they are complete, and what becomes of them.
+"""The coordinator of checkpoints: it triggers, completes, decides and aborts them.
 
-One coordinator serves one attempt, on the driver's thread. Facts go in by method, decisions come
-out as a tuple, to be carried out in order. A checkpoint goes through
+One coordinator serves one attempt, on the driver's thread. The driver reports facts by calling
+methods. Each method returns decisions as a tuple, which the driver carries out in order. A
+checkpoint goes through
 
     collecting --all acked--> appending --logged--> retained -> subsumed
          |                        |
          +--declined, timed out,  +--append failed--> aborted
             subsumed--> aborted
 
-and a savepoint, which is never decided, and which no decision subsumes, through
+A savepoint is never decided, and no decision subsumes it. It goes through
 
     collecting --all acked--> writing --written--> over
          +--declined, timed out--+--not written--> aborted
 
-What sinks have prepared for it is decided by a later checkpoint, as if it had been aborted. While
-one is collecting it counts as under way; while it is written, checkpoints go on, unless the job is
-to stop with it: then nothing is triggered until it is written, and a failure fails the attempt,
-for the sources have stopped.
+A later checkpoint decides the transactions that sinks prepared for a savepoint, as if the savepoint
+had been aborted. A collecting savepoint counts towards the number of concurrent checkpoints. While
+it is written, checkpoints go on, unless the job is to stop with it. In that case nothing is
+triggered until it is written, and a failure fails the attempt, because the sources have stopped.
 
-A checkpoint that is to end the job ends it unless its barrier has overtaken rows, as it does when
-they take long. Then it is one as any other, and is followed by another that is to end the job.
+A checkpoint that is to end the job ends it, unless its barrier has overtaken rows, which it does if
+the rows delay it for too long. Then the checkpoint is an ordinary one, and another one that is to
+end the job follows.
 
-Where functions make last rows, the FINAL checkpoint decides all rows before those, and is followed
-by END. Its barrier goes through channels that are empty, so nothing is overtaken, and what
-functions have made before it is decided with it or not at all. A job that is started again at its
-end, and reads nothing more, ends with FINAL: the last rows are there.
+If functions make last rows, the FINAL checkpoint decides all rows before them, and END follows. The
+barrier of END goes through empty channels, so it overtakes nothing. Rows that functions made before
+it are decided with it or not at all. If a job is started again at its end and reads nothing more,
+it ends with FINAL: the last rows were already made.
 
 Invariants:
-    while a checkpoint is appending, nothing is told but how that ended: other facts wait with
-    whoever tells
+    while a decision is being appended, the caller passes only the outcome of the append; it
+    queues all other facts until then
     pending checkpoint > last decided checkpoint, unless it is a savepoint
     a file is discarded only if no retained or pending checkpoint names it (see state_files)
     after FailAttempt and after FinishJob nothing is decided any more
@@ -74,22 +76,23 @@ class _Pending:
     deadline_s: float
     savepoint: SavepointRequest | None = None
     writing: bool = False
-    """A savepoint of which every subtask has acked."""
+    """True for a savepoint that every subtask has acked."""
     snapshots: dict[SubtaskRef, SubtaskSnapshot] = field(
         default_factory=dict[SubtaskRef, SubtaskSnapshot]
     )
     blockers: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """By uid of a sink, what its writers wait for while acks are missing."""
+    """The causes for which the writers of each sink wait while acks are missing, by the sink's
+    uid."""
 
 
 class CheckpointCoordinator:
-    """Decides on the checkpoints of one attempt. See the module for the life of a checkpoint.
+    """The coordinator of one attempt's checkpoints. See the module for the life of a checkpoint.
 
-    `retained` are the completed checkpoints in the log, oldest first, the restored one last;
-    `sources` are the subtasks whose end, when all have reported it, calls for a final checkpoint;
-    `committers` confirm commits as subtasks do, and ack nothing: those of whole checkpoints.
-    `now_s` is of a clock that is never set (`time.monotonic`): all waiting goes by it. `wall_ms`
-    says what time it is for people, and nothing is decided by it.
+    `retained` are the completed checkpoints in the log, oldest first, with the restored one last.
+    `sources` are the subtasks whose end triggers a final checkpoint, once all of them have reported
+    it. `committers` are the committers of whole checkpoints: they confirm commits like subtasks,
+    but ack nothing. `now_s` comes from a monotonic clock (`time.monotonic`), which all waiting
+    uses. `wall_ms` returns the wall-clock time for people. No decision depends on it.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class CheckpointCoordinator:
         committers: frozenset[SubtaskRef] = frozenset(),
         makes_last_rows: bool = False,
     ) -> None:
-        """`makes_last_rows`: whether functions make rows at the end of the input."""
+        """Create the coordinator; `makes_last_rows`: functions make rows at the end of input."""
         if not subtasks or not sources <= subtasks:
             raise ValueError("subtasks must not be empty and must include the sources")
         self._settings = settings
@@ -123,13 +126,13 @@ class CheckpointCoordinator:
         require(next_checkpoint > self._decided_last, f"checkpoint {next_checkpoint} is decided")
         self._pending: dict[CheckpointId, _Pending] = {}
         self._appended: CompletedCheckpoint | None = None
-        """What is being appended to the log."""
+        """The checkpoint that is being appended to the log."""
         self._files = StateFiles(self._retained)
         self._confirmed = Confirmed(subtasks, self._decided_last)
         self._committers = committers
         self._delivered = Confirmed(committers, self._decided_last)
         self._undelivered: list[CheckpointId] = []
-        """Decided, and not known to be committed by all of `committers`."""
+        """The decided checkpoints that are not known to be committed by all of `committers`."""
         self._consecutive = 0
         self._schedule = TriggerSchedule(settings, sources, now_s)
         self._makes_last_rows = makes_last_rows
@@ -137,15 +140,16 @@ class CheckpointCoordinator:
         self._ended_at = (
             _positions(restored, sources) if restored and restored.input_ended else None
         )
-        """Where the sources stood when functions had made their last rows; None: they have not."""
+        """The positions of the sources when functions had made their last rows; None if they have
+        not."""
         self._sources = sources
         self._last: CheckpointId | None = None
-        """The decided checkpoint after which the job finishes."""
+        """The decided checkpoint after whose commits the job finishes."""
         self._over = False
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints that are neither decided nor given up, oldest first."""
+        """The checkpoints that are neither decided nor aborted, oldest first."""
         return tuple(sorted(self._pending))
 
     @property
@@ -155,7 +159,7 @@ class CheckpointCoordinator:
 
     @property
     def requested(self) -> frozenset[CheckpointKind]:
-        """What was asked for (MANUAL, STOP) and is not fulfilled: for the next attempt to ask."""
+        """The unfulfilled requests (MANUAL, STOP), which the next attempt requests again."""
         return self._schedule.requested
 
     def next_wake_s(self) -> float | None:
@@ -169,35 +173,35 @@ class CheckpointCoordinator:
         return min(wakes, default=None)
 
     def tick(self, now_s: float) -> tuple[Decision, ...]:
-        """Abort what is late and trigger what is due."""
+        """Abort the checkpoints that have timed out and trigger the one that is due."""
         decisions: list[Decision] = []
-        # A copy: a failure takes its checkpoint out of the table.
+        # Iterate over a copy: `_fail` removes the checkpoint from `_pending`.
         for pending in list(self._pending.values()):
             if now_s >= pending.deadline_s and not self._over:
                 decisions += self._fail(pending, self._reason_of_timeout(pending), now_s)
         return (*decisions, *self._proceed(now_s))
 
     def overdue(self, now_s: float) -> frozenset[SubtaskRef]:
-        """Return the subtasks that have owed an ack for half of the checkpoint timeout."""
+        """Return the subtasks whose ack is still missing after half of the checkpoint timeout."""
         half_s = self._settings.timeout_s / 2
         late = (p for p in self._pending.values() if now_s >= p.deadline_s - half_s)
         return frozenset(ref for p in late for ref in self._subtasks - p.snapshots.keys())
 
     def note_blockers(self, sink: str, blockers: tuple[str, ...]) -> None:
-        """Take in what the writers of `sink` wait for now, for people; empty: nothing is known.
+        """Record the current causes for which the writers of `sink` wait; empty if none is known.
 
-        A checkpoint that is pending now, and times out, says it.
+        They appear in the error of a now pending checkpoint that times out, for people to read.
         """
         for pending in self._pending.values():
             pending.blockers[sink] = blockers
 
     def request(self, kind: CheckpointKind, now_s: float) -> tuple[Decision, ...]:
-        """Ask for a checkpoint outside the interval: MANUAL or STOP.
+        """Request a checkpoint outside the interval: MANUAL or STOP.
 
-        It is triggered at once, or when fewer than `max_concurrent` are pending. Requests that wait
-        at the same time are fulfilled by one checkpoint, and a FINAL or STOP one fulfills all.
-        If the one that was triggered fails, another follows after a pause; `requested` says what
-        this attempt has left unfulfilled.
+        The checkpoint is triggered at once, or as soon as fewer than `max_concurrent` are pending.
+        One checkpoint fulfills all requests that wait at the same time. A FINAL or STOP checkpoint
+        fulfills all kinds. If the triggered checkpoint fails, another one follows after a pause.
+        `requested` returns the requests that this attempt has not fulfilled.
         """
         match kind:
             case CheckpointKind.MANUAL:
@@ -209,10 +213,10 @@ class CheckpointCoordinator:
         return tuple(self._proceed(now_s))
 
     def request_savepoint(self, request: SavepointRequest, now_s: float) -> tuple[Decision, ...]:
-        """Ask for a savepoint: triggered after those asked for before, as soon as `request` is.
+        """Request a savepoint; it waits like a `request`, behind earlier savepoint requests.
 
-        It is tried once: it ends with `WriteSavepoint` and `on_savepoint_end`, with
-        `AbortSavepoint` or with the attempt.
+        It is tried once. It ends with `WriteSavepoint` and `on_savepoint_end`, with
+        `AbortSavepoint`, or with the attempt.
         """
         if not request.kind.is_savepoint:
             raise ValueError(
@@ -225,10 +229,10 @@ class CheckpointCoordinator:
     def on_savepoint_end(
         self, checkpoint: CheckpointId, now_s: float, *, error: str = ""
     ) -> tuple[Decision, ...]:
-        """Take in that a savepoint is written, durably and whole, or that `error` kept it from it.
+        """Record that a savepoint is completely and durably written, or that `error` prevented it.
 
-        Ignored when it was given up meanwhile. What was uploaded for it is discarded: the savepoint
-        stands alone.
+        Ignored if the savepoint was aborted in the meantime. The files uploaded for the savepoint
+        are discarded, because the written savepoint does not depend on them.
         """
         pending = self._pending.get(checkpoint)
         if self._over or pending is None or not pending.writing:
@@ -242,10 +246,11 @@ class CheckpointCoordinator:
         return (over, *self._drop(pending.snapshots.values()), *self._proceed(now_s))
 
     def on_source_end(self, subtask: SubtaskRef, now_s: float) -> tuple[Decision, ...]:
-        """Take in that a source subtask has emitted its last record; idempotent.
+        """Record that a source subtask has emitted its last record; idempotent.
 
-        When all have, a FINAL checkpoint is triggered. Those under way are awaited, not aborted:
-        finished sources still take part in them, and what they decide need not be decided again.
+        When all source subtasks have, a FINAL checkpoint is triggered. It waits for pending
+        checkpoints and does not abort them: finished sources still take part in them, and rows that
+        they decide need not be decided again.
         """
         self._schedule.note_source_end(subtask)
         return tuple(self._proceed(now_s))
@@ -257,13 +262,13 @@ class CheckpointCoordinator:
         snapshot: SubtaskSnapshot,
         now_s: float,
     ) -> tuple[Decision, ...]:
-        """Take in that one subtask's part of `checkpoint` is durable. Never raises.
+        """Record that one subtask's part of `checkpoint` is durable. Never raises.
 
-        An ack of another attempt is ignored. One that is late, unknown or doubled has the files
-        discarded that nothing else names, also when the job has finished meanwhile.
+        An ack of another attempt is ignored. If the ack is late, unknown or a duplicate, the files
+        that no other checkpoint names are discarded. This also holds after the job has finished.
         """
-        # After a job has finished, late acks still bring files that nobody else would delete. After
-        # a failure they are left to the next attempt's sweep.
+        # After a job has finished, late acks still bring files that no other process would delete.
+        # After a failure, the next attempt's sweep deletes them.
         failed = self._over and self._last is None
         if failed or attempt != self._attempt:
             return ()
@@ -272,20 +277,20 @@ class CheckpointCoordinator:
         if pending is None or subtask not in self._subtasks or subtask in pending.snapshots:
             return tuple(self._discard_late(snapshot))
         pending.snapshots[subtask] = snapshot
-        # From the ack on, and not from the decision: a checkpoint under way that names a shared
-        # file keeps it from being deleted with an older one.
+        # Name the files from the ack on, not only from the decision on: a pending checkpoint that
+        # names a shared file prevents its deletion together with an older checkpoint.
         self._files.name([snapshot])
         if pending.snapshots.keys() == self._subtasks:
             if pending.savepoint is not None:
                 pending.writing = True
                 completed = self._complete(pending)
-                # Functions have made their last rows for this savepoint. A checkpoint that finds
-                # the sources at the same positions must not have them made again.
+                # Functions have made their last rows for this savepoint. If a later checkpoint
+                # finds the sources at the same positions, functions must not make these rows again.
                 if pending.savepoint.kind.ends_input:
                     self._ended_at = _positions(completed, self._sources)
                 return (WriteSavepoint(pending.savepoint, completed), *self._proceed(now_s))
             self._appended = self._complete(pending)
-            # Nothing else is decided until its end is known: `_proceed` would refuse to.
+            # Decide nothing else until the append has ended: `_proceed` would refuse to.
             return (AppendDecision(self._appended),)
         return tuple(self._proceed(now_s))
 
@@ -297,9 +302,9 @@ class CheckpointCoordinator:
         reason: str,
         now_s: float,
     ) -> tuple[Decision, ...]:
-        """Take in that a subtask cannot take part: the checkpoint is aborted. Never raises.
+        """Abort the checkpoint because a subtask cannot take part. Never raises.
 
-        Ignored when late, unknown or of another attempt.
+        Ignored if the report is late, or of an unknown checkpoint or another attempt.
         """
         pending = self._pending.get(checkpoint)
         if self._over or attempt != self._attempt or pending is None:
@@ -308,10 +313,10 @@ class CheckpointCoordinator:
         return (*decisions, *self._proceed(now_s))
 
     def on_logged(self, checkpoint: CheckpointId, now_s: float) -> tuple[Decision, ...]:
-        """Take in that the decision log holds `checkpoint`: the commit point of the whole job.
+        """Record that the decision log holds `checkpoint`: the commit point of the whole job.
 
         Raises:
-            InvariantViolation: It was not being appended.
+            InvariantViolation: The checkpoint was not being appended.
         """
         if self._over:
             return ()
@@ -324,8 +329,9 @@ class CheckpointCoordinator:
         self._undelivered += [checkpoint] if self._committers else []
         self._consecutive = 0
         self._schedule.note_decision(checkpoint, now_s)
-        # What the log retains no more is dropped, and so is every older checkpoint that is pending:
-        # this decision commits all that they would have. Savepoints are their users' and go on.
+        # Drop the checkpoints that the log no longer retains and every older pending checkpoint:
+        # this decision commits all transactions that they would have committed. Savepoints belong
+        # to their users and go on.
         self._retained.append(decided)
         subsumed = self._retained[: -self._settings.retained]
         self._retained = self._retained[-self._settings.retained :]
@@ -333,7 +339,7 @@ class CheckpointCoordinator:
         dropped: list[SubtaskSnapshot] = [s for old in subsumed for s in old.snapshots]
         older_pending = [n for n, p in self._pending.items() if n < checkpoint and not p.savepoint]
         for older in sorted(older_pending):
-            # Nobody needs to be told: who hears of `checkpoint` waits for no older one.
+            # Subtasks need no abort: a subtask that learns of `checkpoint` waits for no older one.
             dropped += self._pending.pop(older).snapshots.values()
         decisions += self._drop(dropped)
         if decided.final:
@@ -343,13 +349,13 @@ class CheckpointCoordinator:
     def on_append_failure(
         self, checkpoint: CheckpointId, reason: str, now_s: float
     ) -> tuple[Decision, ...]:
-        """Take in that the log certainly does *not* hold `checkpoint` and never will.
+        """Record that the log certainly does *not* hold `checkpoint` and never will.
 
-        Its files are deleted. A driver that is not certain ends the attempt instead: the next one
-        reads the log and knows.
+        The checkpoint's files are deleted. A driver that is not certain must end the attempt
+        instead: the next attempt reads the log and finds out.
 
         Raises:
-            InvariantViolation: It was not being appended.
+            InvariantViolation: The checkpoint was not being appended.
         """
         if self._over:
             return ()
@@ -360,14 +366,15 @@ class CheckpointCoordinator:
     def on_committed(
         self, subtask: SubtaskRef, checkpoint: CheckpointId, now_s: float
     ) -> tuple[Decision, ...]:
-        """Take in that `subtask` heard of `checkpoint` and has nothing left to commit up to it.
+        """Record that `subtask` knows of `checkpoint` and has committed everything up to it.
 
-        Every subtask reports this for every completed checkpoint, also one that has no sink: shared
-        files wait for it, and the job finishes by it. A committer may report much later, and only
-        the end of the job waits for it: files are the subtasks' own.
+        Every subtask reports this for every completed checkpoint, also a subtask without a sink:
+        the deletion of shared files and the end of the job depend on these reports. A committer may
+        report much later. Only the end of the job waits for a committer, because committers own no
+        files.
 
         Raises:
-            InvariantViolation: `checkpoint` is not decided; something was committed too early.
+            InvariantViolation: `checkpoint` is not decided; the subtask committed too early.
         """
         confirmed = self._delivered if subtask in self._committers else self._confirmed
         if self._over or subtask not in confirmed:
@@ -380,13 +387,13 @@ class CheckpointCoordinator:
         confirmed.raise_to(checkpoint, subtask)
         if subtask in self._committers:
             self._undelivered = [n for n in self._undelivered if n > self._find_delivered_through()]
-        # Only the slowest subtask holds files and the end of the job back.
+        # Only the slowest subtask delays the deletion of files and the end of the job.
         if confirmed.lowest == before:
             return ()
         return (*self._drop(()), *self._proceed(now_s))
 
     def _proceed(self, now_s: float) -> list[Decision]:
-        """Whatever the facts so far allow next: finish or trigger."""
+        """Return the decisions that the facts so far allow: FinishJob, or a trigger."""
         require(self._appended is None, "a fact was told while a decision is appended")
         if self._over:
             return []
@@ -400,10 +407,10 @@ class CheckpointCoordinator:
         return [self._trigger(due[0], now_s)] if due is not None and now_s >= due[1] else []
 
     def _due(self) -> tuple[CheckpointKind, float] | None:
-        """Return what is to be triggered next and when, if anything may be by then."""
+        """Return the kind to trigger next and its time, or None if no trigger is allowed now."""
         kinds = {p.trigger.kind for p in self._pending.values()}
         ending = any(kind.ends_job or kind.stops_sources for kind in kinds)
-        # A savepoint that is being written keeps no barriers in the stream any more.
+        # A savepoint that is being written has no barriers in the stream any more.
         collecting = sum(not p.writing for p in self._pending.values())
         if ending or self._last is not None or collecting >= self._settings.concurrent:
             return None
@@ -416,8 +423,8 @@ class CheckpointCoordinator:
         form = request.form if request else StateForm.NATIVE
         trigger = TriggerCheckpoint(self._next_checkpoint, kind, self._wall_ms(), after_s, form)
         self._next_checkpoint = CheckpointId(self._next_checkpoint + 1)
-        # From the trigger, savepoints included: a writing savepoint that hangs would otherwise
-        # never end.
+        # The deadline counts from the trigger, also for savepoints: otherwise a savepoint whose
+        # write hangs would never end.
         deadline_s = now_s + self._settings.timeout_s
         self._pending[trigger.checkpoint] = _Pending(trigger, deadline_s, request)
         if request is None:
@@ -435,7 +442,7 @@ class CheckpointCoordinator:
         return f"{late} within {self._settings.timeout_s} s{blocked}"
 
     def _fail(self, pending: _Pending, reason: str, now_s: float) -> list[Decision]:
-        """Abort one checkpoint, count it, and end the attempt if that was one too many."""
+        """Abort one checkpoint, count the failure, and end the attempt after too many failures."""
         checkpoint = pending.trigger.checkpoint
         del self._pending[checkpoint]
         if pending.savepoint is not None:
@@ -444,7 +451,7 @@ class CheckpointCoordinator:
         self._consecutive += 1
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
-        # Told even when it ends the attempt: events and metrics count every failure.
+        # Report the failure even if it ends the attempt: events and metrics count every failure.
         decisions.append(CountFailure(checkpoint, reason))
         if self._consecutive > self._settings.tolerable_failures:
             self._over = True
@@ -458,13 +465,16 @@ class CheckpointCoordinator:
     def _fail_savepoint(
         self, pending: _Pending, request: SavepointRequest, reason: str
     ) -> list[Decision]:
-        """Give a savepoint up. It counts as no failure, unless the job was to stop with it."""
+        """Abort a savepoint.
+
+        This counts as no failure, unless the job was to stop with the savepoint.
+        """
         checkpoint = pending.trigger.checkpoint
         decisions: list[Decision] = [NotifyAbort(checkpoint, reason)]
         decisions += self._drop(pending.snapshots.values())
         decisions.append(AbortSavepoint(request, checkpoint, reason))
-        # Sources have stopped for it and cannot go on in this attempt. The next one starts them
-        # again.
+        # The sources have stopped for this savepoint and cannot go on in this attempt. The next
+        # attempt starts them again.
         if request.kind.stops_sources:
             self._over = True
             text = f"the job was to stop with savepoint {checkpoint}, which failed: {reason}"
@@ -488,8 +498,8 @@ class CheckpointCoordinator:
             triggered_at_ms=trigger.triggered_at_ms,
             completed_at_ms=self._wall_ms(),
             delivered_through=self._find_delivered_through(),
-            # A savepoint may be complete only after a later checkpoint is decided. A job that
-            # begins from it has no such decision, and must not name its commits after it.
+            # A savepoint may become complete after a later checkpoint is decided. A job that starts
+            # from the savepoint does not have that decision and must not name its commits after it.
             undelivered=tuple(one for one in self._undelivered if one < trigger.checkpoint),
         )
         at_end = self._ended_at is not None and self._ended_at == _positions(
@@ -506,12 +516,12 @@ class CheckpointCoordinator:
         return min((self._delivered[one] for one in self._committers), default=GENESIS)
 
     def _drop(self, snapshots: Iterable[SubtaskSnapshot]) -> list[Decision]:
-        """Take in that a checkpoint is gone, and delete every file whose wait is over."""
+        """Drop the snapshots of a removed checkpoint, and delete the files that are now free."""
         private = self._files.drop(snapshots, decided_last=self._decided_last)
         return self._discard(private, None)
 
     def _discard_late(self, snapshot: SubtaskSnapshot) -> list[Decision]:
-        """Delete what a late ack has brought and no checkpoint names, or have it wait."""
+        """Delete the files of a late ack that no checkpoint names; shared files may wait first."""
         handles = handles_of([snapshot])
         private = self._files.find_unnamed(handles, decided_last=self._decided_last)
         return self._discard(private, handles)
@@ -535,8 +545,8 @@ def _has_in_flight(completed: CompletedCheckpoint) -> bool:
 def _positions(
     completed: CompletedCheckpoint, sources: frozenset[SubtaskRef]
 ) -> Counter[tuple[str, bytes]]:
-    """Return where every split stands, whichever subtask reads it."""
-    # By chain and not by subtask: another parallelism gives the same splits to other subtasks.
+    """Return the position of every split, independent of the subtask that reads it."""
+    # Group by chain, not by subtask: with another parallelism, other subtasks read the same splits.
     chains = {source.chain for source in sources}
     return Counter(
         (snapshot.subtask.chain, element)
@@ -549,7 +559,7 @@ def _positions(
 
 
 class Confirmed:
-    """The newest decision that each of many is known to have committed, and the lowest of these."""
+    """The newest decision that each subtask has confirmed as committed, and the lowest of these."""
 
     def __init__(self, everyone: Iterable[SubtaskRef], checkpoint: CheckpointId) -> None:
         self._of = dict.fromkeys(everyone, checkpoint)
@@ -563,13 +573,16 @@ class Confirmed:
 
     @property
     def lowest(self) -> CheckpointId:
-        """What all have committed; costs what there are decisions, not subtasks."""
-        # There are few distinct numbers, for confirmations lag by a checkpoint or two; there may be
-        # thousands of subtasks.
+        """The newest decision that all have committed.
+
+        The cost grows with the number of different decisions, not with the number of subtasks.
+        """
+        # There are few distinct numbers, because confirmations lag by a checkpoint or two. There
+        # may be thousands of subtasks.
         return min(self._counts)
 
     def raise_to(self, checkpoint: CheckpointId, who: SubtaskRef) -> None:
-        """Take in that `who` has committed up to `checkpoint`; ignored when it has more."""
+        """Record that `who` has committed up to `checkpoint`; ignored if it has committed more."""
         before = self._of[who]
         if checkpoint <= before:
             return

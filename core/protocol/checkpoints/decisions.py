@@ -1,4 +1,4 @@
-"""What the coordinator can decide; the runtime carries it out, in the order given."""
+"""The decisions of the coordinator, which the runtime carries out in the order given."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from onceflow.core.protocol.ids import CheckpointId
 
 
 class CheckpointKind(Enum):
-    """Why a checkpoint is taken, and so what follows it. Travels in the barrier."""
+    """The reason for a checkpoint, which determines what follows it. Travels in the barrier."""
 
     PERIODIC = "periodic"
     MANUAL = "manual"
     STOP = "stop"
-    """Sources read nothing after this barrier, also if it fails or overtakes rows and another one
-    follows; once it is committed, the job finishes."""
+    """Sources read nothing after this barrier, even if the checkpoint fails, or overtakes rows and
+    another STOP follows. Once the checkpoint is committed, the job finishes."""
     FINAL = "final"
-    """All sources had reached their end before this barrier; once it is committed, the job ends."""
+    """All sources had reached their end before this barrier. Once the checkpoint is committed, the
+    job ends."""
     END = "end"
-    """All rows before the end of the input are decided; before this barrier functions make their
-    last ones. Once it is committed, the job ends. Taken only where functions do so."""
+    """All rows before the end of the input are decided. Before this barrier, functions make their
+    last rows. Once the checkpoint is committed, the job ends. Taken only if functions make last
+    rows."""
     SAVEPOINT = "savepoint"
-    """For the user to keep: written elsewhere, never decided. The job goes on."""
+    """A checkpoint for the user to keep: written elsewhere and never decided. The job goes on."""
     SAVEPOINT_STOP = "savepoint_stop"
-    """A savepoint after whose barrier sources read nothing; a STOP follows once it is written."""
+    """A savepoint after whose barrier sources read nothing. A STOP follows once it is written."""
     SAVEPOINT_DRAIN = "savepoint_drain"
-    """A savepoint before whose barrier all sources end; a FINAL follows once it is written."""
+    """A savepoint before whose barrier all sources end. A FINAL follows once it is written."""
     BOOTSTRAP = "bootstrap"
-    """A savepoint that was made of DataFrames. No barrier has this kind."""
+    """A savepoint that was written from DataFrames. No barrier has this kind."""
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether it is written for the user, and never decided. Its barrier is always aligned."""
+        """True if the checkpoint is written for the user and never decided.
+
+        The barrier of a savepoint is always aligned.
+        """
         return self in {
             CheckpointKind.BOOTSTRAP,
             CheckpointKind.SAVEPOINT,
@@ -44,7 +49,7 @@ class CheckpointKind(Enum):
 
     @property
     def stops_sources(self) -> bool:
-        """Whether sources read nothing after the barrier, whatever becomes of it."""
+        """True if sources read nothing after the barrier, even if the checkpoint fails."""
         return self in {
             CheckpointKind.STOP,
             CheckpointKind.SAVEPOINT_STOP,
@@ -53,35 +58,35 @@ class CheckpointKind(Enum):
 
     @property
     def ends_emission(self) -> bool:
-        """Whether nothing is emitted after the barrier.
+        """True if no row is emitted after the barrier.
 
-        What follows commits what the savepoint holds, and no row that it does not know of.
+        The following checkpoint commits the rows that the savepoint contains, and no others.
         """
         return self in {CheckpointKind.SAVEPOINT_STOP, CheckpointKind.SAVEPOINT_DRAIN}
 
     @property
     def ends_job(self) -> bool:
-        """Whether only its commits are left to do once it is decided, if no row is in flight."""
+        """True if only commits are left once this checkpoint is decided without rows in flight."""
         return self in {CheckpointKind.STOP, CheckpointKind.FINAL, CheckpointKind.END}
 
     @property
     def ends_input(self) -> bool:
-        """Whether functions make their last rows before the barrier, which overtakes none."""
+        """True if functions make their last rows before the barrier, which overtakes no row."""
         return self in {CheckpointKind.END, CheckpointKind.SAVEPOINT_DRAIN}
 
 
 class StateForm(Enum):
-    """How state is written. Travels in the barrier."""
+    """The form in which state is written. Travels in the barrier."""
 
     NATIVE = "native"
-    """As the state backend does it best; another one cannot read it."""
+    """The form that suits the state backend best. Another backend cannot read it."""
     CANONICAL = "canonical"
-    """As every backend reads it."""
+    """The form that every backend can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointRequest:
-    """What a user has asked for, under an id of its own."""
+    """A user's request for a savepoint, with an id of its own."""
 
     id: str
     kind: CheckpointKind
@@ -96,15 +101,16 @@ class TriggerCheckpoint:
     kind: CheckpointKind
     triggered_at_ms: int
     overtakes_after_s: float | None = None
-    """How long the barrier waits its turn behind rows: see `Barrier`."""
+    """The time for which the barrier waits behind rows: see `Barrier`."""
     form: StateForm = StateForm.NATIVE
 
 
 @dataclass(frozen=True, slots=True)
 class AppendDecision:
-    """Append to the decision log, then call `on_logged` or `on_append_failure`; one at a time.
+    """Append `completed` to the decision log, then report the outcome; one append at a time.
 
-    If the outcome of the append is unknown, call neither and end the attempt.
+    Call `on_logged` or `on_append_failure`. If the outcome of the append is unknown, call neither
+    and end the attempt.
     """
 
     completed: CompletedCheckpoint
@@ -112,9 +118,9 @@ class AppendDecision:
 
 @dataclass(frozen=True, slots=True)
 class WriteSavepoint:
-    """Write `completed` where `request` wants it, then report `savepoint_ended`.
+    """Write `completed` to the place that `request` names, then call `on_savepoint_end`.
 
-    Nothing waits for it but what must come after it.
+    Checkpoints go on meanwhile, except those that must follow the savepoint.
     """
 
     request: SavepointRequest
@@ -123,7 +129,7 @@ class WriteSavepoint:
 
 @dataclass(frozen=True, slots=True)
 class AbortSavepoint:
-    """Tell who asked that `request` will not be fulfilled; what is written of it goes."""
+    """Tell the requester that `request` will not be fulfilled, and delete what was written."""
 
     request: SavepointRequest
     checkpoint: CheckpointId
@@ -132,16 +138,17 @@ class AbortSavepoint:
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell every subtask that `checkpoint` is decided: commit everything up to it."""
+    """Tell every subtask that `checkpoint` is decided: it must commit everything up to it."""
 
     checkpoint: CheckpointId
     oldest_retained: CheckpointId
-    """What older checkpoints needed (proofs of commits, say) may be forgotten."""
+    """The oldest checkpoint that is still retained. Data that only older checkpoints needed, such
+    as proofs of commits, may be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyAbort:
-    """Tell every subtask that `checkpoint` is never decided; what it prepared stays pending."""
+    """Tell every subtask that `checkpoint` is never decided; its transactions stay pending."""
 
     checkpoint: CheckpointId
     reason: str
@@ -149,7 +156,7 @@ class NotifyAbort:
 
 @dataclass(frozen=True, slots=True)
 class DiscardState:
-    """Delete these files, which no checkpoint names or ever will; some may be gone already.
+    """Delete these files. No checkpoint names them now or later, and some may be gone already.
 
     Prune the decision log first, so that it never names a deleted file.
     """
@@ -159,7 +166,7 @@ class DiscardState:
 
 @dataclass(frozen=True, slots=True)
 class CountFailure:
-    """For status and metrics: `checkpoint` has failed."""
+    """Report in status and metrics that `checkpoint` has failed."""
 
     checkpoint: CheckpointId
     reason: str
@@ -167,7 +174,10 @@ class CountFailure:
 
 @dataclass(frozen=True, slots=True)
 class FailAttempt:
-    """End the attempt; nothing is decided after it. The restart strategy says what comes next."""
+    """End the attempt.
+
+    Nothing is decided after it. The restart strategy chooses what comes next.
+    """
 
     reason: str
     checkpoint: CheckpointId | None
@@ -175,7 +185,7 @@ class FailAttempt:
 
 @dataclass(frozen=True, slots=True)
 class FinishJob:
-    """Every subtask has committed the last checkpoint: close everything."""
+    """Close everything: every subtask has committed the last checkpoint."""
 
     checkpoint: CheckpointId
 

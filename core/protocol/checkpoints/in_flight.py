@@ -1,25 +1,26 @@
-"""What waits in channels, on both of their sides, and what of it a barrier overtakes.
+"""The batches that wait in channels, on both sides, and those that a barrier overtakes.
 
-A channel is FIFO: `OutputQueue` is its sending end, `InputQueues` holds the receiving ends of one
-subtask. Batches need a credit, barriers and ends do not. Neither end waits: a sender without
-credits keeps what it has made and makes no more, so it is still there when a barrier comes.
+A channel is FIFO. `OutputQueue` is its sending end; `InputQueues` holds the receiving ends of one
+subtask. Batches need a credit; barriers and ends of stream do not. Neither end blocks. A sender
+without credits keeps the batches that it has made and makes no more, so they are still in its queue
+when a barrier arrives.
 
-A receiver gives its first credits when it has taken all that is replayed, and may make rows itself.
-So after a restart sources read nothing before everybody below has replayed, and what is in flight
-grows by no restart, however often one comes.
+A receiver gives its first credits once it has taken all replayed batches and may make rows itself.
+So after a restart, sources read nothing before all subtasks below have replayed, and the amount in
+flight does not grow with repeated restarts.
 
-A barrier that overtakes goes ahead of all batches. What it overtakes is in flight:
+A barrier that overtakes goes ahead of all batches. The batches that it overtakes are in flight:
 
-    sender's side     what waits for credits, as of the barrier
-    receiver's side   what waits in the channel or is still to come on it, before the barrier
+    sender's side     batches that wait for credits when the barrier is sent
+    receiver's side   batches that wait in the channel, or that still arrive, before the barrier
 
-Only what has a key can be given to another subtask after a restore. So a barrier overtakes nothing
-in channels whose rows go by no key: there it waits its turn, on both sides, and is never announced.
+Only rows with a key can be given to another subtask after a restore. So in channels whose rows have
+no key, a barrier overtakes nothing: it waits for its turn on both sides and is never announced.
 
 Invariants:
     a batch is in flight on one side at the most: the sender's begins where the receiver's ends
     batches sent and not yet taken <= credits
-    while something is replayed nothing but barriers is in any channel
+    while batches are replayed, channels contain only barriers
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ B = TypeVar("B")
 """A batch of rows."""
 
 REPLAYED = -1
-"""The channel of what an older attempt had in flight."""
+"""The channel number of batches that an older attempt had in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class ChannelEnd:
     """The receiving end of one channel."""
 
     input: int = 0
-    """Which input of the operator its rows are for."""
+    """The index of the operator's input that the rows are for."""
     keeps_order: bool = False
-    """Whether barriers wait their turn behind its rows, also those that overtake elsewhere."""
+    """True if barriers wait behind the rows of this channel, even those that overtake elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received(Generic[B]):
-    """An element, the channel on which it came, and the operator's input that it is for."""
+    """An element, the channel that it arrived on, and the operator's input that it is for."""
 
     channel: int
     element: B | Barrier | EndOfStream
@@ -61,14 +62,14 @@ class Received(Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A barrier that may overtake is in `channel`, whatever waits there before it."""
+    """An announcement: `channel` holds a barrier that may overtake the elements before it."""
 
     channel: int
     barrier: Barrier
 
 
 class OutputQueue(Generic[B]):
-    """The sending end of one channel: its credits, and what waits for one."""
+    """The sending end of one channel: its credits and the elements that wait for a credit."""
 
     def __init__(self) -> None:
         self._credit_count = 0
@@ -77,33 +78,34 @@ class OutputQueue(Generic[B]):
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for credits, or the reader has not given its first."""
+        """True if an element waits for credits, or the reader has not given its first credits."""
         return bool(self._waiting) or not self._is_open
 
     def offer(self, element: B | Barrier | EndOfStream) -> bool:
-        """Return whether `element` is to be sent now; else it waits its turn here."""
-        # Behind what waits already: a channel keeps its order, also for what needs no credit.
+        """Return True if `element` is to be sent now; otherwise queue the element."""
+        # Queue behind waiting elements: a channel keeps its order, also for elements without
+        # credits.
         if not self._waiting and self._admits(element):
             return True
         self._waiting.append(element)
         return False
 
     def next(self) -> B | Barrier | EndOfStream | None:
-        """Return what is to be sent next and may be now, once."""
+        """Remove and return the next element if it may be sent now, or return None."""
         if self._waiting and self._admits(self._waiting[0]):
             return self._waiting.popleft()
         return None
 
     def release(self, count: int = 1) -> None:
-        """Take in that the reader has room for `count` batches more, if any."""
+        """Add `count` credits: the reader has room for that many more batches. `count` may be 0."""
         self._credit_count += count
         self._is_open = self._is_open or count > 0
 
     def overtaken_by(self, checkpoint: CheckpointId) -> tuple[B, ...]:
-        """Return the batches that the barrier of `checkpoint` overtakes; they go on waiting.
+        """Return the batches that the barrier of `checkpoint` overtakes; they stay in the queue.
 
-        The barrier is to be sent now. Older barriers that wait are dropped: it says that they are
-        over.
+        The caller must send the barrier now. Older barriers in the queue are dropped: the new
+        barrier implies that their checkpoints are over.
         """
         elements, self._waiting = self._waiting, deque()
         for element in elements:
@@ -114,7 +116,8 @@ class OutputQueue(Generic[B]):
         return tuple(e for e in self._waiting if not isinstance(e, (Barrier, EndOfStream)))
 
     def _admits(self, element: B | Barrier | EndOfStream) -> bool:
-        # They take no room in the reader, so no credit: a barrier must pass where rows cannot.
+        # These elements take no room in the reader, so they need no credit: a barrier must pass
+        # where rows cannot.
         if isinstance(element, (Barrier, EndOfStream)):
             return True
         if self._credit_count == 0:
@@ -125,19 +128,19 @@ class OutputQueue(Generic[B]):
 
 @dataclass(slots=True)
 class _Recording(Generic[B]):
-    """What a barrier overtakes on a subtask's channels."""
+    """The batches that a barrier overtakes on a subtask's channels."""
 
     checkpoint: CheckpointId
     replayed: list[Received[B]]
-    """What was still to be replayed."""
+    """The batches that were still to be replayed."""
     batches: list[list[B]] = field(default_factory=list[list[B]])
-    """By channel."""
+    """The overtaken batches, by channel."""
     open: set[int] = field(default_factory=set[int])
-    """The channels on which the barrier has not come."""
+    """The channels on which the barrier has not arrived."""
 
 
 class InputQueues(Generic[B]):
-    """The receiving ends of one subtask's channels. Announcements come first, channels in turn."""
+    """The receiving ends of one subtask's channels. It returns announcements before elements."""
 
     def __init__(self, ends: Sequence[ChannelEnd]) -> None:
         self._ends = ends
@@ -146,47 +149,48 @@ class InputQueues(Generic[B]):
         self._turn = 0
         self._announced: deque[Announced] = deque()
         self._in_order: list[int] = []
-        """The channel of each barrier that waits its turn here and is to overtake elsewhere."""
+        """The channel of each waiting barrier that keeps order here and overtakes elsewhere."""
         self._replayed: deque[Received[B]] = deque()
         self._is_open = False
         self._recording: _Recording[B] | None = None
 
     @property
     def channels(self) -> int:
-        """How many channels end here."""
+        """The number of channels that end here."""
         return len(self._queues)
 
     @property
     def waiting(self) -> int:
-        """How many elements wait, what is replayed included."""
+        """The number of elements that wait, including those that are replayed."""
         return len(self._replayed) + sum(map(len, self._queues))
 
     def replay(self, batches: Iterable[B], into: int = 0) -> None:
-        """Have `batches` taken by input `into` before anything of the channels.
+        """Queue `batches` for input `into`, to be taken before any element of the channels.
 
-        Called before the first is taken.
+        The caller must call this before it takes the first element.
         """
         self._replayed.extend(Received(REPLAYED, batch, into) for batch in batches)
 
     @property
     def is_open(self) -> bool:
-        """Whether all senders have been given credits."""
+        """True if all senders have been given credits."""
         return self._is_open
 
     def open(self) -> bool:
-        """Return whether all senders are to be given their first credits now.
+        """Return True if all senders are to be given their first credits now.
 
-        That is once, when nothing is left to replay; called when rows may be made.
+        This happens once, when no batch is left to replay. The caller calls this when rows may be
+        made.
         """
-        # Until all that is replayed has been taken, nothing newer may come: it would pass rows that
-        # were sent before it.
+        # While replayed batches wait, no newer batch may arrive: it would pass rows that were sent
+        # before it.
         if self._is_open or self._replayed:
             return False
         self._is_open = True
         return True
 
     def put(self, channel: int, element: B | Barrier | EndOfStream) -> bool:
-        """Take in what has come on `channel`; return whether there is something to take for it."""
+        """Queue `element` of `channel`; return True if this gives `take` something to return."""
         recording = self._recording
         if isinstance(element, Barrier):
             announced = (
@@ -197,7 +201,7 @@ class InputQueues(Generic[B]):
             elif element.overtakes_after_s is not None:
                 self._in_order.append(channel)
             if recording is not None and channel in recording.open:
-                # An older checkpoint that was given up may still have its barrier under way.
+                # The barrier of an older, aborted checkpoint may still be in the channel.
                 if element.checkpoint >= recording.checkpoint:
                     recording.open.discard(channel)
                 if element.checkpoint == recording.checkpoint:
@@ -214,15 +218,15 @@ class InputQueues(Generic[B]):
         return not self._blocked[channel]
 
     def take(self, *, elements: bool = True) -> Announced | Received[B] | None:
-        """Return the next announcement, or else the next element; None when there is none.
+        """Return the next announcement, else the next element, or None if there is neither.
 
-        Without `elements` it is announcements alone, and barriers in order as long as no row can be
-        before them.
+        If `elements` is False, return only announcements, and barriers of order-keeping channels
+        while no row can precede them.
         """
         if self._announced:
             return self._announced.popleft()
         if elements or not self._is_open:
-            # Nothing is overtaken before these are read.
+            # No barrier overtakes before these barriers are read.
             for channel in self._in_order:
                 if not self._blocked[channel]:
                     taken = self._take_first(channel)
@@ -233,7 +237,8 @@ class InputQueues(Generic[B]):
             return None
         if self._replayed:
             return self._replayed.popleft()
-        # In turn, from the channel after the last one: a busy channel cannot keep out the others.
+        # Take channels in turn, starting after the last one, so that a busy channel cannot starve
+        # others.
         count = len(self._queues)
         for step in range(count):
             channel = (self._turn + step) % count
@@ -250,7 +255,7 @@ class InputQueues(Generic[B]):
         return Received(channel, element, self._ends[channel].input)
 
     def block(self, channel: int) -> None:
-        """Leave what comes on `channel` in it from now on."""
+        """Leave the elements of `channel` in the channel from now on."""
         self._blocked[channel] = True
 
     def unblock(self, channels: Sequence[int]) -> None:
@@ -259,10 +264,11 @@ class InputQueues(Generic[B]):
             self._blocked[channel] = False
 
     def record(self, checkpoint: CheckpointId, passed: Sequence[int]) -> None:
-        """Begin to note what the barrier of `checkpoint` overtakes; its snapshot is taken now.
+        """Begin to record the batches that the barrier of `checkpoint` overtakes.
 
-        On the channels `passed` it has been read, those that keep order among them. From the others
-        it is removed where it waits; where it is still to come it will not be taken as an element.
+        The subtask takes its snapshot now. The channels in `passed` have been read up to the
+        barrier; they include all channels that keep order. From the other channels, a waiting
+        barrier is removed. A barrier that arrives later is not returned as an element.
         """
         recording = _Recording[B](checkpoint, list(self._replayed))
         for channel, queue in enumerate(self._queues):
@@ -283,9 +289,9 @@ class InputQueues(Generic[B]):
         self._recording = recording
 
     def end_recording(self, checkpoint: CheckpointId) -> dict[int, tuple[B, ...]]:
-        """Return what the barrier of `checkpoint` has overtaken, by input, in the order to replay.
+        """Return the batches that the barrier of `checkpoint` overtook, by input, in replay order.
 
-        The barrier has come on all channels. Ends what `record` began.
+        The barrier must have arrived on all channels. Ends the recording that `record` began.
         """
         recording, self._recording = self._recording, None
         if recording is None or recording.checkpoint != checkpoint:
@@ -299,6 +305,6 @@ class InputQueues(Generic[B]):
         return {into: tuple(batches) for into, batches in batches_by_input.items() if batches}
 
     def forget(self, checkpoint: CheckpointId) -> None:
-        """Record nothing more for `checkpoint`."""
+        """Stop recording for `checkpoint` and drop what was recorded."""
         if self._recording is not None and self._recording.checkpoint == checkpoint:
             self._recording = None

@@ -1,18 +1,19 @@
-"""What a subtask sends with its ack, and what a completed checkpoint is made of.
+"""The snapshot that a subtask sends with its ack, and the completed checkpoint built from them.
 
 These are the records of the decision log: plain values, written as JSON, never pickled.
 
-Which state files may be deleted, and when: a *private* file belongs to one checkpoint and goes with
-it. A *shared* one may be named again by a checkpoint under way, because a subtask re-uses files of
-checkpoints that it knows to be completed and retained, and it learns late. So a shared file that
-nothing names any more waits for two things:
+Rules for deleting state files: a *private* file belongs to one checkpoint and is deleted with it. A
+pending checkpoint may name a *shared* file again, because a subtask re-uses files of checkpoints
+that it believes completed and retained, and it learns late that one is dropped. So a shared file
+that no checkpoint names any more is deleted only after two conditions hold:
 
     1. every subtask has confirmed the newest decision of that time (or a later one);
-    2. every checkpoint triggered before that is over.
+    2. every checkpoint triggered before condition 1 held is over.
 
-After 1 no subtask names the file in a new snapshot; after 2 no older snapshot can bring it. Two
-conditions on state backends make this safe: the path of a shared file is written once (so it is not
-derived from content alone), and only files of checkpoints known completed and retained are re-used.
+After 1, no subtask names the file in a new snapshot. After 2, no older snapshot can bring it. This
+is safe if state backends keep two rules: the path of a shared file is written once (so it is not
+derived from content alone), and only files of checkpoints known to be completed and retained are
+re-used.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, Subtask
 
 @dataclass(frozen=True, slots=True)
 class StateHandle:
-    """One durable piece of state: a file in checkpoint storage, or bytes held in the record itself.
+    """A durable piece of state: a file in checkpoint storage, or bytes inside the record itself.
 
-    `path` is relative to the job's directory; empty for inline bytes. `shared` files belong to more
-    than one checkpoint and are deleted when no retained checkpoint names them.
+    `path` is relative to the job's directory, and empty for inline bytes. A `shared` file belongs
+    to more than one checkpoint and is deleted when no retained checkpoint names it.
     """
 
     name: str
@@ -39,21 +40,21 @@ class StateHandle:
     checksum: str
     key_group_first: int = 0
     key_group_last: int = -1
-    """Inclusive; -1 with first 0 means: not keyed."""
+    """The last key group, inclusive. -1 with first 0 means that the state has no key."""
     shared: bool = False
     inline: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSnapshot:
-    """State of one operator subtask as of one barrier.
+    """The state of one operator subtask at one barrier.
 
-    `keyed` and `raw` handles hold keyed state and an operator's own bytes; `lists` holds operator
-    list state by name, one bytes element an item, redistributed on rescale (Kafka splits live here
-    under the name "splits"). `committables` are all that this subtask has pre-committed, up to and
-    with this barrier, and does not know to be committed. `described` says by name how the operator
-    is set up where its state means something else under another setting: the types of its keys, the
-    sizes of its windows. One subtask says it for all.
+    `keyed` handles hold keyed state. `raw` handles hold the operator's own bytes. `lists` holds
+    operator list state by name, one bytes element per item, redistributed on rescale (Kafka splits
+    are stored under the name "splits"). `committables` are all transactions that this subtask has
+    pre-committed, up to and including this barrier, and does not know to be committed. `described`
+    contains, by name, those settings of the operator that give its state its meaning: the types of
+    its keys, the sizes of its windows. One subtask reports them for all.
     """
 
     uid: str
@@ -68,51 +69,56 @@ class OperatorSnapshot:
 class InFlight:
     """Rows on their way into `chain` that a barrier overtook, on one side of the channels.
 
-    They are part of neither subtask's state: whoever owns their keys then is given them first.
+    They belong to neither subtask's state. After a restore, they are the first rows that the new
+    owner of their keys receives.
     """
 
     chain: str
     sent: bool
-    """Whether the receiving subtask held them; else the sending one did, and they come later."""
+    """True if the receiving subtask held the rows. False if the sending subtask held them; they are
+    replayed after those that the receiver held."""
     handle: StateHandle
     input: int = 0
-    """Which input of the chain's first operator they were on their way into."""
+    """The index of the input of the chain's first operator that the rows are for."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTimings:
-    """How long one subtask took for one checkpoint, in milliseconds, and what it wrote."""
+    """The durations of one subtask's part in one checkpoint, in milliseconds, and its sizes."""
 
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     start_delay_ms: float = 0.0
-    """From the trigger to the first barrier, by two machines' clocks: 0 where they disagree."""
+    """The time from the trigger to the first barrier, by the clocks of two machines. 0 if the
+    clocks disagree."""
     size_bytes: int = 0
-    """Of its state and of what was in flight."""
+    """The size of the subtask's state and of its rows in flight."""
     uploaded_bytes: int = 0
-    """Of it, what went to storage for this checkpoint: not inline, nor there already."""
+    """The part of `size_bytes` that was uploaded to storage for this checkpoint. Excludes inline
+    bytes and files that storage already had."""
     in_flight_bytes: int = 0
     overtaken: bool = False
-    """Whether the barrier went ahead of rows here; else it waited for its turn."""
+    """True if the barrier went ahead of rows here; False if it waited for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskSnapshot:
-    """All that one subtask (one chain, one index) contributes to one checkpoint."""
+    """The contribution of one subtask (one chain, one index) to one checkpoint."""
 
     subtask: SubtaskRef
     operators: tuple[OperatorSnapshot, ...] = ()
     timings: SnapshotTimings = SnapshotTimings()
     in_flight: tuple[InFlight, ...] = ()
-    """What the barrier overtook in its channels; empty when it waited for its turn."""
+    """The rows that the barrier overtook in the subtask's channels; empty if it waited for its
+    turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """One decision of the log: everything before barrier `checkpoint` is done, for ever.
+    """A decision of the log: everything before barrier `checkpoint` is done for good.
 
-    `max_parallelism` is the number of key groups; a job that asks for another is refused.
+    `max_parallelism` is the number of key groups. A job with another number is refused.
     """
 
     checkpoint: CheckpointId
@@ -123,26 +129,27 @@ class CompletedCheckpoint:
     triggered_at_ms: int
     completed_at_ms: int
     final: bool = False
-    """Whether all sources had reached their end, or the job was told to stop, before it, and no
-    rows are in flight: nothing but its commits is left to do."""
+    """True if, before this checkpoint, all sources had reached their end or the job was told to
+    stop, and no rows are in flight. Only the commits of this checkpoint are left to do."""
     input_ended: bool = False
-    """Whether functions have made their last rows before it, and nothing was read since."""
+    """True if functions made their last rows before this checkpoint and nothing was read since."""
     delivered_through: CheckpointId = GENESIS
-    """Up to this decision all global committers were known to have committed."""
+    """The decision up to which all global committers were known to have committed."""
     undelivered: tuple[CheckpointId, ...] = ()
-    """The decisions between that one and this one, rising. See `global_commits`."""
+    """The decisions between `delivered_through` and this one, in rising order. See
+    `global_commits`."""
 
     def in_flight(self, chain: str) -> tuple[InFlight, ...]:
-        """Return what is to be replayed into `chain`, in that order.
+        """Return the rows to replay into `chain`, in the order of the replay.
 
-        What receiving subtasks held comes before what sending ones did: it was sent before.
+        Rows that receiving subtasks held come first, because they were sent first.
         """
         parts = [one for s in self.snapshots for one in s.in_flight if one.chain == chain]
         # False sorts before True, and the sort is stable: each side keeps its own order.
         return tuple(sorted(parts, key=lambda one: not one.sent))
 
     def operator(self, uid: str) -> tuple[tuple[int, OperatorSnapshot], ...]:
-        """Return (subtask index, snapshot) of operator `uid`, by index."""
+        """Return (subtask index, snapshot) pairs of operator `uid`, sorted by index."""
         parts = [
             (snapshot.subtask.index, operator)
             for snapshot in self.snapshots
@@ -153,7 +160,7 @@ class CompletedCheckpoint:
 
 
 def handles_of(snapshots: Iterable[SubtaskSnapshot]) -> tuple[StateHandle, ...]:
-    """Return every handle of `snapshots` that is a file."""
+    """Return every handle of `snapshots` that refers to a file."""
     return tuple(
         handle
         for snapshot in snapshots
@@ -177,14 +184,14 @@ class _Waiting:
     handle: StateHandle
     decided_last: CheckpointId
     over_before: CheckpointId | None = None
-    """Set with condition 1: checkpoints below this number must be over."""
+    """None until condition 1 holds. Then all checkpoints below this number must be over."""
 
 
 class StateFiles:
-    """Counts references to files by path. Owned by the coordinator.
+    """The number of references to each file, by path. Owned by the coordinator.
 
-    What a call costs goes with the files that it is told of, not with those that there are: a
-    checkpoint of thousands of subtasks that is given up brings an ack of each.
+    The cost of a call grows with the files passed to it, not with all known files: aborting a
+    checkpoint of thousands of subtasks brings a late ack of each.
     """
 
     def __init__(self, retained: Iterable[CompletedCheckpoint] = ()) -> None:
@@ -194,13 +201,13 @@ class StateFiles:
             self.name(completed.snapshots)
 
     def name(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
-        """Take in that a pending checkpoint, or a retained one, names the files of `snapshots`."""
+        """Record that a pending or retained checkpoint names the files of `snapshots`."""
         self._named.update(handle.path for handle in handles_of(snapshots))
 
     def drop(
         self, snapshots: Iterable[SubtaskSnapshot], *, decided_last: CheckpointId
     ) -> tuple[StateHandle, ...]:
-        """Take back what `name` was told; return the private files to delete."""
+        """Undo `name` for `snapshots`; return the private files to delete."""
         handles = handles_of(snapshots)
         for handle in handles:
             self._named[handle.path] -= 1
@@ -211,14 +218,14 @@ class StateFiles:
     def find_unnamed(
         self, handles: Iterable[StateHandle], *, decided_last: CheckpointId
     ) -> tuple[StateHandle, ...]:
-        """Return the private ones of `handles` that no checkpoint names; the shared ones wait."""
+        """Return the private files of `handles` that no checkpoint names; shared ones must wait."""
         private: dict[str, StateHandle] = {}
         for handle in handles:
             if not handle.path or self._is_named(handle.path):
                 continue
             if handle.shared:
-                # A shared file may be named again by a snapshot that is being taken just now, on a
-                # subtask that has not heard that the old checkpoint is gone.
+                # A subtask that has not yet learned that the old checkpoint is gone may be taking a
+                # snapshot that names this shared file again.
                 self._waiting[handle.path] = _Waiting(handle, decided_last)
             else:
                 private[handle.path] = handle
@@ -232,10 +239,10 @@ class StateFiles:
         oldest_pending: CheckpointId,
         among: Iterable[StateHandle] | None = None,
     ) -> tuple[StateHandle, ...]:
-        """Return the shared files whose wait is over, to delete; of `among`, or of all.
+        """Return the shared files that may now be deleted, from `among` or from all that wait.
 
-        `confirmed` is the decision that every subtask is known to have heard of;
-        `oldest_pending` is `next_checkpoint` when none is pending.
+        `confirmed` is the newest decision that every subtask is known to have learned of.
+        `oldest_pending` is `next_checkpoint` if no checkpoint is pending.
         """
         released: list[StateHandle] = []
         paths = list(self._waiting) if among is None else dict.fromkeys(h.path for h in among)
@@ -244,11 +251,11 @@ class StateFiles:
             if waiting is None:
                 continue
             if self._is_named(path):
-                # Used again: the checkpoint that names it now drops it later.
+                # The file is used again. The checkpoint that now names it will drop it later.
                 del self._waiting[path]
                 continue
-            # Once everybody has heard, nobody begins a snapshot that names it; those begun before
-            # must still be over.
+            # Once every subtask knows of the decision, no new snapshot names the file. Snapshots
+            # begun before must still be over.
             if waiting.over_before is None and confirmed >= waiting.decided_last:
                 waiting.over_before = next_checkpoint
             if waiting.over_before is not None and oldest_pending >= waiting.over_before:
