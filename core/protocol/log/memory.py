@@ -1,15 +1,18 @@
-"""What the decision log remembers of records that it has pruned.
+"""The part of the decision log that survives pruning: facts about records that were deleted.
 
-decided     how far each attempt decided: what it left in doubt up to there was committed once,
-            so finding it in doubt means that the target has gone back to an older copy
-sinks       under which sink ids something may be in doubt; one leaves when it has been settled
-committed   the last transactions of each sink that are known to be committed: a target that
-            cannot prove them has lost them, also when the last checkpoint lists nothing
-savepoint   from which savepoint the job has begun last: told so again, it goes on from its log
-rewound     what targets had committed when the user let the job go back behind it: known, and
-            nothing that this log has decided
-kept        what was decided before a rewind and stays so for the sinks whose targets do not tell
-            what they have committed; of all others it was taken back
+decided     the last checkpoint that each attempt decided. A transaction that an attempt left in
+            doubt up to that checkpoint was committed once. If a target holds it in doubt again,
+            the target has gone back to an older copy
+sinks       the sink ids under which transactions may be in doubt. A sink id is removed once
+            none of its transactions is in doubt
+committed   the last transactions of each sink that are known to be committed. A target that
+            cannot prove them has lost them, even if the last checkpoint lists none
+savepoint   the savepoint from which the job started last. If the user names it again, the job
+            goes on from its log
+rewound     the commits that targets had when the user let the job go back behind them: they are
+            known, but this log has not decided them
+kept        the decisions from before a rewind that stay valid for sinks whose targets do not
+            prove each commit. For all other sinks the rewind revoked them
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 
 ATTEMPTS_MAX = 128
-"""Attempts remembered, of those that decided anything: some 4 KB a record."""
+"""The number of attempts remembered, of those that decided anything: some 4 KB per record."""
 
 
 class Coverage(Enum):
-    """Whether the attempt of a transaction decided its checkpoint, or a later one."""
+    """The answer whether the attempt of a transaction decided its checkpoint, or a later one."""
 
     DECIDED = "decided"
     UNDECIDED = "undecided"
     FORGOTTEN = "forgotten"
-    """The attempt is older than what the log remembers."""
+    """The attempt is older than the attempts that the log remembers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """`checkpoint` is the last one that `attempt` decided."""
+    """The mark that `checkpoint` is the last one that `attempt` decided."""
 
     attempt: int
     checkpoint: int
@@ -44,7 +47,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class DecidedOfSink:
-    """`checkpoint` is the last one that `attempt` decided, for one sink id alone."""
+    """The mark that `checkpoint` is the last one that `attempt` decided, for one sink id only."""
 
     sink_id: str
     attempt: int
@@ -53,21 +56,23 @@ class DecidedOfSink:
 
 @dataclass(frozen=True, slots=True)
 class LogMemory:
-    """As of one record, that record included."""
+    """The memory as of one record, including that record."""
 
     since: int = 1
-    """Attempts before this one are forgotten."""
+    """The first attempt that is remembered. Earlier ones are forgotten."""
     decided: tuple[Decided, ...] = ()
-    """By attempt, rising, no more than `ATTEMPTS_MAX`; one that is missing decided nothing."""
+    """The marks in rising order of attempts, at most `ATTEMPTS_MAX`. An attempt without a mark
+    decided nothing."""
     sinks: tuple[str, ...] = ()
     committed: tuple[Committable, ...] = ()
-    """Of each of `sinks`, those of the last checkpoint in which it had rows."""
+    """For each of `sinks`, the transactions of the last checkpoint in which the sink had rows."""
     savepoint: str = ""
-    """Its id, a space, and where it was; empty when the job has begun from none."""
+    """The savepoint's id, a space, and its location; empty if the job started from none."""
     rewound: tuple[Decided, ...] = ()
-    """By attempt, rising: the last checkpoint that a target had committed at the last rewind."""
+    """The last checkpoint of each attempt that a target had committed at the last rewind, in rising
+    order of attempts."""
     kept: tuple[DecidedOfSink, ...] = ()
-    """Of each sink id by attempt, rising."""
+    """The marks of each sink id, in rising order of attempts."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return what the log knows of a transaction that no retained checkpoint lists."""
@@ -80,19 +85,20 @@ class LogMemory:
         return Coverage.DECIDED if transaction.checkpoint <= through else Coverage.UNDECIDED
 
     def knows(self, mark: Decided, sink_id: str = "") -> bool:
-        """Return whether a target may hold commits of an attempt up to a checkpoint, by this log.
+        """Return True if this log accounts for a target's commits up to `mark`.
 
-        They are decided, of all sinks or of `sink_id`; too old to be remembered; or were accepted
-        at a rewind.
+        That is so if they are decided, for all sinks or for `sink_id`, if they are too old to be
+        remembered, or if they were accepted at a rewind.
         """
         known = (*self.marks_of(sink_id), *self.rewound)
         through = max((one.checkpoint for one in known if one.attempt == mark.attempt), default=-1)
         return mark.attempt < self.since or mark.checkpoint <= through
 
     def remember_decided(self, committables: Iterable[Committable]) -> LogMemory:
-        """Return the memory that knows `committables`, of whatever attempts, as decided.
+        """Return the memory with `committables`, of any attempts, marked as decided.
 
-        What is `kept` is so already; a mark for all sinks would take back the others' rewind.
+        Transactions that `kept` already covers are skipped: a mark in `decided` applies to all
+        sinks and would undo the rewind for the others.
         """
         marks = {one.attempt: one.checkpoint for one in self.decided}
         kept = {(one.sink_id, one.attempt): one.checkpoint for one in self.kept}
@@ -105,7 +111,7 @@ class LogMemory:
         return replace(self, decided=tuple(Decided(*one) for one in sorted(marks.items())))
 
     def as_decided(self, committable: Committable) -> Committable:
-        """Return `committable` as a decision had it; itself where that is not remembered."""
+        """Return the remembered decided version of `committable`, or `committable` itself."""
         own = (one for one in self.committed if one.transaction == committable.transaction)
         return next(own, committable)
 
@@ -114,11 +120,11 @@ class LogMemory:
         return tuple(one for one in self.committed if one.transaction.sink_id == sink_id)
 
     def with_sinks(self, sinks: Iterable[str]) -> LogMemory:
-        """Return the memory once an attempt may write under `sinks`, too."""
+        """Return the memory with `sinks` added: an attempt may write under them from now on."""
         return replace(self, sinks=tuple(sorted({*self.sinks, *sinks})))
 
     def until(self, attempt: AttemptId, checkpoint: CheckpointId) -> LogMemory:
-        """Return the memory without what `attempt` has decided above `checkpoint`."""
+        """Return the memory without the decisions of `attempt` above `checkpoint`."""
         marks = (
             Decided(one.attempt, min(one.checkpoint, checkpoint)) if one.attempt == attempt else one
             for one in self.decided
@@ -133,21 +139,21 @@ class LogMemory:
     def with_committed(
         self, *, listed_before: Iterable[Committable], listed: Iterable[Committable]
     ) -> LogMemory:
-        """Return the memory once all of `listed_before` is committed that is not `listed` again."""
+        """Return the memory with those of `listed_before` committed that are not in `listed`."""
         still = {committable.transaction for committable in listed}
         done = (one for one in listed_before if one.transaction not in still)
         return replace(self, committed=_last_of((*self.committed, *done), self.sinks))
 
     def without_sinks(self, sinks: Iterable[str]) -> LogMemory:
-        """Return the memory once nothing is, or ever will be, in doubt under `sinks`."""
+        """Return the memory without `sinks`, under which nothing is, or ever will be, in doubt."""
         left = tuple(sorted(set(self.sinks) - set(sinks)))
         kept = tuple(one for one in self.kept if one.sink_id in left)
         return replace(self, sinks=left, committed=_last_of(self.committed, left), kept=kept)
 
     def keeping(self, before: LogMemory, sinks: Iterable[str]) -> LogMemory:
-        """Return the memory to which `sinks` are as they are to `before`, all others as they are.
+        """Return this memory with the decisions of `before` kept for `sinks`; others are unchanged.
 
-        For a rewind: what `before` has as decided and this one has not stays decided of `sinks`.
+        Used for a rewind: decisions that only `before` contains stay valid for `sinks`.
         """
         sinks = frozenset(sinks)
         kept = [
@@ -160,7 +166,7 @@ class LogMemory:
         return replace(self, kept=(*others, *kept))
 
     def marks_of(self, sink_id: str) -> tuple[Decided, ...]:
-        """Return how far each attempt has decided for `sink_id`, by attempt, rising."""
+        """Return the last checkpoint that each attempt decided for `sink_id`, in rising order."""
         marks = {one.attempt: one.checkpoint for one in self.decided}
         for one in self.kept:
             if one.sink_id == sink_id:
@@ -179,19 +185,21 @@ class LogMemory:
         listed_before: Iterable[Committable],
         listed: Iterable[Committable],
     ) -> LogMemory:
-        """Return the memory once `attempt` has decided `checkpoint`, which lists `listed`.
+        """Return the memory after `attempt` has decided `checkpoint`, which lists `listed`.
 
-        What the decision before listed and this one does not is committed: its own attempt knew it,
-        or a later one's recovery did it before anything else.
+        A transaction that the previous decision listed and this one does not is committed: either
+        its own attempt knew so, or the recovery of a later attempt committed it before anything
+        else.
         """
         listed = tuple(listed)
-        # What an attempt prepared, a later one decides where it begins from a savepoint.
+        # If a job starts from a savepoint, a later attempt decides transactions that an earlier one
+        # prepared.
         decided = self.remember_decided(listed).decided
-        # Checkpoint 0 decides nothing of anybody's.
+        # Checkpoint 0 decides no transaction.
         if checkpoint > GENESIS:
             earlier = (one for one in decided if one.attempt != attempt)
             decided = (*earlier, Decided(attempt, checkpoint))
-        # Every record repeats the memory, so it must not grow with the life of a job that restarts
+        # Every record repeats the memory, so it must not grow with the age of a job that restarts
         # for years.
         forgotten, decided = decided[:-ATTEMPTS_MAX], decided[-ATTEMPTS_MAX:]
         since = forgotten[-1].attempt + 1 if forgotten else self.since
@@ -201,15 +209,15 @@ class LogMemory:
 
 
 NOTHING_REMEMBERED = LogMemory()
-"""That of a job that never ran."""
+"""The memory of a job that never ran."""
 
 
 def _last_of(committed: Iterable[Committable], sinks: Iterable[str]) -> tuple[Committable, ...]:
     by_sink: dict[str, list[Committable]] = {sink_id: [] for sink_id in sinks}
     for one in committed:
         last = by_sink.get(one.transaction.sink_id)
-        # Only the highest checkpoint of a sink is kept, with all its transactions: its proofs are
-        # the last that pruning leaves.
+        # Keep only the highest checkpoint of a sink, with all its transactions: pruning leaves its
+        # proofs until last.
         if last is None or (last and one.transaction.checkpoint < last[0].transaction.checkpoint):
             continue
         if last and one.transaction.checkpoint > last[0].transaction.checkpoint:

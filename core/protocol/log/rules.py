@@ -1,7 +1,8 @@
-"""The rules of the decision log: who may append what, and what a list of records means.
+"""The rules of the decision log: who may append which record, and what a list of records means.
 
-One record a sequence number, created only if that number is free; each names the digest of the one
-before it. So the log is a chain, and of two drivers that append after the same record one wins:
+Each sequence number has one record, which is created only if the number is free. Each record
+contains the digest of the one before it. So the log is a chain, and if two drivers append after the
+same record, one of them wins:
 
     AttemptClaimed(1) <- CheckpointDecided(2, genesis) <- CheckpointDecided(3) <- AttemptClaimed(4)
 
@@ -10,10 +11,10 @@ Invariants of a chain:
     AttemptClaimed.attempt > attempt before;  CheckpointDecided.attempt == attempt before
     CheckpointDecided.completed.checkpoint rises strictly, over all attempts
 
-Old records are pruned, lowest first, so a late appender may find its number free again and create a
-*orphan* below the chain. Hence two more rules: an appender owns the log only if its record is the
-highest (`check_append`), and a reader takes only the chain that ends in the highest (`replay`).
-Reading, writing, digests and encodings are the storage's.
+Old records are pruned, lowest first. So a late appender may find its number free again and create
+an *orphan* below the chain. Hence two more rules: an appender owns the log only if its record is
+the highest (`check_append`), and a reader accepts only the chain that ends in the highest record
+(`replay`). Storage does the reading, writing, digests and encoding.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from onceflow.core.protocol.recovery import committables_of
 
 @dataclass(frozen=True, slots=True)
 class AttemptClaimed:
-    """From here on only `attempt` appends; every lower one is fenced."""
+    """A record after which only `attempt` appends; every lower attempt is fenced."""
 
     sequence: int
     attempt: AttemptId
     owner: str
-    """Which driver claimed: host, process and a random part, so that two drivers never share it."""
+    """The driver that claimed: host, process and a random part, so that no two drivers share it."""
     previous: str
     sinks: tuple[str, ...] = ()
-    """The sink ids under which it may write."""
+    """The sink ids under which the attempt may write."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDecided:
-    """Everything before the barrier of `completed` is done, for ever."""
+    """A record that everything before the barrier of `completed` is done for good."""
 
     sequence: int
     attempt: AttemptId
     completed: CompletedCheckpoint
     previous: str
     memory: LogMemory | None = None
-    """None in a log of a version that remembered nothing."""
+    """None in a log of a version that did not write the memory."""
 
 
 LogRecord: TypeAlias = AttemptClaimed | CheckpointDecided
@@ -62,7 +63,7 @@ NO_ATTEMPT = AttemptId(0)
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A record as it stands in storage, with the digest of its bytes."""
+    """A record as it is in storage, with the digest of its bytes."""
 
     record: LogRecord
     digest: str
@@ -70,23 +71,24 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the chain says. The empty view is a job that never ran."""
+    """The content of the chain. The empty view is that of a job that never ran."""
 
     last_sequence: int = 0
     last_digest: str = ""
     attempt: AttemptId = NO_ATTEMPT
     owner: str = field(default="", compare=False)
-    """Who claimed `attempt`; a reader finds it empty when that record is pruned."""
+    """The driver that claimed `attempt`. Empty for a reader if that record is pruned."""
     decided: tuple[CheckpointDecided, ...] = ()
     """Every decision still in the log, oldest first."""
     first_sequence: int = 1
-    """Of the oldest record still in the chain; lower ones are pruned."""
+    """The number of the oldest record still in the chain. Lower ones are pruned."""
     orphans: tuple[int, ...] = ()
     """Sequence numbers of records that are not in the chain: leftovers to delete."""
     memory: LogMemory = NOTHING_REMEMBERED
-    """What the chain says of more than its records."""
+    """The facts about pruned records, as of the last record."""
     starts_over: bool = field(default=False, compare=False)
-    """Whether the next decision forgets what the last one lists: nobody asks for it any more."""
+    """True if the next decision must not count the last decision's transactions as committed. No
+    later start asks targets for them."""
 
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
@@ -95,24 +97,25 @@ class LogView:
 
     @property
     def sinks(self) -> frozenset[str]:
-        """Every sink id under which something may be in doubt."""
+        """The sink ids under which a transaction may be in doubt."""
         last = committables_of(self.decided[-1].completed) if self.decided else ()
         return frozenset({*self.memory.sinks, *(c.transaction.sink_id for c in last)})
 
     def list_committed_last(self, sink_id: str) -> tuple[Committable, ...]:
-        """Return what `sink_id` had committed last, as of each decision still in the log.
+        """Return the last commits of `sink_id`, as of each decision still in the log.
 
-        A start from any of them asks for the proof.
+        A start from any of these decisions asks for the proof of its commits.
         """
         remembered = (record.memory or NOTHING_REMEMBERED for record in self.decided)
         return tuple(one for memory in remembered for one in memory.of_sink(sink_id))
 
     def memory_at(self, taken: CompletedCheckpoint) -> LogMemory:
-        """Return what is remembered as of `taken`, a savepoint, which the log never decides.
+        """Return the memory as of `taken`, a savepoint, which the log never decides.
 
-        Its job may decide more before it is written: what is committed of that lies behind its
-        barrier, and a start from it must not take that for known. What the decision before it
-        lists, and it does not, its attempt knew to be committed.
+        The savepoint's job may decide more checkpoints before the savepoint is written. Their
+        commits come after its barrier, and a start from the savepoint must not treat them as known.
+        A transaction that the previous decision lists and the savepoint does not list is committed:
+        the savepoint's attempt knew so.
         """
         memory = self.memory.until(taken.attempt, taken.checkpoint)
         before = [one for one in self.decided if one.completed.checkpoint < taken.checkpoint]
@@ -125,10 +128,10 @@ class LogView:
 
     @property
     def next_checkpoint(self) -> CheckpointId:
-        """The number of the next barrier: one past the last decision, and 1 at the least.
+        """The number of the next barrier: one past the last decision, and at least 1.
 
-        A number that an earlier attempt triggered and never completed is used again; whatever is
-        named by a checkpoint is therefore named by its attempt, too.
+        A number that an earlier attempt triggered and never completed is used again. Therefore
+        names that contain a checkpoint's number also contain the attempt's.
         """
         last = self.decided[-1].completed.checkpoint if self.decided else GENESIS
         return CheckpointId(last + 1)
@@ -138,17 +141,17 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
     """Return the view of the chain that ends in the highest of `entries` (in any order).
 
     Lower records that are not linked to it are orphans. A directory listing that is not atomic can
-    miss a record below the highest: when there are `orphans`, the reader asks for the record just
-    below the chain by name and lists again if it is there.
+    miss a record below the highest. So if there are `orphans`, the reader asks for the record just
+    below the chain by name, and lists again if that record exists.
 
     Raises:
-        CheckpointCorrupt: Two records claim one number, a link contradicts the rules, or the log
-            was cut below its last decision.
+        CheckpointCorrupt: Two records have one number, a link breaks the rules, or the log was
+            cut below its last decision.
     """
     by_sequence: dict[int, LogEntry] = {}
     for entry in entries:
-        # Numbers are created if absent, so two of one number cannot come from a storage that keeps
-        # its word.
+        # A number is created only if absent, so two records of one number mean that the storage
+        # broke its guarantee.
         if by_sequence.setdefault(entry.record.sequence, entry) is not entry:
             raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
     if not by_sequence:
@@ -157,7 +160,7 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
     view = _before(chain[0].record)
     for entry in chain:
         view = apply(view, entry)
-    # Pruning leaves the last decision, so somebody else has deleted it.
+    # Pruning never removes the last decision, so something else has deleted it.
     if not view.decided and chain[0].record.sequence > 1:
         raise CheckpointCorrupt(
             f"decision log: records below {chain[0].record.sequence} are gone and none of the rest "
@@ -181,12 +184,13 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
         )
     decided, owner = view.decided, view.owner
     if isinstance(record, AttemptClaimed):
-        # Higher than the next where a target has seen attempts of which this log knows nothing.
+        # The attempt is higher than the next number if a target has seen attempts that this log
+        # does not contain.
         attempt_expected, owner = max(view.attempt + 1, record.attempt), record.owner
         memory = view.memory.with_sinks(record.sinks)
     else:
         attempt_expected = view.attempt
-        # Checkpoint 0 is the empty start, so -1 is below every one.
+        # Checkpoint 0 is the empty start, so -1 is below every checkpoint.
         last = decided[-1].completed.checkpoint if decided else -1
         if record.completed.checkpoint <= last or record.completed.attempt != record.attempt:
             raise CheckpointCorrupt(
@@ -194,7 +198,7 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
                 f"checkpoint {record.completed.checkpoint} of attempt {record.completed.attempt} "
                 f"after checkpoint {last}"
             )
-        # A record's own memory first: it also knows what was in records that are pruned by now.
+        # Prefer the record's own memory: it also covers records that are pruned by now.
         memory = record.memory or _memory_after(view, record.completed)
         decided = (*decided, record)
     if record.attempt != attempt_expected or record.attempt < 1:
@@ -217,10 +221,11 @@ def apply(view: LogView, entry: LogEntry) -> LogView:
 def next_claim(
     view: LogView, owner: str, sinks: Iterable[str] = (), *, above: AttemptId = NO_ATTEMPT
 ) -> AttemptClaimed:
-    """Return the record that makes `owner` the next attempt, if it can be created.
+    """Return the record that makes `owner` the next attempt, if the record can be created.
 
-    It takes the job over from any other driver: for a driver's first claim. From then on it may
-    write under `sinks`. Its number is over `above`, an attempt that a target has seen.
+    It takes the job over from any other driver; a driver uses it for its first claim. From then on
+    the attempt may write under `sinks`. Its number is higher than `above`, an attempt that a target
+    has seen.
     """
     return AttemptClaimed(
         sequence=view.last_sequence + 1,
@@ -236,14 +241,15 @@ def claim_again(
 ) -> AttemptClaimed:
     """Return the record that makes `owner`, which claimed `attempt`, the next attempt as well.
 
-    A driver whose attempt has failed may claim again only while nobody else has claimed since: of
-    two drivers the one that was started last goes on. A claim of its own whose outcome it was not
-    told may stand above `attempt`. `owner` differs from that of every other driver.
+    A driver whose attempt has failed may claim again only while no other driver has claimed since:
+    of two drivers, the one started last goes on. A claim by the same driver, whose outcome it did
+    not learn, may be above `attempt`. `owner` differs from that of every other driver.
 
     Raises:
-        Fenced: Somebody else has claimed the job since.
+        Fenced: Another driver has claimed the job since.
     """
-    # By owner, too: the claim of a try whose answer was lost has a higher number and is still ours.
+    # Compare the owner, too: if the answer to an earlier claim was lost, that claim has a higher
+    # number and is still ours.
     if view.attempt == attempt or view.owner == owner:
         return next_claim(view, owner, above=above)
     raise Fenced(
@@ -253,12 +259,12 @@ def claim_again(
 
 
 def owner_of(view: LogView) -> str:
-    """Return who claimed the newest attempt, for people."""
+    """Return the owner of the newest attempt, for people to read."""
     return view.owner or "owner pruned"
 
 
 def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDecided:
-    """Return the record that decides `completed`, if it can be created.
+    """Return the record that decides `completed`, if the record can be created.
 
     Raises:
         Fenced: `view` already shows a newer attempt.
@@ -276,26 +282,33 @@ def next_decision(view: LogView, completed: CompletedCheckpoint) -> CheckpointDe
         previous=view.last_digest,
         memory=_memory_after(view, completed),
     )
-    # By the rules of reading: nothing is written that a reader would refuse.
+    # Check the record by the rules for readers, so that no record is written that a reader would
+    # refuse.
     apply(view, LogEntry(record, digest="not yet known"))
     return record
 
 
 @dataclass(frozen=True, slots=True)
 class AppendStands:
-    """The record is in the log and its appender still owns the job."""
+    """The verdict that the record is in the log and its appender still owns the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFenced:
-    """The appender has lost the job; whether its record counts is for the newer attempt to read."""
+    """The verdict that the appender has lost the job.
+
+    The newer attempt finds out whether the record counts when it reads the log.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendUnlisted:
-    """The record stands and the listing lacks it, so it cannot show a newer attempt either."""
+    """The verdict that the record exists but the listing lacks it.
+
+    So the listing may also lack the claim of a newer attempt.
+    """
 
 
 AppendVerdict: TypeAlias = AppendStands | AppendFenced | AppendUnlisted
@@ -304,15 +317,15 @@ AppendVerdict: TypeAlias = AppendStands | AppendFenced | AppendUnlisted
 def check_append(
     record: LogRecord, digest: str, *, standing_digest: str | None, highest_sequence: int
 ) -> AppendVerdict:
-    """Return what became of an append, from a look at the log *after* the create.
+    """Return the verdict about an append, from a look at the log *after* the create.
 
-    `standing_digest` is of the record that now stands at the number (None: none does), so a create
-    whose reply was lost is judged like one that succeeded. An owner has one append under way at a
-    time, so a record above this one is somebody else's: either the number was pruned and this is a
-    orphan, or a newer attempt has claimed since. Both fence.
+    `standing_digest` is the digest of the record now at that number, or None if there is none. So a
+    create whose reply was lost is judged like one that succeeded. An owner runs one append at a
+    time, so a record above this one belongs to another process. Either the number was pruned and
+    this record is an orphan, or a newer attempt has claimed since. Both fence the appender.
     """
-    # Before the numbers are compared: a foreign record at our number fences us, whatever stands
-    # above it.
+    # Compare digests before numbers: a foreign record at our number fences us, no matter which
+    # records are above it.
     if standing_digest != digest:
         return AppendFenced(
             f"attempt {record.attempt} lost sequence number {record.sequence} of the decision log: "
@@ -331,22 +344,22 @@ def check_append(
 def prunable(view: LogView, retained: int) -> tuple[int, ...]:
     """Return the sequence numbers to delete, lowest first, so that `retained` decisions stay.
 
-    Delete in this order, and records before the files that they name: a crash in between then
-    leaves a shorter chain, or files that nothing names.
+    Delete in this order, and delete records before the files that they name. A crash in between
+    then leaves a shorter chain, or files that no record names.
     """
     if retained < 1:
         raise ValueError(f"retained={retained} must be 1 or more")
     if not view.decided:
         return view.orphans
-    # Claims above the oldest decision that is kept stay as well, or the chain would have a gap.
+    # Claims above the oldest kept decision stay as well. Otherwise the chain would have a gap.
     oldest_kept = view.decided[-retained:][0].sequence
     return (*view.orphans, *range(view.first_sequence, oldest_kept))
 
 
 def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
     chain = [by_sequence[max(by_sequence)]]
-    # From the highest down, by digests. Whatever is not linked to the highest record was overtaken
-    # before it could count.
+    # Follow digests from the highest record down. A record that is not linked to the highest was
+    # overtaken before it could count.
     while True:
         above = chain[-1].record
         below = by_sequence.get(above.sequence - 1)
@@ -356,7 +369,7 @@ def _chain_of(by_sequence: dict[int, LogEntry]) -> list[LogEntry]:
 
 
 def _before(first: LogRecord) -> LogView:
-    """The view that must have stood before the oldest record of a chain; its past is pruned."""
+    """Return the view that must have preceded the oldest record of a chain; its past is pruned."""
     # A claim is the first record of its attempt, and a decision is not.
     claims = isinstance(first, AttemptClaimed)
     attempt = AttemptId(first.attempt - 1) if claims else first.attempt

@@ -1,19 +1,20 @@
-"""What a sink's target records of its sink id, held against the decision log.
+"""The comparison of a target's records of a sink id with the decision log.
 
-A target keeps a proof of each commit, and who claimed the sink id last. What it holds and the log
-does not know was committed by the same job from other storage: the storage is an older copy, or the
-job has moved on. Whatever the log would then send was committed already. So nothing begins from a
-log that is behind a target:
+A target keeps a proof of each commit, and the last attempt that claimed the sink id. If a target
+has a commit that the log does not know, the same job committed it from other storage: this storage
+is an older copy, or the job has moved on. Then the target has already committed the rows that a
+start from this log would send. So no job starts from a log that is behind a target:
 
     every commit that a target proves is decided by the log, or was accepted at a rewind
 
-Proofs are pruned, the lowest checkpoints first; the last one of a sink id always stands. So the
-highest of each attempt tell enough of what a target has. Of what it lacks they tell less: a copy
-may have been made while some transactions of a checkpoint were committed and others were not. A
-checkpoint's proofs are pruned together, so one that is there tells that no other was pruned:
+Proofs are pruned, lowest checkpoints first; the last one of a sink id always stays. So the highest
+proof of each attempt is enough to know what a target has. It is not enough to know what a target
+lacks: a copy of the target may have been made while only some transactions of a checkpoint were
+committed. The proofs of one checkpoint are pruned together, so if one of them is there, none of the
+others was pruned:
 
-    a target that was put back lacks a commit above all its proofs, or beside one of the same
-    checkpoint
+    a target that was put back lacks a commit above all its proofs, or lacks a commit of a
+    checkpoint of which it has another proof
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ from onceflow.core.protocol.log.rules import NO_ATTEMPT, LogView
 
 @dataclass(frozen=True, slots=True)
 class TargetRecord:
-    """What the target of one sink id says of it."""
+    """The facts that the target of one sink id reports about it."""
 
     sink_id: str
     attempt: AttemptId = NO_ATTEMPT
-    """The newest attempt that has claimed the sink id; 0: none has."""
+    """The newest attempt that has claimed the sink id; 0 if none has."""
     committed: tuple[Decided, ...] = ()
-    """By attempt, rising: the highest checkpoint of whose transactions there is a proof."""
+    """The highest checkpoint with a proof, for each attempt, in rising order of attempts."""
     through: CheckpointId = GENESIS
-    """Where whole checkpoints are committed: the last decision that is; 0 elsewhere."""
+    """The last committed decision, if the sink commits whole checkpoints; otherwise 0."""
     claims: tuple[Decided, ...] = ()
-    """By attempt, rising: the last whole checkpoint that was committed when it claimed."""
+    """For each attempt that claimed, in rising order, the last whole checkpoint committed by
+    then."""
     proves_each: bool = True
-    """Whether a commit is not proven only if its proof was pruned, or the target was put back.
+    """True if a missing proof means that the proof was pruned or that the target was put back.
 
-    False: the last commits alone are proven, and `commit` finds out about each of those before.
+    False if only the last commits are proven; `commit` checks each of those first.
     """
     proofs: frozenset[TransactionId] = frozenset()
-    """Where one of a checkpoint is in it, all are that the target has; empty: it tells none."""
+    """The proofs of transactions. If it contains one transaction of a checkpoint, it contains all
+    of that checkpoint that the target has. Empty if the target does not list them."""
 
     @property
     def checkpoint_last(self) -> CheckpointId:
-        """The highest checkpoint of which there is a proof; 0: there is none."""
+        """The highest checkpoint with a proof; 0 if there is none."""
         return CheckpointId(max((one.checkpoint for one in self.committed), default=self.through))
 
 
@@ -63,9 +66,9 @@ def to_record(
     proves_each: bool = True,
     proofs: Iterable[TransactionId] = (),
 ) -> TargetRecord:
-    """Return the record of a target that has proofs of `transactions`, of that sink id.
+    """Return the record of a target that has proofs of `transactions`, all of that sink id.
 
-    `proofs` are of a target that deletes the proofs of a checkpoint together.
+    `proofs` is for a target that deletes the proofs of a checkpoint together.
     """
     highest: dict[int, int] = {}
     for one in transactions:
@@ -77,25 +80,26 @@ def to_record(
 
 
 def through_before(record: TargetRecord, attempt: AttemptId) -> CheckpointId:
-    """Return the last whole checkpoint that was committed when an attempt after `attempt` claimed.
+    """Return the last whole checkpoint committed when an attempt after `attempt` first claimed.
 
-    That of the record where no such attempt has claimed: all of it is of `attempt` or before. An
-    attempt commits also what an earlier one has decided, so the log itself is not judged by this.
+    If no such attempt has claimed, return that of the record: it was committed by `attempt` or an
+    earlier one. An attempt also commits decisions of earlier attempts, so this value must not be
+    used to judge the log itself.
     """
     later = (one.checkpoint for one in record.claims if one.attempt > attempt)
     return CheckpointId(next(later, record.through))
 
 
 def unknown_commits(record: TargetRecord, memory: LogMemory) -> tuple[Decided, ...]:
-    """Return what the target has committed and `memory` does not know; empty when it knows all."""
+    """Return the target's commits that `memory` does not know; empty if it knows all."""
     return tuple(one for one in record.committed if not memory.knows(one, record.sink_id))
 
 
 def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
-    """Return whether the target lacks some of `committed`, which the log knows to be committed.
+    """Return True if the target lacks some of `committed`, which the log knows to be committed.
 
-    Then it has gone back to an older copy of itself, and has nothing that was committed later. A
-    target need not prove all that it has: Kafka proves the last commit of each subtask alone.
+    Then the target was restored from an older copy and lacks all later commits, too. A target need
+    not prove all its commits: Kafka proves only the last commit of each subtask.
     """
     last = max(((one.attempt, one.checkpoint) for one in record.committed), default=(0, 0))
     own = [c.transaction for c in committed if c.transaction.sink_id == record.sink_id]
@@ -109,14 +113,15 @@ def is_set_back(record: TargetRecord, committed: Sequence[Committable]) -> bool:
 
 
 def newest_attempt(records: Iterable[TargetRecord]) -> AttemptId:
-    """Return the newest attempt that has claimed any of the sink ids; 0: none has."""
+    """Return the newest attempt that has claimed any of the sink ids; 0 if none has."""
     return max((record.attempt for record in records), default=NO_ATTEMPT)
 
 
 def require_not_behind(view: LogView, records: Iterable[TargetRecord], storage: str) -> None:
-    """Raise StorageBehind unless the log knows all that the targets have committed.
+    """Raise StorageBehind unless the log knows all commits of the targets.
 
-    `storage` says where the log is. For a job that goes on from its log, or begins without one.
+    `storage` is the log's location, for the error. For a job that goes on from its log, or starts
+    without one.
     """
     for record in records:
         committed = last_unknown_commit(view, record)
@@ -125,7 +130,7 @@ def require_not_behind(view: LogView, records: Iterable[TargetRecord], storage: 
 
 
 def last_unknown_commit(view: LogView, record: TargetRecord) -> str:
-    """Return what the target has committed last and the log does not know; empty: it knows all."""
+    """Return the target's last commit that the log does not know; empty if it knows all."""
     unknown = unknown_commits(record, view.memory) if view.decided else record.committed
     if unknown:
         return f"checkpoint {unknown[-1].checkpoint} of attempt {unknown[-1].attempt}"

@@ -1,17 +1,17 @@
-"""The loop of one attempt: what its driver does next, from the first slot's hello to the end.
+"""The loop of one attempt: it decides the driver's actions, from the first hello to the end.
 
     gathering --all slots, sinks agree--> starting --all run--> coordinating --job done--> leaving
         +-------------+-------------------------+------------------+
         +--a slot fails by the loss of another--> investigating    |            |
         +--anything else goes wrong, or the user cancels--> over <-+------------+
 
-Facts go in by `on`, the time by `tick`, and decisions come out as a tuple, to be carried out in
-order. Whoever drives the loop calls `tick` after each fact, and when `wait_s` is over.
+The caller passes facts to `on` and the time to `tick`. Both return decisions as a tuple, which the
+caller carries out in order. The caller calls `tick` after each fact, and when `wait_s` is over.
 
 Invariants:
     a fact of another attempt changes nothing (I7)
-    the coordinator is told facts in their order; while it waits for an append, they wait
-    every request is told to the coordinator, ends the attempt, or is one of `unanswered`
+    the coordinator receives facts in their order; the loop queues them while it waits for an append
+    every request goes to the coordinator, ends the attempt, or is in `unanswered`
     after CloseAttempt and EndAttempt nothing is decided any more
 """
 
@@ -111,7 +111,7 @@ from onceflow.core.protocol.messages import (
 from onceflow.core.protocol.splits import SplitOffers
 
 INVESTIGATION_S: Final = 0.3
-"""How long the loss of one slot is looked for behind the failure of another."""
+"""The time for which the loop looks for the loss of one slot behind the failure of another."""
 
 
 _ForCoordinator: TypeAlias = (
@@ -126,11 +126,11 @@ _ForCoordinator: TypeAlias = (
 
 
 class AttemptLoop:
-    """Decides what the driver of one attempt does next.
+    """The loop that decides the driver's actions in one attempt.
 
-    `coordinator` builds the coordinator as of the time given, once every slot runs; `offers` are
-    the splits of each source that may grow. The time that slots have to dial in begins with the
-    first `tick`. Times are of a clock that is never set.
+    `coordinator` builds the coordinator as of the given time, once every slot runs. `offers` are
+    the splits of each source that may get new ones. The time in which slots must connect begins
+    with the first `tick`. Times are of a monotonic clock.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class AttemptLoop:
         self._running: set[int] = set()
         self._coordinator: CheckpointCoordinator | None = None
         self._deferred: deque[_ForCoordinator | SavepointRequest] = deque()
-        """What the coordinator is told as soon as it listens."""
+        """The facts that the coordinator receives as soon as it accepts them."""
         self._left: list[Request] = []
-        """What was asked for after the end of the attempt was certain."""
+        """The requests that arrived after the end of the attempt was certain."""
         self._stopping: set[CheckpointId] = set()
         self._beat_at_s = float("-inf")
         self._decisions: list[AttemptDecision] = []
@@ -162,25 +162,25 @@ class AttemptLoop:
 
     @property
     def unanswered(self) -> tuple[Request, ...]:
-        """The requests that this attempt has neither fulfilled nor refused, for the next one.
+        """The requests that this attempt has neither fulfilled nor refused, for the next attempt.
 
-        Not those of savepoints that were begun: they end with the attempt, and whoever began them
-        says so.
+        Excludes begun savepoints: they end with the attempt, and the process that began them
+        reports it.
         """
-        # A request stands in exactly one of the three: not yet told to the coordinator, told to it,
-        # or come after the end.
+        # A request is in exactly one of three sets: not yet passed to the coordinator, passed to
+        # it, or received after the end.
         waiting = (*self._deferred, *self._left)
         kinds = {fact.kind for fact in waiting if isinstance(fact, CheckpointRequested)}
         if self._coordinator:
             kinds |= self._coordinator.requested
-        # A fixed order, or a replay of the simulator by its seed would differ from run to run.
+        # Sort them: otherwise a replay of the simulator by its seed would differ from run to run.
         checkpoints = map(CheckpointRequested, sorted(kinds, key=lambda kind: kind.value))
         others = (f for f in waiting if isinstance(f, (SavepointRequest, CancelRequested)))
         return (*checkpoints, *others)
 
     def wait_s(self, now_s: float) -> float:
-        """Return for how long nothing is due if no fact comes."""
-        # Half an interval, so that a beat is late by no more than that.
+        """Return the time until the next action is due if no fact arrives."""
+        # Wait for half an interval, so that a beat is late by no more than that.
         wait_s = self._settings.heartbeat_interval_s / 2
         phase = self._phase
         match phase:
@@ -197,7 +197,7 @@ class AttemptLoop:
                 assert_never(phase)
 
     def on(self, fact: AttemptFact, now_s: float) -> tuple[AttemptDecision, ...]:
-        """Take in one fact."""
+        """Process one fact and return the decisions."""
         self._notice_pause(now_s)
         phase = self._phase
         match phase:
@@ -215,7 +215,7 @@ class AttemptLoop:
         return self._take_decisions()
 
     def tick(self, now_s: float) -> tuple[AttemptDecision, ...]:
-        """Do what is due."""
+        """Return the decisions that are due at `now_s`."""
         self._notice_pause(now_s)
         phase = self._phase
         match phase:
@@ -236,7 +236,7 @@ class AttemptLoop:
                 if not len(self._slots) or now_s >= phase.deadline_s:
                     self._close(phase)
             case Over():
-                pass  # nothing is due any more
+                pass  # the attempt has ended
             case _:
                 assert_never(phase)
         return self._take_decisions()
@@ -295,8 +295,8 @@ class AttemptLoop:
         attempt = self._settings.attempt
         if hello.attempt != attempt:
             self._decide(DismissSlot(hello, f"attempt {hello.attempt} is over; {attempt} runs"))
-        # Before it is admitted: other code would read state wrongly, and what it uploads elsewhere
-        # nobody would find.
+        # Check before the slot is admitted: other code would read state wrongly, and its uploads to
+        # other storage would never be found.
         elif refusal := self._slots.find_refusal(hello):
             self._end(refusal)
         else:
@@ -313,8 +313,9 @@ class AttemptLoop:
                 self._decide(Announce(message))
                 error = slot_error(message)
                 if isinstance(error, SlotLost):
-                    # A slot that lost a channel often reports before the slot at the other end is
-                    # known to be gone. The user is to read of the latter: it is the cause.
+                    # A slot that lost a channel often reports before the end of the other slot is
+                    # known. The error for the user must name that other slot, because it is the
+                    # cause.
                     self._phase = Investigating(message, error, now_s + INVESTIGATION_S)
                 else:
                     self._end(error)
@@ -338,9 +339,9 @@ class AttemptLoop:
             self._decide(Announce(end))
 
     def _check_recovery(self, step: RecoveryStep, now_s: float) -> None:
-        """End the attempt when one step of recovery takes too long."""
+        """End the attempt if one step of recovery takes too long."""
         deadline_s = self._settings.commit_deadline_s
-        # Of these the tries of one transaction have the first half.
+        # The retries of one transaction have the first half of this time.
         if (taken_s := now_s - step.began_at_s) > 2 * deadline_s:
             self._end(
                 CommitFailed(
@@ -351,10 +352,10 @@ class AttemptLoop:
             )
 
     def _on_appended(self, end: AppendEnded, now_s: float) -> None:
-        """Go on from the decision, or without it.
+        """Go on after an append, with the decision or without it.
 
-        When nobody knows whether it is in the log (`DecisionUnknown`), the attempt ends: the next
-        one reads the log and knows.
+        If the outcome is unknown (`DecisionUnknown`), the attempt ends: the next attempt reads the
+        log and finds out.
         """
         phase = self._phase
         if not isinstance(phase, Coordinating):
@@ -366,8 +367,8 @@ class AttemptLoop:
                 self._decide(Announce(end))
                 self._pass_on(phase.coordinator.on_logged(checkpoint, now_s), now_s)
             case StorageError() as error:
-                # Certain not to be in the log: the checkpoint fails, and the attempt goes on unless
-                # too many have.
+                # The decision is certainly not in the log. The checkpoint fails, and the attempt
+                # goes on unless too many have failed.
                 failed = phase.coordinator.on_append_failure(checkpoint, str(error), now_s)
                 self._pass_on(failed, now_s)
             case error:
@@ -381,23 +382,24 @@ class AttemptLoop:
         messages = {slot: OfferSplits(answer.uid, splits) for slot, splits in offers.items()}
         self._decide(TakeDiscovered(answer.uid, messages))
         if offers:
-            # They are read once a checkpoint holds them: it does not wait its turn.
+            # New splits are read once a checkpoint contains them, so request one now, not at the
+            # interval.
             self._deferred.append(CheckpointRequested(CheckpointKind.MANUAL))
 
     # --- the coordinator ------------------------------------------------------------------------
 
     def _inform_coordinator(self, now_s: float) -> None:
-        """Tell the coordinator what it has not heard, until it waits for something else.
+        """Pass queued facts to the coordinator, until it waits for an outcome.
 
-        Slots that were deployed first may speak before all run.
+        Slots that were deployed first may send messages before all slots run.
         """
         while self._deferred:
             phase = self._phase
             if not isinstance(phase, Coordinating) or phase.waits_for is not None:
                 return
             fact = self._deferred[0]
-            # It stays in the queue until the savepoint's directory is there: if the attempt ends
-            # before, `unanswered` still has it for the next one.
+            # The request stays in the queue until the savepoint's directory exists. If the attempt
+            # ends before, `unanswered` still returns it for the next attempt.
             if isinstance(fact, SavepointRequest):
                 phase.waits_for = fact
                 self._decide(fact)
@@ -423,14 +425,14 @@ class AttemptLoop:
             case CheckpointRequested(kind):
                 decisions = coordinator.request(kind, now_s)
             case SavepointWritten(_, checkpoint):
-                # Of one that was given up meanwhile, whoever asked has heard that it failed.
+                # The requester of an aborted savepoint has already been told that it failed.
                 if checkpoint in coordinator.pending and not fact.error:
                     self._decide(fact)
                 decisions = coordinator.on_savepoint_end(checkpoint, now_s, error=fact.error)
             case GlobalCommitEnded(_, uid, sink_id, checkpoint):
                 self._decide(Announce(fact))
-                # Before the coordinator hears of it: slots drop what they keep for this checkpoint,
-                # and the job may end by this very fact.
+                # Decide this before the coordinator receives the fact: slots drop the data that
+                # they keep for this checkpoint, and the fact may end the job.
                 self._decide(GloballyCommitted(sink_id, checkpoint))
                 decisions = coordinator.on_committed(committer_ref(uid), checkpoint, now_s)
             case _:
@@ -447,7 +449,7 @@ class AttemptLoop:
             self._pass_on(phase.coordinator.request_savepoint(begun.request, now_s), now_s)
 
     def _pass_on(self, decisions: Iterable[Decision], now_s: float) -> None:
-        """Decide what the coordinator does, and what follows from that for this loop."""
+        """Decide the coordinator's decisions, and what follows from them for this loop."""
         for decision in decisions:
             match decision:
                 case TriggerCheckpoint(checkpoint, kind):
@@ -478,8 +480,8 @@ class AttemptLoop:
 
     def _beat(self, now_s: float) -> None:
         if now_s - self._beat_at_s >= self._settings.heartbeat_interval_s:
-            # From now, not from when it was due: after a long pause there is one beat, not one for
-            # each missed.
+            # Count from now, not from the time it was due: after a long pause there is one beat,
+            # not one for each missed.
             self._beat_at_s = now_s
             self._decide(SendHeartbeats())
 
@@ -498,7 +500,7 @@ class AttemptLoop:
             self._decide(DeploySlots())
             self._phase = Starting(now_s + self._settings.start_timeout_s)
         else:
-            # With heartbeats: sinks may take longer than slots stay in silence.
+            # Recovery runs with heartbeats: sinks may take longer than slots tolerate silence.
             self._decide(LookAtRecovery())
 
     def _start(self, phase: Starting, now_s: float) -> None:
@@ -522,7 +524,7 @@ class AttemptLoop:
     def _coordinate(self, phase: Coordinating, now_s: float) -> None:
         if phase.waits_for is None:
             self._pass_on(phase.coordinator.tick(now_s), now_s)
-        # The coordinator may have ended the attempt or the job just now.
+        # The coordinator may just have ended the attempt or the job.
         if self._phase is phase:
             coordinator = phase.coordinator
             self._decide(AskBeside(coordinator.completed[-1], coordinator.overdue(now_s)))
@@ -530,17 +532,17 @@ class AttemptLoop:
     # --- the end --------------------------------------------------------------------------------
 
     def _investigate(self, phase: Investigating, fact: AttemptFact) -> None:
-        """Look for the slot that was lost first; what is asked for meanwhile stays asked."""
+        """Look for the slot that was lost first; requests received meanwhile are kept."""
         self._keep_request(fact)
         if is_of_another_attempt(fact, self._settings.attempt):
             return
-        # Not the one that has reported: that it goes, too, explains nothing.
+        # Ignore the end of the slot that reported the failure: it explains nothing.
         if isinstance(fact, SlotGone) and fact.slot != phase.failed.slot:
             text = f"slot {fact.slot} is lost: {fact.reason}. Of it, {phase.error}"
             self._end(SlotLost(text))
 
     def _hear_last(self, phase: Leaving, fact: AttemptFact, now_s: float) -> None:
-        """Let every slot close in good order; a slot that does not is Spark's to kill."""
+        """Let every slot close in good order; Spark kills a slot that does not."""
         if is_of_another_attempt(fact, self._settings.attempt):
             return
         match fact:
@@ -551,7 +553,7 @@ class AttemptLoop:
             case SlotsEnded():
                 self._close(phase)
             case CheckpointRequested() | SavepointRequest() | CancelRequested():
-                self._keep_request(fact)  # whoever asks hears that the job has ended
+                self._keep_request(fact)  # the requester is told that the job has ended
             case (
                 Hello()
                 | OutboxesMeasured()
@@ -577,8 +579,8 @@ class AttemptLoop:
             case Heartbeat():
                 self._decide(Announce(message))
             case Acked():
-                # Its files were written, and belong to no checkpoint: the coordinator has them
-                # deleted.
+                # The ack's files were written and belong to no checkpoint: the coordinator decides
+                # to delete them.
                 self._inform(phase.coordinator, message, now_s)
             case Hello() | Running() | Declined() | CommittedThrough() | SourceExhausted():
                 pass  # the job is done without it
@@ -598,7 +600,7 @@ class AttemptLoop:
 
     def _leave(self, *, is_finished: bool, now_s: float) -> None:
         assert self._coordinator is not None
-        # A slot that hangs does not keep a finished job from ending.
+        # A slot that hangs must not delay the end of a finished job.
         deadline_s = now_s + self._settings.cancel_timeout_s
         self._phase = Leaving(self._coordinator, is_finished, deadline_s)
         self._decide(Shutdown(f"job {self._settings.job} is done"))
@@ -612,8 +614,7 @@ class AttemptLoop:
         self._phase = Over()
 
     def _decide(self, decision: AttemptDecision) -> None:
-        # After the end nothing is decided: whatever a caller does next in the same step has no
-        # effect.
+        # After the end nothing is decided: further calls in the same step have no effect.
         if not isinstance(self._phase, Over):
             self._decisions.append(decision)
 

@@ -1,8 +1,8 @@
-"""What the loop of an attempt is told, and what it decides; both are closed unions.
+"""The facts and decisions of the attempt loop; both are closed unions.
 
-Facts are told in the order in which they happen. Decisions are carried out in the order given, each
-before the next fact is told. Three decisions ask for something that only the runtime knows, and
-are answered at once: `SendHeartbeats` by `OutboxesMeasured`, `LookAtRecovery` by `RecoveryStep`,
+The caller passes facts in the order in which they happen. It carries out decisions in the order
+given, each before it passes the next fact. Three decisions ask for data that only the runtime has,
+and it answers at once: `SendHeartbeats` by `OutboxesMeasured`, `LookAtRecovery` by `RecoveryStep`,
 `SavepointRequest` by `SavepointBegun`.
 """
 
@@ -48,7 +48,7 @@ from onceflow.core.protocol.splits import Split
 
 @dataclass(frozen=True, slots=True)
 class SlotMessageReceived:
-    """A slot has sent a message."""
+    """The fact that a slot has sent a message."""
 
     attempt: AttemptId
     slot: int
@@ -57,7 +57,7 @@ class SlotMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class SlotGone:
-    """A slot's stream has ended."""
+    """The fact that a slot's stream has ended."""
 
     slot: int
     attempt: AttemptId
@@ -66,7 +66,7 @@ class SlotGone:
 
 @dataclass(frozen=True, slots=True)
 class SlotsEnded:
-    """All slots of an attempt have returned, or one has died."""
+    """The fact that all slots of an attempt have returned, or one has died."""
 
     attempt: AttemptId
     error: OnceflowError
@@ -74,7 +74,7 @@ class SlotsEnded:
 
 @dataclass(frozen=True, slots=True)
 class OutboxesMeasured:
-    """By slot, how long the oldest message has waited for the slot to take it."""
+    """The time for which the oldest unread message of each slot has waited."""
 
     waiting_s: Mapping[int, float]
 
@@ -84,28 +84,31 @@ class OutboxesMeasured:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """The user asks for a checkpoint, or to stop with one."""
+    """The user's request for a checkpoint, or to stop with one."""
 
     kind: CheckpointKind
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The user asks to leave at once, without a checkpoint."""
+    """The user's request to leave at once, without a checkpoint."""
 
 
 Request: TypeAlias = CheckpointRequested | SavepointRequest | CancelRequested
 
 
 class JobCancelled(OnceflowError):
-    """Ends an attempt when the user has cancelled the job."""
+    """The error that ends an attempt when the user has cancelled the job."""
 
     retry = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointBegun:
-    """Whether the request still stands: one that has waited for too long has been answered."""
+    """The answer whether a request still stands.
+
+    One that waited for too long was answered already.
+    """
 
     request: SavepointRequest
     stands: bool
@@ -116,7 +119,7 @@ class SavepointBegun:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnded:
-    """Every sink agrees with the log, or `error` says why one does not."""
+    """The fact that every sink agrees with the log, or `error` says why one does not."""
 
     attempt: AttemptId
     error: BaseException | None = None
@@ -124,7 +127,7 @@ class RecoveryEnded:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStep:
-    """What recovery waits for, and since when."""
+    """The step that recovery waits for, and the time at which it began."""
 
     text: str
     began_at_s: float
@@ -132,7 +135,11 @@ class RecoveryStep:
 
 @dataclass(frozen=True, slots=True)
 class AppendEnded:
-    """The decision log holds `completed`, or `error` says why not, or that nobody knows."""
+    """The outcome of an append of `completed` to the decision log.
+
+    `error` is None if the log holds it. Otherwise `error` says why not, or that the outcome is
+    unknown.
+    """
 
     attempt: AttemptId
     completed: CompletedCheckpoint
@@ -142,7 +149,7 @@ class AppendEnded:
 
 @dataclass(frozen=True, slots=True)
 class SavepointWritten:
-    """A savepoint is whole, or `error` says why not."""
+    """The fact that a savepoint is completely written, or `error` says why not."""
 
     attempt: AttemptId
     checkpoint: CheckpointId
@@ -153,7 +160,10 @@ class SavepointWritten:
 
 @dataclass(frozen=True, slots=True)
 class GlobalCommitEnded:
-    """The driver has committed up to `checkpoint` for sink `uid`, or gave up with `error`."""
+    """The fact that the driver has committed up to `checkpoint` for sink `uid`.
+
+    If it failed, `error` is set.
+    """
 
     attempt: AttemptId
     uid: str
@@ -161,14 +171,14 @@ class GlobalCommitEnded:
     checkpoint: CheckpointId
     error: BaseException | None = None
     versions: int = 0
-    """How many versions of the target it has made since it last said so."""
+    """The number of versions of the target that were made since the last report."""
     files: int = 0
-    """How many data files these have added."""
+    """The number of data files that these versions have added."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryAnswered:
-    """What source `uid` has answered: splits that are new, or why it cannot be read on."""
+    """The answer of source `uid`: new splits, or the error why it cannot be read on."""
 
     attempt: AttemptId
     uid: str
@@ -178,7 +188,10 @@ class DiscoveryAnswered:
 
 @dataclass(frozen=True, slots=True)
 class BlockersListed:
-    """Whom the writers of sink `uid` wait for; empty: nobody, or the target does not tell."""
+    """The blockers that the writers of sink `uid` wait for.
+
+    Empty if there are none or the target does not list them.
+    """
 
     attempt: AttemptId
     uid: str
@@ -207,14 +220,14 @@ AttemptFact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AdmitSlot:
-    """The slot that has said `hello` takes part."""
+    """Let the slot that sent `hello` take part."""
 
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
 class DismissSlot:
-    """Tell the slot that has said `hello` to leave: it does not take part."""
+    """Tell the slot that sent `hello` to leave: it does not take part."""
 
     hello: Hello
     reason: str
@@ -222,14 +235,14 @@ class DismissSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSlot:
-    """A slot has left in good order: send it nothing more."""
+    """Send the slot nothing more: it has left in good order."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeats:
-    """Tell every slot that the driver lives, then report `OutboxesMeasured`."""
+    """Tell every slot that the driver is alive, then report `OutboxesMeasured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +252,12 @@ class LookAtRecovery:
 
 @dataclass(frozen=True, slots=True)
 class SlotsComplete:
-    """Every slot takes part."""
+    """The fact that every slot takes part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Let people know of `fact`; nothing else follows from it."""
+    """Publish `fact` for people. Nothing else follows from it."""
 
     fact: (
         SlotsComplete
@@ -268,12 +281,12 @@ class DeploySlots:
 
 @dataclass(frozen=True, slots=True)
 class EnterRunning:
-    """Every slot runs: begin what goes on beside the coordinator."""
+    """Start the work that runs in parallel to the coordinator: every slot runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskBeside:
-    """Ask sources that are due what they have more than `decided`, and sinks that `overdue` are of.
+    """Ask due sources for splits that `decided` lacks, and sinks of `overdue` for blockers.
 
     They answer with `DiscoveryAnswered` and `BlockersListed`, some time later or never.
     """
@@ -284,7 +297,7 @@ class AskBeside:
 
 @dataclass(frozen=True, slots=True)
 class TakeDiscovered:
-    """Source `uid` has answered and may be asked again; send `offers`, by slot."""
+    """Send `offers`, by slot. Source `uid` has answered and may be asked again."""
 
     uid: str
     offers: Mapping[int, OfferSplits]
@@ -292,15 +305,18 @@ class TakeDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class CloseAttempt:
-    """The job is done, and its slots have left or had their time; nothing is decided after it."""
+    """Close the attempt: the job is done, and its slots have left or their time is over.
+
+    Nothing is decided after it.
+    """
 
     is_finished: bool
-    """False: the job was stopped."""
+    """True if the job has finished; False if it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """The attempt has failed, or was cancelled; nothing is decided after it."""
+    """End the attempt, which has failed or was cancelled. Nothing is decided after it."""
 
     error: BaseException
 
@@ -333,13 +349,14 @@ AttemptDecision: TypeAlias = (
 )
 """`NotifyAbort`, `GloballyCommitted` and `Shutdown` are messages: they go to every slot.
 
-A `SavepointRequest` is to be begun, and `SavepointBegun` to be reported; from then on the end of
-the attempt answers it. `SavepointWritten` is passed on: whoever asked is told.
+For a `SavepointRequest`, the runtime begins the savepoint and reports `SavepointBegun`. From then
+on, the end of the attempt answers the request. The runtime passes `SavepointWritten` on to the
+requester.
 """
 
 
 def is_of_another_attempt(fact: AttemptFact, attempt: AttemptId) -> bool:
-    """Return whether `fact` belongs to an attempt other than `attempt`."""
+    """Return True if `fact` belongs to an attempt other than `attempt`."""
     match fact:
         case (
             SlotMessageReceived()
@@ -352,11 +369,11 @@ def is_of_another_attempt(fact: AttemptFact, attempt: AttemptId) -> bool:
             | DiscoveryAnswered()
             | BlockersListed()
         ):
-            # Threads and connections of the attempt before may still report. What they say is
-            # true of that attempt alone.
+            # Threads and connections of the previous attempt may still report. Their facts apply to
+            # that attempt only.
             return fact.attempt != attempt
         case (
-            Hello()  # it is told to leave
+            Hello()  # the loop tells it to leave
             | OutboxesMeasured()
             | CheckpointRequested()
             | SavepointRequest()

@@ -1,6 +1,6 @@
-"""The phases of one attempt, and what each of them remembers. `attempt` draws the way between them.
+"""The phases of one attempt, each with its state. `attempt` shows the transitions between them.
 
-Used by the loop of the attempt alone, which changes them in place.
+Only the loop of the attempt uses them, and it changes them in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onceflow.core.protocol.messages import Failed
 
 @dataclass(slots=True)
 class Gathering:
-    """Slots connect, and recovery brings each sink in line with the decision log."""
+    """The phase in which slots connect and recovery aligns each sink with the decision log."""
 
     deadline_s: float | None = None
     has_all_slots: bool = False
@@ -25,23 +25,26 @@ class Gathering:
 
 @dataclass(slots=True)
 class Starting:
-    """Slots restore their state."""
+    """The phase in which slots restore their state."""
 
     deadline_s: float
 
 
 @dataclass(slots=True)
 class Coordinating:
-    """Every slot runs, and checkpoints are taken."""
+    """The phase in which every slot runs and checkpoints are taken."""
 
     coordinator: CheckpointCoordinator
     waits_for: AppendDecision | SavepointRequest | None = None
-    """The append or savepoint whose outcome the coordinator must hear before any other fact."""
+    """The append or savepoint whose outcome the coordinator must receive before any other fact."""
 
 
 @dataclass(slots=True)
 class Investigating:
-    """A slot has lost a channel. The end of the slot at the other side may be the cause."""
+    """The phase after a slot has lost a channel.
+
+    The end of the slot at the other side may be the cause.
+    """
 
     failed: Failed
     error: OnceflowError
@@ -50,7 +53,10 @@ class Investigating:
 
 @dataclass(slots=True)
 class Leaving:
-    """The job is done, and slots leave. Files of aborted checkpoints are still deleted (I9)."""
+    """The phase in which the job is done and slots leave.
+
+    Files of aborted checkpoints are still deleted (I9).
+    """
 
     coordinator: CheckpointCoordinator
     is_finished: bool
@@ -59,7 +65,7 @@ class Leaving:
 
 @dataclass(slots=True)
 class Over:
-    """The attempt has ended."""
+    """The phase after the end of the attempt."""
 
 
 AttemptPhase: TypeAlias = Gathering | Starting | Coordinating | Investigating | Leaving | Over

@@ -1,20 +1,21 @@
-"""The loop of one slot: what it does next, from its hello to its end.
+"""The loop of one slot: it decides the slot's next actions, from its hello to its end.
 
     waiting --deploy--> restoring --restored--> running
        +----------------------+--------------------+--shutdown--> closing --closed--> over
 
-While it restores, a shutdown waits for the end of that, up to the deadline of the close. A slot
-leaves in one of two ways:
-    EndSlot    everything is closed within the deadline, and the driver was told so
-    ExitHard   the driver is gone, or a part hangs: the process ends, for nobody is left to tell
+A shutdown during the restore waits for the end of the restore, up to the deadline of the close. A
+slot leaves in one of two ways:
 
-Facts go in by `on`, the time by `tick`; decisions come out, to be carried out in order. What cannot
-be carried out is told as `PartFailed`. Nothing here waits before the end, so heartbeats go on and a
-shutdown is heard whatever the parts do.
+    EndSlot    everything was closed within the deadline, and the driver knows it
+    ExitHard   the driver is gone, or a part hangs: the process ends without a report
+
+The caller passes facts to `on` and the time to `tick`. Both return decisions, which the caller
+carries out in order. If it cannot carry one out, it reports `PartFailed`. The loop never blocks
+before the end, so heartbeats go on, and a shutdown is received no matter what the parts do.
 
 Invariants:
-    one failure is reported, the first one, and none once the slot closes
-    subtasks are posted nothing before they are there
+    only the first failure is reported, and none once the slot closes
+    subtasks receive no mail before they are started
     after EndSlot and ExitHard nothing is decided any more
 """
 
@@ -45,30 +46,33 @@ from onceflow.core.protocol.messages import (
 )
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a slot may take to close before it exits the hard way; below `cancel_timeout_s`."""
+"""The time that a slot has to close before it exits hard. It is below `cancel_timeout_s`."""
 
 # --- facts ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DriverLost:
-    """A slot's control stream has ended."""
+    """The fact that the slot's control stream has ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreEnded:
-    """The subtasks are built and have their state, or `error` says why not."""
+    """The fact that the subtasks are built and have their state, or `error` says why not."""
 
     error: BaseException | None = None
     leaves_parts: bool = False
-    """Whether some were built, which nobody closes: the process must not live on."""
+    """True if some subtasks were built, which no code closes: the process must not live on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFrozen:
-    """A subtask's part of a checkpoint is taken, and not durable yet; the runtime adds to it."""
+    """The fact that a subtask's part of a checkpoint is taken, and not durable yet.
+
+    The runtime adds fields to it.
+    """
 
     subtask: SubtaskRef
     checkpoint: CheckpointId
@@ -76,7 +80,7 @@ class SnapshotFrozen:
 
 @dataclass(frozen=True, slots=True)
 class PartsClosed:
-    """Answers `CloseParts`: whether all has ended by its deadline."""
+    """The answer to `CloseParts`: True if everything has ended by its deadline."""
 
     in_time: bool
 
@@ -100,71 +104,71 @@ SlotFact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class BeginRestore:
-    """Build the subtasks and give them their state, then report `RestoreEnded`."""
+    """Build the subtasks and restore their state, then report `RestoreEnded`."""
 
     deploy: Deploy
 
 
 @dataclass(frozen=True, slots=True)
 class StartSubtasks:
-    """Start the subtasks; tell the driver that the slot runs, unless it closes."""
+    """Start the subtasks. Tell the driver that the slot runs, unless the slot closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Post `mail`: a trigger to sources, an offer to its source, all else to every subtask."""
+    """Post `mail`: a trigger to sources, an offer to its source, other mail to every subtask."""
 
     mail: TriggerCheckpoint | OfferSplits | Complete | NotifyAbort
 
 
 @dataclass(frozen=True, slots=True)
 class BeginUpload:
-    """Make a snapshot durable beside the stream, then report `Acked` or `Declined`."""
+    """Make a snapshot durable in the background, then report `Acked` or `Declined`."""
 
     frozen: SnapshotFrozen
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell the driver."""
+    """Send `message` to the driver."""
 
     message: Acked | Declined | SourceExhausted
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDecided:
-    """Let sinks commit what is decided; tell the driver how far they are."""
+    """Let sinks commit the decided transactions, and tell the driver their progress."""
 
     complete: Complete
 
 
 @dataclass(frozen=True, slots=True)
 class NoteProgress:
-    """Take in how far a subtask or a sink has come; tell the driver what it does not know yet."""
+    """Record the progress of a subtask or a sink, and tell the driver what is new."""
 
     report: CompletionHeard | SinkCommitted
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Tell the driver that the slot cannot go on; a slot that cannot say so must exit."""
+    """Tell the driver that the slot cannot go on. A slot that cannot send this must exit."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Tell the driver that the slot lives, and look whether its peers do."""
+    """Tell the driver that the slot is alive, and check that its peers are."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginClosing:
-    """Let every part know that the slot closes; nothing is restored that has not begun."""
+    """Tell every part that the slot closes. A restore that has not begun must not begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseParts:
-    """Close everything by `deadline_s`; then tell what parts have reported, then `PartsClosed`."""
+    """Close everything by `deadline_s`. Then pass the last reports of parts, then `PartsClosed`."""
 
     reason: str
     deadline_s: float
@@ -172,7 +176,7 @@ class CloseParts:
 
 @dataclass(frozen=True, slots=True)
 class SayClosed:
-    """Tell the driver the last counters and that the slot leaves, and close the stream."""
+    """Send the driver the last counters and the message that the slot leaves; close the stream."""
 
     deadline_s: float
 
@@ -186,7 +190,7 @@ class EndSlot:
 
 @dataclass(frozen=True, slots=True)
 class ExitHard:
-    """End the process now: its connections close, and servers roll back what was open."""
+    """End the process now: its connections close, and servers roll back open transactions."""
 
     reason: str
 
@@ -214,7 +218,7 @@ SlotDecision: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Nothing was deployed, or that has failed."""
+    """The phase in which nothing is deployed, or the deployment has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,7 @@ class _Closing:
     is_restoring: bool
     has_subtasks: bool
     closes_parts: bool = False
-    """Whether `CloseParts` was decided: what is restored after it is not started."""
+    """True once `CloseParts` was decided: subtasks that are restored later are not started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ class _Over:
 
 
 class SlotLoop:
-    """Decides what a slot does next. Times are of a clock that is never set."""
+    """The loop that decides a slot's next actions. Times are of a monotonic clock."""
 
     def __init__(
         self, heartbeat_interval_s: float, heartbeat_timeout_s: float, now_s: float
@@ -257,13 +261,13 @@ class SlotLoop:
         self._decisions: list[SlotDecision] = []
 
     def wait_s(self, now_s: float) -> float:
-        """Return for how long nothing is due if no fact comes."""
+        """Return the time until the next action is due if no fact arrives."""
         if isinstance(self._phase, _Closing):
             return max(0.0, self._phase.deadline_s - now_s)
         return max(0.0, self._beat_at_s - now_s)
 
     def on(self, fact: SlotFact, now_s: float) -> tuple[SlotDecision, ...]:
-        """Take in one fact."""
+        """Process one fact and return the decisions."""
         phase = self._phase
         match phase:
             case _Waiting() | _Restoring() | _Running():
@@ -271,19 +275,19 @@ class SlotLoop:
             case _Closing():
                 self._hear_last(phase, fact)
             case _Over():
-                pass  # nobody is left who could do anything
+                pass  # the slot has ended
             case _:
                 assert_never(phase)
         return self._take_decisions()
 
     def tick(self, heard_at_s: float, now_s: float) -> tuple[SlotDecision, ...]:
-        """Do what is due; `heard_at_s` is when the driver has spoken last."""
+        """Return the decisions that are due; the driver's last message came at `heard_at_s`."""
         phase = self._phase
         match phase:
             case _Waiting() | _Restoring() | _Running():
                 if now_s >= self._beat_at_s:
-                    # From now, so that a slot that was stopped for a while sends one beat, not a
-                    # burst.
+                    # Count from now, so that a slot that was stopped for a while sends one beat,
+                    # not a burst.
                     self._beat_at_s = now_s + self._interval_s
                     self._beat(now_s - heard_at_s)
             case _Closing():
@@ -308,7 +312,7 @@ class SlotLoop:
             case Shutdown(reason):
                 self._close(reason, now_s)
             case Heartbeat():
-                pass  # that it came is known to whoever calls `tick`
+                pass  # the caller of `tick` passes its time
             case DriverLost(reason):
                 self._exit(reason)
             case RestoreEnded():
@@ -318,11 +322,11 @@ class SlotLoop:
             case Acked() | Declined() | SourceExhausted():
                 self._decide(Send(fact))
             case CompletionHeard() | SinkCommitted():
-                self._do_if_running(NoteProgress(fact))  # before, nothing is decided
+                self._do_if_running(NoteProgress(fact))  # before, no checkpoint is decided
             case PartFailed(error):
                 self._fail(error)
             case PartsClosed():
-                pass  # nothing was to be closed
+                pass  # no part had to be closed
             case _:
                 assert_never(fact)
 
@@ -342,20 +346,23 @@ class SlotLoop:
             self._phase = _Running()
             self._decide(StartSubtasks())
         else:
-            # Back to waiting, not over: the driver answers the failure with a shutdown.
+            # Go back to waiting, not to over: the driver answers the failure with a shutdown.
             self._phase, self._leaves_parts = _Waiting(), end.leaves_parts
             self._fail(end.error)
 
     def _beat(self, silent_s: float) -> None:
-        # A driver that is silent has given this slot up, or will: another attempt may run already,
-        # so the process must go before it writes more.
+        # A silent driver has given this slot up, or will. Another attempt may already run, so the
+        # process must exit before it writes more.
         if silent_s > self._timeout_s:
             self._exit(f"nothing heard from the driver for {silent_s:.0f} s")
         else:
             self._decide(SendHeartbeat())
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the driver once; it answers with Shutdown, or its silence ends the process."""
+        """Report the failure to the driver once.
+
+        It answers with Shutdown, or its silence ends the process.
+        """
         if not self._has_failed:
             self._has_failed = True
             self._decide(ReportFailure(error))
@@ -363,7 +370,7 @@ class SlotLoop:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, reason: str, now_s: float) -> None:
-        """Close everything within a deadline; a thread that hangs ends the process instead."""
+        """Close everything within a deadline. If a thread hangs, end the process instead."""
         phase = self._phase = _Closing(
             reason,
             now_s + CLOSE_TIMEOUT_S,
@@ -371,8 +378,8 @@ class SlotLoop:
             has_subtasks=isinstance(self._phase, _Running),
         )
         self._decide(BeginClosing())
-        # A restore that is under way cannot be interrupted: it holds a database that is half open.
-        # `RestoreEnded` or the deadline comes next.
+        # A running restore cannot be interrupted: it holds a half-open database. `RestoreEnded` or
+        # the deadline comes next.
         if not phase.is_restoring:
             self._close_parts(phase)
 
@@ -386,7 +393,7 @@ class SlotLoop:
             case RestoreEnded():
                 self._on_restored_late(phase, fact)
             case Acked() | Declined():
-                self._decide(Send(fact))  # the files of a late ack are the driver's to delete (I9)
+                self._decide(Send(fact))  # the driver deletes the files of a late ack (I9)
             case CompletionHeard() | SinkCommitted():
                 if phase.has_subtasks:
                     self._decide(NoteProgress(fact))
@@ -420,8 +427,8 @@ class SlotLoop:
         self._close_parts(phase)
 
     def _end(self, phase: _Closing, *, in_time: bool) -> None:
-        # Said before exiting, so that the driver does not take a slot that hangs for one that was
-        # killed.
+        # Tell the driver before exiting, so that it does not take a slot that hangs for a killed
+        # one.
         self._decide(SayClosed(phase.deadline_s))
         if not in_time or phase.is_restoring:
             self._exit(f"{phase.reason}; not all has ended within {CLOSE_TIMEOUT_S} s")

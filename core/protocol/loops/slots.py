@@ -1,4 +1,4 @@
-"""The slots of an attempt as its driver knows them: who takes part, who is lost, why one failed."""
+"""The driver's view of an attempt's slots: which take part, which are lost, why one failed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ADDRESS_ADVICE = (
     " --network host, or a network that all share), or set RuntimeSettings(slot_host=…), for"
     ' example "${env:SLOT_HOST}" with a variable of each machine'
 )
-"""The way out where slots do not reach each other at their addresses."""
+"""The advice for slots that do not reach each other at their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """What one attempt goes by. Times are in seconds."""
+    """The settings of one attempt. Times are in seconds."""
 
     job: str
     attempt: AttemptId
     parallelism: int
     versions: Mapping[str, str]
-    """Of the driver: every slot must run the same."""
+    """The versions of the driver. Every slot must run the same."""
     storage: str
-    """The checkpoint storage, for people."""
+    """The location of the checkpoint storage, for people."""
     storage_token: str
-    """What a slot reads there when it sees the same storage."""
+    """The text that a slot reads from storage if it sees the same storage as the driver."""
     one_machine: bool
     """True if all slots run on the driver's machine, where loopback addresses are enough."""
     start_timeout_s: float
@@ -50,7 +50,7 @@ class _Member:
 
 
 class SlotRoster:
-    """The slots that take part, in the order in which they came."""
+    """The slots that take part, in the order in which they connected."""
 
     def __init__(self, settings: AttemptSettings) -> None:
         self._settings = settings
@@ -64,10 +64,10 @@ class SlotRoster:
         return slot in self._members
 
     def find_refusal(self, hello: Hello) -> SettingsRefused | None:
-        """Return why the slot cannot take part, if so.
+        """Return the error for a slot that cannot take part, or None if it can.
 
-        Its versions, or what it sees of checkpoint storage, are not the driver's. Or other slots
-        do not reach it at its address.
+        A slot is refused if its versions, or what it reads in checkpoint storage, differ from the
+        driver's, or if other slots do not reach it at its address.
         """
         settings = self._settings
         if hello.versions != settings.versions:
@@ -100,26 +100,26 @@ class SlotRoster:
         return None
 
     def admit(self, hello: Hello, now_s: float) -> None:
-        """Have the slot take part."""
+        """Add the slot to those that take part."""
         self._members[hello.slot] = _Member(hello, now_s)
 
     def hear(self, slot: int, now_s: float) -> None:
-        """Record that `slot` lives."""
+        """Record that `slot` is alive."""
         if slot in self._members:
             self._members[slot].heard_at_s = now_s
 
     def excuse(self, now_s: float) -> None:
-        """Count no silence before `now_s`: this process has heard nobody until then."""
+        """Ignore silence before `now_s`: this process could not receive messages until then."""
         self._excused_until_s = now_s
         for member in self._members.values():
             member.heard_at_s = max(member.heard_at_s, now_s)
 
     def release(self, slot: int) -> None:
-        """Forget a slot that has left."""
+        """Remove a slot that has left."""
         del self._members[slot]
 
     def find_lost(self, waiting_s: Mapping[int, float], now_s: float) -> SlotLost | None:
-        """Return which slot has been silent, or has taken no message, for too long, if any."""
+        """Return the error for a slot that was silent, or took no message, for too long, if any."""
         timeout_s = self._settings.heartbeat_timeout_s
         for slot, member in self._members.items():
             silent_s = now_s - member.heard_at_s
@@ -128,7 +128,7 @@ class SlotRoster:
                     f"slot {slot} ({member.describe()}) has been silent for"
                     f" {silent_s:.0f} s; heartbeat_timeout_s={timeout_s}"
                 )
-            # A process may send heartbeats from one thread while the one that reads hangs.
+            # A process may send heartbeats from one thread while the thread that reads hangs.
             unsent_s = min(waiting_s.get(slot, 0.0), now_s - self._excused_until_s)
             if unsent_s > timeout_s:
                 return SlotLost(
@@ -139,22 +139,22 @@ class SlotRoster:
 
 
 class DriverPauses:
-    """Notices that the driver itself has stood still, by the time between two of its turns.
+    """The detector of pauses of the driver itself, by the time between two of its turns.
 
-    A process that is stopped, swapped out or suspended hears no slot meanwhile. When it goes on,
-    the silence is its own.
+    A process that is stopped, swapped out or suspended receives no message meanwhile. After the
+    pause, the silence is the driver's own and not the slots'.
     """
 
     def __init__(self, settings: AttemptSettings) -> None:
         self._settings = settings
-        # The driver turns twice in an interval, and a slot may have been silent for one before.
+        # The driver turns twice per interval, and a slot may have been silent for one before.
         self._gap_max_s = settings.heartbeat_timeout_s - 2 * settings.heartbeat_interval_s
         self._turned_at_s: float | None = None
         self._pause_s = 0.0
         self._ended_at_s = float("-inf")
 
     def turn(self, now_s: float) -> bool:
-        """Record a turn; return whether the driver has stood still before it."""
+        """Record a turn; return True if the driver was paused before it."""
         gap_s = 0.0 if self._turned_at_s is None else now_s - self._turned_at_s
         self._turned_at_s = now_s
         if gap_s <= self._gap_max_s:
@@ -163,7 +163,10 @@ class DriverPauses:
         return True
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return `error`; the loss of a slot soon after a pause names the pause as the cause."""
+        """Return `error`.
+
+        If it is the loss of a slot soon after a pause, name the pause as the cause.
+        """
         now_s = self._turned_at_s or 0.0
         since_s = now_s - self._ended_at_s
         if not isinstance(error, SlotLost) or since_s > self._settings.heartbeat_timeout_s:
@@ -177,7 +180,7 @@ class DriverPauses:
 
 
 def slot_error(failed: Failed) -> OnceflowError:
-    """Return the error that a slot reported, as its own class where there is one."""
+    """Return the error that a slot reported, as its own class if that class exists."""
     text = f"slot {failed.slot}: {failed.message}"
     known = getattr(onceflow.core.errors, failed.error_class, None)
     if isinstance(known, type) and issubclass(known, OnceflowError):

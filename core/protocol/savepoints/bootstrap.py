@@ -1,8 +1,9 @@
-"""A savepoint that grows by an operator's state at a time, before any job has run.
+"""A savepoint that is built operator by operator, before any job has run.
 
-It holds no positions: sources that a job has and its savepoint has not begin at their start. Each
-addition of keyed state is a subtask of its own, so it may bring another state of an operator that
-is there. State without a key is all in one subtask: one copy of what is broadcast must hold it all.
+It holds no positions, and a source without positions in the savepoint starts at its beginning. Each
+addition of keyed state is a subtask of its own, so it may add another state to an operator that is
+already there. State without a key is all in one subtask, because each copy of broadcast state must
+hold all of it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _FIRST = CheckpointId(1)
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """What is added."""
+    """The state to add."""
 
     job: str
     uid: str
     max_parallelism: int
     handles: tuple[StateHandle, ...] = ()
     raw: tuple[StateHandle, ...] = ()
-    """Of state without a key: takes the place of what has the same name."""
+    """State without a key. It replaces the state of the same name."""
 
 
 def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> None:
-    """Check that state may be added to `known`; None means that there is no savepoint yet.
+    """Check that state may be added to `known`, which is None if there is no savepoint yet.
 
     Raises:
-        SavepointRefused: A job took it, or it is for another job.
-        StateIncompatible: It has another number of key groups.
+        SavepointRefused: A job took the savepoint, or it is for another job.
+        StateIncompatible: The savepoint has another number of key groups.
     """
     if known is None:
         return
@@ -63,7 +64,7 @@ def check_addition(known: Savepoint | None, job: str, max_parallelism: int) -> N
 
 
 def with_state(known: Savepoint | None, new: NewState, *, drawn_id: str, now_ms: int) -> Savepoint:
-    """Return the savepoint with `new` in it. Raises what `check_addition` does."""
+    """Return the savepoint with `new` added. Raises the errors of `check_addition`."""
     check_addition(known, new.job, new.max_parallelism)
     snapshots = _grown(known.completed.snapshots if known else (), new)
     if known is not None:

@@ -1,33 +1,35 @@
-"""What a savepoint is, and how a job begins from one.
+"""The content of a savepoint, and the rules by which a job starts from it.
 
-A savepoint is never decided, so it lists transactions of which the decision log may know nothing: a
+A savepoint is never decided, so it may list transactions that the decision log does not know. A
 later checkpoint of the same attempt decides them, or the next attempt rolls them back. Restoring
-appends a decision of its own, with the savepoint's state and positions. Before it may, each
-transaction that the savepoint lists must be
+appends a decision of its own, with the savepoint's state and positions. Before that, each
+transaction that the savepoint lists must be in one of these states:
 
     decided      the log says so, and the restored decision need not list it
-    prepared     by the attempt that nobody has followed: the restored decision decides it
-    rolled back  by an attempt that has begun since: its rows are nowhere, and restoring is refused
+    prepared     by the last attempt, which no other has followed: the restored decision decides it
+    rolled back  by an attempt that has started since: its rows are lost, and restoring is refused
 
-Rows that wait in checkpoint storage for their commit are copied into the savepoint, with what sinks
-keep there as proof of commits: in other storage they are nowhere else.
+Rows that wait in checkpoint storage for their commit are copied into the savepoint, together with
+the proofs of commits that sinks keep there. Other storage has no other copy of them.
 
-What was made after the savepoint and is committed comes twice. So a savepoint before the last
-decision is refused, unless the user allows it, or both are the same cut: the sources stand where
-they stood, and nothing was committed that was prepared after the savepoint. Positions alone do not
-say so: timers and windows by the clock make rows while nothing is read.
+Rows that were committed after the savepoint will be written a second time. So a savepoint older
+than the last decision is refused, unless the user allows it or both are the same cut. They are the
+same cut if the sources are at the same positions and no transaction prepared after the savepoint
+was committed. Positions alone are not enough: timers and windows by the clock make rows while no
+source reads.
 
-The same where a target has committed something of which the savepoint does not know, whatever the
-log says: it was committed from other storage.
+A savepoint is also refused if a target has committed a transaction that the savepoint does not
+know, no matter what the log says: it was committed from other storage.
 
-A rewind forgets what was decided after the savepoint. Of each target it asks:
+A rewind forgets the decisions after the savepoint. Its effect depends on each target:
 
-    it has commits of later     they come twice; nothing of before is asked for any more
-    it has none                 it was put back: the savepoint's own transactions must be there
-    it does not tell of each    what the last decision lists is committed, as at every start
+    it has later commits        their rows will be written a second time; no earlier commits are
+                                asked for any more
+    it has no later commits     it was put back: it must have the savepoint's own transactions
+    it does not prove each      the last decision's transactions are committed, as at every start
 
-A log that lacks decisions which the savepoint's log had made is behind it: the job has gone on in
-other storage, and comes back. It begins then as in new storage.
+If this log lacks decisions that the savepoint's log contains, it is behind: the job ran in other
+storage in between and comes back. Treat the start like a start in new storage.
 """
 
 from __future__ import annotations
@@ -58,36 +60,42 @@ from onceflow.core.protocol.recovery import committables_of
 
 _TAKEN_WHILE_RUNNING = {CheckpointKind.SAVEPOINT, CheckpointKind.PERIODIC}
 UNSEEN_CHECKPOINTS = 100
-"""How far above a savepoint the numbers go on in a log that does not hold what followed it: more
-than the tries of the last checkpoint that a stopping job takes."""
+"""The gap between a savepoint's number and the next one, in a log that lacks the decisions after
+the savepoint. It is larger than the number of tries of the last checkpoint of a stopping job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """All that is written of a savepoint besides its state files."""
+    """The content of a savepoint, except its state files."""
 
     id: str
-    """Drawn anew for each."""
+    """A new random id for each savepoint."""
     job: str
     log_id: str
-    """Of the job that took it, which a job in new storage takes over; empty for a bootstrap."""
+    """The id of the decision log of the job that took it. A job in new storage adopts the id. Empty
+    for a bootstrap."""
     kind: CheckpointKind
-    """Of a checkpoint that is begun from: STOP for the last decision of its log, else PERIODIC."""
+    """The kind. If a job starts from a checkpoint: STOP for the last decision of its log, else
+    PERIODIC."""
     completed: CompletedCheckpoint
-    """Its state handles name files of the savepoint."""
+    """The checkpoint. Its state handles name files of the savepoint."""
     memory: LogMemory
-    """What the job's decision log remembered by then."""
+    """The memory of the job's decision log at that time."""
     backend: str = ""
-    """Whose form the state is in, as `StateBackend.native_form` says; empty: the canonical one."""
+    """The native form of the state, as in `StateBackend.native_form`; empty for the canonical
+    form."""
     staged: tuple[TransactionId, ...] = ()
-    """What sinks had staged by its barrier, rows and proofs of commits: it holds copies of them."""
+    """The transactions that sinks had staged by the barrier, rows and proofs of commits. The
+    savepoint contains copies of them."""
 
 
 def seed_view(view: LogView, savepoint: Savepoint) -> LogView:
-    """Return `view`, unless it follows the savepoint's own log, with numbers that do.
+    """Return `view`, prepared for a start of the job from `savepoint`.
 
-    Attempts and transactions get numbers that its job has not used by then. A rewind may list what
-    the savepoint's sinks have in doubt, also of those that were retired since.
+    If `view` follows the savepoint's own log, it is returned as it is. For a rewind, it gets the
+    sink ids of the savepoint added: sinks that were retired since may have transactions in doubt
+    that the rewind lists. Otherwise, attempts and transactions get numbers that the savepoint's job
+    had not used by then.
     """
     if follows_savepoint(view, savepoint):
         if not goes_back(savepoint, view):
@@ -103,23 +111,24 @@ def seed_view(view: LogView, savepoint: Savepoint) -> LogView:
 
 
 def is_staged_for(transaction: TransactionId, taken: CompletedCheckpoint) -> bool:
-    """Return whether a savepoint needs what is staged as `transaction`.
+    """Return True if a savepoint needs the data staged as `transaction`.
 
-    It needs all that was staged before its barrier: the rows that it lists, and what sinks keep
-    there as proof of earlier commits. What follows the barrier is sent again.
+    It needs all data staged before its barrier: the rows that it lists, and the proofs of earlier
+    commits that sinks keep there. Rows after the barrier are sent again.
     """
     return transaction.checkpoint <= taken.checkpoint
 
 
 def follows_savepoint(view: LogView, savepoint: Savepoint) -> bool:
-    """Return whether the log has decided all that the savepoint's log had by then."""
+    """Return True if the log has decided everything that the savepoint's log had decided."""
     return bool(view.decided) and all(map(view.memory.knows, savepoint.memory.decided))
 
 
 def is_restored(view: LogView, location: str, savepoint: Savepoint | None = None) -> bool:
-    """Return whether the job has begun from this savepoint already: then it goes on from its log.
+    """Return True if the job has already started from this savepoint and goes on from its log.
 
-    `location` is where the user says that it is. Without `savepoint` nothing is there any more.
+    `location` is the savepoint's location as the user gave it. `savepoint` is None if the location
+    is empty now.
     """
     savepoint_id, _, where = view.memory.savepoint.partition(" ")
     if savepoint is None:
@@ -136,13 +145,14 @@ def check_savepoint(
     last_attempt: AttemptId,
     allow_rewind: bool,
 ) -> None:
-    """Check that `job`, whose decision log says `view`, may begin from `savepoint`.
+    """Check that `job`, whose decision log is `view`, may start from `savepoint`.
 
-    `log_id` is empty for a job that never ran. `last_attempt` is the last one before the attempt
+    `log_id` is empty for a job that never ran. `last_attempt` is the last attempt before the one
     that restores.
 
     Raises:
-        SavepointRefused: The job may not; says what was committed since, or what is missing.
+        SavepointRefused: The job may not start from it. The error says what was committed since,
+            or what is missing.
     """
     kind = "savepoint" if savepoint.kind.is_savepoint else "checkpoint"
     name = f"{kind} {savepoint.completed.checkpoint} of job {savepoint.job!r}"
@@ -193,9 +203,10 @@ def sinks_to_import(
     *,
     lacks_own: bool = False,
 ) -> frozenset[str]:
-    """Return the sink ids whose staged rows the job needs out of the savepoint.
+    """Return the sink ids whose staged rows the job must copy from the savepoint.
 
-    None of a sink whose target has gone on: they are committed there, and must not be in doubt.
+    A sink whose target has committed more is left out: its rows are committed there and must not be
+    in doubt.
     """
     records = tuple(records)
     if follows_savepoint(view, savepoint):
@@ -207,9 +218,10 @@ def sinks_to_import(
 
 
 def list_doubtful_sinks(savepoint: Savepoint, view: LogView) -> frozenset[str]:
-    """Return the sinks of which a start asks what they hold in doubt, to know of targets put back.
+    """Return the sink ids whose transactions in doubt a start lists, to detect targets put back.
 
-    They have written before, so they are there to be asked; none where the log tells nothing.
+    These sinks have written before, so their targets exist and can be asked. Empty if the log does
+    not follow the savepoint.
     """
     if not follows_savepoint(view, savepoint):
         return frozenset()
@@ -223,10 +235,11 @@ def lacks_own_commits(
     records: Iterable[TargetRecord],
     in_doubt: Collection[TransactionId],
 ) -> bool:
-    """Return whether a target was put back to before what the savepoint itself lists was committed.
+    """Return True if a target was put back to before the commits that the savepoint itself lists.
 
-    It is not there, and not in doubt: `in_doubt` is what targets held before they were asked for
-    `records`. The log counts on it, so what was decided since is forgotten, though it be nothing.
+    The target has such a transaction neither committed nor in doubt. `in_doubt` are the
+    transactions that targets held before they were asked for `records`. The log counts on the
+    commit, so the decisions since the savepoint are forgotten, even if there are none.
     """
     listed = [c for c in committables_of(savepoint.completed) if c.transaction not in in_doubt]
     return follows_savepoint(view, savepoint) and any(
@@ -240,12 +253,12 @@ def is_put_back(
     records: Sequence[TargetRecord],
     in_doubt: Collection[TransactionId],
 ) -> bool:
-    """Return whether targets were put back, so that a job begins again from its savepoint.
+    """Return True if targets were put back, so that a job starts again from its savepoint.
 
-    It has begun from it before, and decided `view` since. A target that lacks what is known to be
-    committed was put back. One that lacks what the last decision or the savepoint lists was put
-    back, or has it in doubt: `in_doubt` is what all targets held before they were asked for
-    `records`.
+    The job has started from this savepoint before, and decided `view` since. A target that lacks a
+    known commit was put back. A target that lacks a transaction listed by the last decision or the
+    savepoint was put back, or has it in doubt. `in_doubt` are the transactions that all targets
+    held before they were asked for `records`.
     """
     listed = committables_of(view.completed[-1])
     lost = [c for c in listed if c.transaction not in in_doubt]
@@ -255,7 +268,7 @@ def is_put_back(
 
 
 def goes_back(savepoint: Savepoint, view: LogView) -> bool:
-    """Return whether the log has decided something since the savepoint that would come again."""
+    """Return True if the log has decided rows since the savepoint that a start would repeat."""
     if not follows_savepoint(view, savepoint):
         return False
     last = view.completed[-1]
@@ -272,7 +285,8 @@ def check_targets(
 ) -> None:
     """Raise SavepointRefused unless no target has committed anything since the savepoint.
 
-    For one that `check_savepoint` has let pass. `all_tell`: every sink's target has a record.
+    Call it after `check_savepoint` has accepted the savepoint. `all_tell`: every sink's target has
+    a record.
     """
     name = f"savepoint {savepoint.completed.checkpoint} of job {savepoint.job!r}"
     follows = follows_savepoint(view, savepoint)
@@ -288,7 +302,7 @@ def check_targets(
         unknown = _unknown_commits(savepoint, record)
         seen_last = savepoint.completed.checkpoint + UNSEEN_CHECKPOINTS
         if record.claims and not follows:
-            # What later attempts have committed, other storage has decided.
+            # Other storage decided the commits of later attempts.
             seen_last = min(seen_last, through_before(record, savepoint.completed.attempt))
         if follows:
             unknown = tuple(one for one in unknown if not view.memory.knows(one))
@@ -326,11 +340,12 @@ def build_first_decision(
     records: Iterable[TargetRecord] = (),
     lacks_own: bool = False,
 ) -> CompletedCheckpoint:
-    """Return the decision with which `attempt` begins from `savepoint`, once that was checked.
+    """Return the decision with which `attempt` starts from `savepoint`, which was checked.
 
-    Its state handles are still those of the savepoint. It lists what is decided and may not be
-    committed: what the last decision lists, or what the savepoint does and no decision knows of.
-    `records` are of the targets that tell; `lacks_own`: see `lacks_own_commits`.
+    Its state handles still name the savepoint's files. It lists the transactions that are decided
+    and may not be committed: those of the last decision, or those of the savepoint that no decision
+    contains. `records` are those of targets that report them. For `lacks_own`, see
+    `lacks_own_commits`.
     """
     taken, records = savepoint.completed, tuple(records)
     follows = follows_savepoint(view, savepoint)
@@ -379,7 +394,7 @@ def view_before(
     *,
     lacks_own: bool = False,
 ) -> LogView:
-    """Return the log as it is to be when it decides `restored_from`, of the same arguments."""
+    """Return the log's view to which `build_first_decision`, with equal arguments, is appended."""
     follows = follows_savepoint(view, savepoint)
     rewinds = follows and (lacks_own or goes_back(savepoint, view))
     if follows and not rewinds:
@@ -388,7 +403,7 @@ def view_before(
     taken = savepoint.memory
     known = taken.remember_decided(committables_of(savepoint.completed))
     tell, passed = _telling(records), _find_passed(savepoint, records)
-    # Asked for at the start: what each target has committed last, where it may still prove it.
+    # The start asks each target for its last commits, if it may still have their proofs.
     later = {(r.sink_id, mark.attempt): mark.checkpoint for r in records for mark in r.committed}
     asked = [
         c
@@ -400,10 +415,11 @@ def view_before(
         asked = [c for c in asked if c.transaction.sink_id in tell]
         asked += [c for c in view.memory.committed if c.transaction.sink_id not in tell]
     marks = (*view.memory.rewound, *taken.rewound, *(m for r in records for m in r.committed))
-    # Of earlier rewinds, too: what targets had committed before those may be there still.
+    # Include earlier rewinds: commits that targets had before them may still be there.
     known = replace(known, rewound=())
     rewound = to_record("", NO_ATTEMPT, (one for one in marks if not known.knows(one))).committed
-    # What the savepoint lists and a target that has gone on still holds in doubt is decided, too.
+    # A transaction that the savepoint lists, and that a target with later commits still has in
+    # doubt, is decided, too.
     memory = replace(known.with_sinks(view.sinks), committed=tuple(asked), rewound=rewound)
     if rewinds:
         memory = memory.keeping(view.memory, view.sinks - tell)
@@ -411,7 +427,7 @@ def view_before(
 
 
 def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decided, ...]:
-    """Return what the target has committed of which the savepoint does not know."""
+    """Return the target's commits that the savepoint does not know."""
     taken = savepoint.completed
     memory = savepoint.memory.remember_decided(committables_of(taken))
     return tuple(
@@ -423,16 +439,16 @@ def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decide
 
 
 def _find_passed(savepoint: Savepoint, records: Iterable[TargetRecord]) -> frozenset[str]:
-    """Return the sink ids whose target has committed more than the savepoint knows of.
+    """Return the sink ids whose target has committed more than the savepoint knows.
 
-    It may have pruned the proofs of what the savepoint lists.
+    Such a target may have pruned the proofs of the savepoint's transactions.
     """
     telling = (one for one in records if one.proves_each)
     return frozenset(one.sink_id for one in telling if _unknown_commits(savepoint, one))
 
 
 def _telling(records: Iterable[TargetRecord]) -> frozenset[str]:
-    """Return the sink ids whose target tells of each commit whether it has it."""
+    """Return the sink ids whose target proves each of its commits."""
     return frozenset(one.sink_id for one in records if one.proves_each)
 
 
@@ -442,14 +458,15 @@ def _list_at_rewind(
     decided: Sequence[tuple[SubtaskRef, OperatorSnapshot]],
     records: Sequence[TargetRecord],
 ) -> list[tuple[SubtaskRef, OperatorSnapshot]]:
-    """Return what is listed where the log has not gone on from the savepoint, or forgets that.
+    """Return the listed transactions for a start whose log is behind the savepoint, or rewinds.
 
-    `view` is of a log that forgets, `decided` what the savepoint lists.
+    `view` is the view of a log that rewinds, otherwise None. `decided` are the transactions that
+    the savepoint lists.
     """
     passed = _find_passed(savepoint, records)
     listed = [(ref, _without(operator, passed)) for ref, operator in decided]
     if view is not None:
-        # What no target tells of stays as the log says it is.
+        # Transactions of targets that do not prove each commit stay as the log says.
         tell = _telling(records)
         last = [(s.subtask, o) for s in view.completed[-1].snapshots for o in s.operators]
         listed = [(ref, _only_undecided(o, view, tell)) for ref, o in listed]
@@ -480,22 +497,23 @@ def _is_decided(committable: Committable, view: LogView) -> bool:
 def _find_rolled_back(
     savepoint: Savepoint, view: LogView, last_attempt: AttemptId
 ) -> list[Committable]:
-    """Return what the savepoint lists, no decision covers, and a later attempt has rolled back."""
+    """Return the savepoint's undecided transactions that a later attempt has rolled back."""
     if savepoint.completed.attempt == last_attempt:
         return []
     return [c for c in committables_of(savepoint.completed) if not _is_decided(c, view)]
 
 
 def _is_after(decided: CompletedCheckpoint, taken: CompletedCheckpoint) -> bool:
-    """Return whether a checkpoint was decided after a savepoint was taken.
+    """Return True if a checkpoint was decided after a savepoint was taken.
 
-    What an attempt has taken and nobody decided, the next one numbers anew: attempts come first.
+    The next attempt reuses the numbers of checkpoints that were taken but not decided, so attempts
+    are compared first.
     """
     return (decided.attempt, decided.checkpoint) > (taken.attempt, taken.checkpoint)
 
 
 def _is_same_cut(savepoint: Savepoint, view: LogView) -> bool:
-    """Return whether the last decision commits what the savepoint holds, and nothing more."""
+    """Return True if the last decision commits what the savepoint holds, and nothing more."""
     last = view.completed[-1]
     return _positions(savepoint.completed) == _positions(last) and not _find_decided_since(
         savepoint, view
@@ -503,9 +521,9 @@ def _is_same_cut(savepoint: Savepoint, view: LogView) -> bool:
 
 
 def _find_decided_since(savepoint: Savepoint, view: LogView) -> list[Committable]:
-    """Return what was prepared after the savepoint's barrier and is decided, as far as is known.
+    """Return the known decided transactions that were prepared after the savepoint's barrier.
 
-    Of each sink the last transactions are known, also when the log has pruned their decision.
+    The last transactions of each sink are known, even if the log has pruned their decision.
     """
     taken = savepoint.completed
     known = {c.transaction: c for c in view.memory.committed}
