@@ -1,1 +1,4 @@
-"""What is decided, as plain state machines: facts in, decisions out. No I/O, clock or thread."""
+"""The decisions of the engine as plain state machines, without I/O, clocks or threads.
+
+Each takes facts and returns decisions.
+"""

@@ -1,7 +1,7 @@
-"""The rules by which a batch of rows, written by tasks of any number, is committed as a whole.
+"""The rules by which a batch of rows, written by any number of tasks, is committed as a whole.
 
-A batch is what Spark writes at once: a micro-batch of a query, or a DataFrame. Each try at one is
-an attempt, which claims the sink id and so fences every older try. One decision, made after all
+A batch is what Spark writes at once: a micro-batch of a query, or a DataFrame. Each try of a batch
+is an attempt, which claims the sink id and so fences every older try. One decision, made after all
 tasks have pre-committed, names every transaction of the batch:
 
     claim -> settle what older attempts left -> tasks pre-commit -> decide -> commit -> sweep
@@ -11,11 +11,11 @@ Invariants:
     a transaction is rolled back only after a newer claim, or after its attempt has decided
     so no decision names a transaction that was rolled back
     a task that is tried again rolls nothing back: only the driver knows whose report counts
-    one decision a batch, whatever rows and partitions its other tries had
+    there is one decision per batch, no matter which rows and partitions its other tries had
     checkpoints rise with attempts: checkpoint // TRIES == attempt
 
-Who locks what, so that a decision is either before a claim or refused, is the keeper's business:
-see `core.spi.batch_decisions`.
+The keeper's locks ensure that a decision is either made before a claim or refused: see
+`core.spi.batch_decisions`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.recovery import commit_order
 
 TRIES = 100
-"""Names of checkpoints that one attempt has, for tasks that are tried again or twice at once."""
+"""The number of checkpoint names of one attempt, for tasks that are tried again or twice at
+once."""
 RETAINED_ATTEMPTS = 100
-"""Decisions of so many attempts stay. Spark asks for the last one; the others tell old copies."""
+"""The number of attempts whose decisions are kept. Spark asks for the last one; the others reveal a
+start from an older copy."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId:
-    """Which batch: equal for every try at it."""
+    """The identity of a batch, equal for every try of it."""
 
     source: str
-    """What numbers the batches: a query, or an application; empty for one that is never retried."""
+    """The query or application that numbers the batches; empty for a batch that is never
+    retried."""
     number: int
 
     def __str__(self) -> str:
@@ -49,77 +52,78 @@ class BatchId:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """All that becomes visible with one batch under one sink id."""
+    """The decision of all transactions that become visible with one batch under one sink id."""
 
     batch: BatchId
     attempt: AttemptId
     fingerprint: str = ""
-    """Of the input: a batch of the same number with another one is another batch."""
+    """The fingerprint of the input. If the number is equal and the fingerprint differs, it is
+    another batch."""
     run: str = ""
     """The run of the query that decided; empty outside of queries."""
     committables: tuple[Committable, ...] = ()
     is_committed: bool = field(default=False, compare=False)
-    """Whether all of it is known to be committed."""
+    """True if all transactions are known to be committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchClaim:
-    """An attempt that owns the sink id, and what was decided before it."""
+    """An attempt that owns the sink id, and the decisions made before it."""
 
     attempt: AttemptId
     decisions: tuple[BatchDecision, ...] = ()
-    """Those retained, of all batches of the sink id, oldest first."""
+    """The retained decisions of all batches of the sink id, oldest first."""
 
     def decision(self, batch: BatchId) -> BatchDecision | None:
-        """Return what was decided for `batch`."""
+        """Return the decision for `batch`, or None if there is none."""
         return next((one for one in self.decisions if one.batch == batch), None)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """The batch is not decided: its rows are to be written."""
+    """The verdict that the batch is not decided: its rows are to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipBatch:
-    """The batch is decided: its rows are there, and are read and dropped now."""
+    """The verdict that the batch is decided: its rows are written, so they are read and dropped."""
 
     decision: BatchDecision
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseBatch:
-    """Neither is safe."""
+    """The verdict that neither writing nor skipping is safe."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseLower:
-    """Its number, which a user has given it, is below that of a batch that is written."""
+    """The verdict that the user's batch number is below that of a written batch."""
 
     last: int
-    """The highest that is written."""
+    """The highest number that is written."""
     oldest: int
-    """The lowest that is remembered. A number between the two was never written."""
+    """The lowest number that is remembered. A number between `oldest` and `last` was never
+    written."""
 
 
 BatchVerdict: TypeAlias = WriteBatch | SkipBatch | RefuseBatch | RefuseLower
 
 
 def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> BatchVerdict:
-    """Return what is to be done with `batch`, whose input has `fingerprint`; empty: nobody's.
+    """Return the verdict on `batch`, whose input has `fingerprint`; empty if it has none.
 
-    Batches of a source come in order, and the next one only when the last is committed. So one
-    below the last decision that was not decided itself is of an older copy of the source's memory.
+    Batches of a source arrive in order, the next one only after the last is committed. So an
+    undecided batch below the last decision means that the source's memory is an older copy.
     """
-    # A write without a number is never tried again under the same name, so there is nothing to
-    # find.
+    # A write without a source is never retried under the same name, so no decision can exist.
     if not batch.source:
         return WriteBatch()
     decision = claim.decision(batch)
-    # Before numbers are compared: a batch that is decided is skipped, also when later ones are, for
-    # a query that starts again repeats its last batch.
+    # Check this before numbers: a decided batch is skipped even if later ones are decided, because
+    # a restarted query repeats its last batch.
     if decision is not None:
         if decision.fingerprint == fingerprint:
             return SkipBatch(decision)
@@ -128,10 +132,10 @@ def judge_batch(claim: BatchClaim, batch: BatchId, fingerprint: str = "") -> Bat
             f" had the SHA-256 {decision.fingerprint or '(none)'}, now {fingerprint or '(none)'}"
         )
     of_source = [one.batch.number for one in claim.decisions if one.batch.source == batch.source]
-    # Nothing remembered of the source: no number is too low.
+    # If no batch of the source is remembered, no number is too low.
     last = max(of_source, default=batch.number)
     if batch.number < last:
-        # Without a fingerprint a user has chosen the number, and can choose another.
+        # Without a fingerprint, a user has chosen the number and can choose another.
         if not fingerprint:
             return RefuseLower(last, min(of_source))
         return RefuseBatch(
@@ -149,10 +153,11 @@ def find_prepared_twin(
     partition: int,
     staged: Callable[[Committable], bool],
 ) -> Committable | None:
-    """Return what another try of a task's partition has prepared in the same attempt.
+    """Return a transaction that another try of the partition has prepared in the same attempt.
 
-    It may be the one that counts, so it stays prepared, with its locks, until the batch is decided.
-    A task that would wait for them stages its rows instead, and they are applied after that.
+    The driver may count that try, so it stays prepared, with its locks, until the batch is decided.
+    A task that would wait for these locks stages its rows instead. They are applied after the
+    decision.
     """
     return next(
         (
@@ -169,19 +174,22 @@ def find_prepared_twin(
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The decision is to be recorded, in the step that has looked."""
+    """The verdict to record the decision, in the same step that has checked it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stands:
-    """The batch is decided: an answer was lost, say. What was decided is what counts."""
+    """The verdict that the batch is decided already, for instance because an answer was lost.
+
+    The existing decision counts.
+    """
 
     decision: BatchDecision
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Another try has the sink id, and settles what this one has prepared."""
+    """The verdict that another try owns the sink id and settles this try's transactions."""
 
     reason: str
 
@@ -192,11 +200,12 @@ DecisionVerdict: TypeAlias = Decide | Stands | Overtaken
 def check_decision(
     proposed: BatchDecision, *, owner: AttemptId | None, existing: BatchDecision | None
 ) -> DecisionVerdict:
-    """Return whether `proposed` may be recorded, in the step that locks the owner's record.
+    """Return the verdict whether `proposed` may be recorded.
 
-    `owner` is the newest attempt under this source's claim, None when it has none.
+    Call it in the step that locks the owner's record. `owner` is the newest attempt under this
+    source's claim, or None if it has none.
     """
-    # Looked at before the claim: this attempt may have decided, lost the answer, and been overtaken
+    # Check this before the claim: the attempt may have decided, lost the answer, and been overtaken
     # since.
     if existing is not None and existing.attempt == proposed.attempt:
         return Stands(existing)
@@ -210,11 +219,11 @@ def check_decision(
 
 
 def task_checkpoint(attempt: AttemptId, task_attempt: int, task_id: int) -> CheckpointId:
-    """Return the checkpoint by which a task names what it prepares.
+    """Return the checkpoint by which a task names its transactions.
 
-    Two tries of one partition get different ones: `task_attempt` counts them within a stage, and
-    `task_id`, which no other task of the application has, tells most of those of a stage that is
-    tried again. Where it does not, the target refuses the name and the task is tried once more.
+    Two tries of one partition get different ones. `task_attempt` counts the tries within a stage.
+    `task_id`, unique among the application's tasks, distinguishes most tries of a repeated stage.
+    If two names are still equal, the target refuses the name and the task is tried once more.
 
     Raises:
         ValueError: A task was tried more often than there are names.
@@ -224,14 +233,14 @@ def task_checkpoint(attempt: AttemptId, task_attempt: int, task_id: int) -> Chec
             f"task attempt {task_attempt} is not within 0..{TRIES // 10 - 1}: set"
             f" spark.task.maxFailures to {TRIES // 10} at most"
         )
-    # Of the last two digits the first is the try, the second tells stages apart: of 100 names an
-    # attempt has, ten are for each try.
+    # The first of the last two digits is the try, and the second distinguishes stages. An attempt
+    # has 100 names, ten for each try.
     return CheckpointId(attempt * TRIES + task_attempt * 10 + task_id % 10)
 
 
 def batch_checkpoint(attempt: AttemptId) -> CheckpointId:
-    """Return the checkpoint by which a target knows all that `attempt` has decided."""
-    # The highest name that a task of the attempt can have.
+    """Return the checkpoint under which a target knows all decided transactions of `attempt`."""
+    # This is the highest name that a task of the attempt can have.
     return CheckpointId(attempt * TRIES + TRIES - 1)
 
 
@@ -243,10 +252,10 @@ def decision_of(
     fingerprint: str = "",
     run: str = "",
 ) -> BatchDecision:
-    """Return the decision of what each partition, by number, has pre-committed in `attempt`.
+    """Return the decision of the transactions pre-committed in `attempt`, by partition number.
 
     Raises:
-        InvariantViolation: A partition comes twice, or something is of another attempt.
+        InvariantViolation: A partition occurs twice, or a transaction is of another attempt.
     """
     by_partition: dict[int, tuple[Committable, ...]] = {}
     for partition, committables in parts:
@@ -262,10 +271,10 @@ def decision_of(
 
 
 def forgotten_before(decision: BatchDecision) -> AttemptId:
-    """Return the attempt below which settled decisions of the same source may go now.
+    """Return the attempt below which settled decisions of the same source may be deleted now.
 
-    `decision` is settled, too. One that has no source is asked for until the next one: by whoever
-    aborts because the process of its commit was killed.
+    `decision` is settled, too. A decision without a source is kept until the next one: a process
+    may ask for it that aborts because the process of its commit was killed.
     """
     if not decision.batch.source:
         return decision.attempt
@@ -273,7 +282,7 @@ def forgotten_before(decision: BatchDecision) -> AttemptId:
 
 
 def oldest_proof(decision: BatchDecision) -> CheckpointId:
-    """Return the oldest checkpoint whose proofs of commits may be asked for after `decision`."""
+    """Return the oldest checkpoint whose proofs of commits may be needed after `decision`."""
     return CheckpointId(max(0, decision.attempt - RETAINED_ATTEMPTS) * TRIES)
 
 

@@ -1,4 +1,4 @@
-"""What a sink's pre-commit returns, and every way in which its commit can end."""
+"""The result of a sink's pre-commit, and all outcomes of its commit."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.protocol.ids import CheckpointId, TransactionId
 
 GATHERED_MAX = 1000
-"""Decisions that one commit may have. Each decision lists the transactions of all that wait: with
-100 subtasks of the sink, that is some 10 MB at this bound."""
+"""The maximum number of decisions in one commit. Each decision lists the transactions of all
+waiting decisions: with 100 subtasks of the sink, that is some 10 MB at this bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """The durable handle of rows that survive any crash and that nobody can see yet.
+    """The durable handle of rows that survive any crash and that are not visible yet.
 
-    Holds all that a committer in another process needs besides the sink's own settings, and never a
-    secret: it is written into the decision log as plain text.
+    It contains everything that a committer in another process needs besides the sink's own
+    settings. It never contains a secret, because the decision log stores it as plain text.
     """
 
     transaction: TransactionId
     rows: int = 0
     payload: bytes = b""
-    """For sinks that need more than the name (a staged file's path, say); under 64 KiB."""
+    """The data of sinks that need more than the name, such as a staged file's path; under 64
+    KiB."""
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """The checkpoint that its transaction is named for."""
+        """The checkpoint in the name of its transaction."""
         return CheckpointId(self.transaction.checkpoint)
 
     def __str__(self) -> str:
@@ -37,44 +38,47 @@ class Committable:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """This call made the rows visible."""
+    """The outcome that this call made the rows visible."""
 
     files: int = field(default=0, compare=False)
-    """Of a version of a target that keeps versions: how many data files it has added. A metric."""
+    """The number of data files added, if the target keeps versions. A metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyCommitted:
-    """An earlier call had made the rows visible, and the target proves it (a ledger row, say)."""
+    """The outcome that an earlier call made the rows visible, proven by, say, a ledger row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The rows are gone and never were visible; also when there was nothing to abort."""
+    """The outcome that the rows are gone and never were visible, or there was nothing to abort."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Nothing changed.
+    """The outcome that nothing changed.
 
     The same call may succeed later (server restarting, owner still connected).
     """
 
     reason: str
     until_mended: bool = False
-    """Whether it will not succeed until a person changes something: a row, a constraint."""
+    """True if the call will not succeed until a person changes something: a row, a constraint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The target proves that the rows are gone: somebody rolled back what we had prepared."""
+    """The outcome that the rows are gone: the target proves that someone rolled them back."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The reply never came and the target cannot be asked now. Never taken for success."""
+    """The outcome that no reply came and the target cannot be asked now.
+
+    Never taken for success.
+    """
 
     reason: str
     until_mended: bool = False
@@ -83,16 +87,17 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class CommitInterval:
-    """When decided checkpoints that wait become visible together: at the bound that comes first.
+    """The bounds after which waiting decided checkpoints become visible together.
 
-    The end of the job, and the start of the next attempt, wait for neither. Each decision lists
-    what waits, so at most `GATHERED_MAX` decisions do.
+    The bound that is reached first counts. The end of the job and the start of the next attempt do
+    not wait for either bound. Each decision lists the waiting transactions, so at most
+    `GATHERED_MAX` decisions wait.
     """
 
     checkpoints: int | None = None
-    """How many decisions one commit has; None: as many as `seconds` allow."""
+    """The number of decisions in one commit. None: as many as `seconds` allow."""
     seconds: float | None = None
-    """How long the oldest of them waits; None: until there are `checkpoints`."""
+    """The time that the oldest decision waits. None: until there are `checkpoints` decisions."""
 
     def __post_init__(self) -> None:
         count, seconds = self.checkpoints, self.seconds
@@ -105,7 +110,7 @@ class CommitInterval:
 
     @property
     def decisions_max(self) -> int:
-        """How many decisions wait at most."""
+        """The maximum number of decisions that wait."""
         return self.checkpoints or GATHERED_MAX
 
 

@@ -1,11 +1,10 @@
-"""Which errors end a job and which are followed by another attempt: one row for each error class.
+"""The rules by error class: which errors end a job, and after which another attempt follows.
 
-The driver asks at two times. At the first start, no attempt of this driver has run: an error that
-speaks of the settings ends the job at once, because the user has most likely mistyped something.
-Later, an attempt of this driver has reached RUNNING with the same settings. The settings were
-accepted once, so a refusal now comes from the environment: a name that does not resolve, a secret
-that is being rotated, a machine that is away. The environment can mend that, so the restart
-strategy decides.
+The driver asks at two times. At the first start, no attempt of this driver has run. An error about
+the settings then ends the job at once, because the user has most likely mistyped something. Later,
+an attempt of this driver has reached RUNNING with the same settings. The settings were accepted
+once, so a refusal now comes from the environment: a name that does not resolve, a secret that is
+being rotated, a machine that is away. The environment may recover, so the restart strategy decides.
 
 The decision log does not record settings. So an earlier run of another driver does not count: the
 first start of each driver is a first start.
@@ -39,9 +38,9 @@ class ErrorRule:
     """The consequences of one error class."""
 
     first_start: Consequence
-    """While no attempt of this driver has reached RUNNING."""
+    """The consequence while no attempt of this driver has reached RUNNING."""
     later: Consequence
-    """Once an attempt of this driver has reached RUNNING."""
+    """The consequence once an attempt of this driver has reached RUNNING."""
 
 
 _ALWAYS_FINAL = ErrorRule(Consequence.FINAL, Consequence.FINAL)
@@ -49,9 +48,9 @@ _FINAL_AT_FIRST = ErrorRule(Consequence.FINAL, Consequence.RESTART)
 _ALWAYS_RESTART = ErrorRule(Consequence.RESTART, Consequence.RESTART)
 
 RULES: Final[Mapping[str, ErrorRule]] = {
-    # Any error that is not of onceflow: of a library, or of a source or sink of the user's.
+    # Any error from outside onceflow: from a library, or from a user's source or sink.
     "Exception": _FINAL_AT_FIRST,
-    # A bug of ours. Whatever follows from a broken invariant cannot be trusted.
+    # A bug of onceflow. Results after a broken invariant cannot be trusted.
     "InvariantViolation": _ALWAYS_FINAL,
     "OnceflowError": _ALWAYS_RESTART,
     # The settings were accepted once: now a table, a right, a worker or a file is missing.
@@ -110,13 +109,13 @@ RULES: Final[Mapping[str, ErrorRule]] = {
 
 
 def find_rule(error_class: type[BaseException]) -> ErrorRule:
-    """Return the rule of `error_class`: of itself, or of its nearest base class that has one."""
+    """Return the rule of `error_class`, or that of its nearest base class with a rule."""
     names = (base.__name__ for base in error_class.__mro__)
     return next((RULES[name] for name in names if name in RULES), _ALWAYS_FINAL)
 
 
 def is_final(error: BaseException, *, has_run: bool) -> bool:
-    """Return whether `error` ends the job, whatever the restart strategy says.
+    """Return True if `error` ends the job, independent of the restart strategy.
 
     `has_run` is true once an attempt of this driver has reached RUNNING.
     """
@@ -125,9 +124,9 @@ def is_final(error: BaseException, *, has_run: bool) -> bool:
 
 
 def is_mistake(error: BaseException, *, attempt_ran: bool) -> bool:
-    """Return whether equal errors count as one mistake of the program, made again and again.
+    """Return True if equal errors count as one repeated mistake of the program.
 
-    A ConfigError that comes before the attempt runs is none: an earlier attempt began with the same
+    A ConfigError before the attempt runs does not count: an earlier attempt began with the same
     settings, so the environment has changed since.
     """
     return attempt_ran or not isinstance(error, ConfigError)

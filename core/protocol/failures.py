@@ -1,7 +1,7 @@
-"""The failures of a job in one driver: what follows from the newest, and since when they come.
+"""The failures of a job in one driver: the verdict on the newest, and the streak it belongs to.
 
-`error_rules` says which errors are final, and the restart strategy decides about the others. Times
-are of a clock that is never set. Used by the driver's thread.
+`error_rules` says which errors are final. The restart strategy decides about the others. Times are
+of a monotonic clock. Used by the driver's thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onceflow.core.protocol.restart import GiveUp, RestartAfter, RestartTracker
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The error ends the job, whatever the restart strategy says."""
+    """The verdict that the error ends the job, independent of the restart strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class FailureStreak:
     failures: int = 1
 
     def describe(self, error: str, now_s: float) -> str:
-        """Return what to say beside `error`, the newest one; empty if it is the first."""
+        """Return the text to add to `error`, the newest error; empty if it is the first."""
         if self.failures == 1:
             return ""
         text = f"failure {self.failures} in {now_s - self.since_s:.0f} s without a checkpoint"
@@ -41,10 +41,10 @@ FailureVerdict: TypeAlias = EndJob | GiveUp | RestartAfter
 
 
 class JobFailures:
-    """Decides whether a failed attempt is followed by another."""
+    """The judge of a job's failures: it decides whether another attempt follows."""
 
     def __init__(self, tracker: RestartTracker) -> None:
-        """Have seen no attempt yet; `tracker` counts what the restart strategy bounds."""
+        """Start without attempts; `tracker` counts what the restart strategy limits."""
         self._tracker = tracker
         self._has_run = False
         self._attempt_ran = False
@@ -60,15 +60,15 @@ class JobFailures:
         self._tracker.on_running(now_s)
 
     def on_checkpoint(self) -> None:
-        """Record that a checkpoint is completed: the job gets on, and the failures are over."""
+        """Record that a checkpoint is completed: the job makes progress, and the streak is over."""
         self._streak = None
 
     def on_failure(
         self, error: BaseException, text: str, fingerprint: str, now_s: float
     ) -> FailureVerdict:
-        """Record that the attempt has failed; return what follows.
+        """Record that the attempt has failed; return the verdict.
 
-        `text` is `error` in words, and `fingerprint` is equal for equal mistakes of the program.
+        `text` is the text of `error`. `fingerprint` is equal for equal mistakes of the program.
         """
         if is_final(error, has_run=self._has_run):
             return EndJob()
@@ -78,7 +78,7 @@ class JobFailures:
         return self._tracker.on_failure(now_s, mistake)
 
     def describe(self, text: str, now_s: float) -> str:
-        """Return `text`, the newest error, with how long the job has failed in its first line."""
+        """Return `text`, the newest error, with the length of the streak in its first line."""
         streak = self._streak.describe(text, now_s) if self._streak else ""
         if not streak:
             return text

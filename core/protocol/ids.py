@@ -1,10 +1,10 @@
-"""The numbers and names that the protocol speaks of, each with its one rule.
+"""The numbers and names of the protocol, each with its rule.
 
 Invariants:
     1 <= AttemptId                     0 = no attempt yet
     0 <= CheckpointId                  0 = genesis: where the sources start, before any record
     0 <= SubtaskRef.index < parallelism <= max parallelism <= 32768
-    len(str(TransactionId)) < 64       MySQL's gtrid is the narrowest name a database gives us
+    len(str(TransactionId)) < 64       MySQL's gtrid is the shortest name that a database allows
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import NewType
 
 AttemptId = NewType("AttemptId", int)
-"""Which incarnation of a job; a higher one fences every lower one."""
+"""The number of an attempt of a job. A higher attempt fences every lower one."""
 
 CheckpointId = NewType("CheckpointId", int)
-"""Which barrier; rises by one with each checkpoint triggered, over all attempts of a job."""
+"""The number of a barrier. It rises by one with each triggered checkpoint, over all attempts of a
+job."""
 
 GENESIS = CheckpointId(0)
 """The checkpoint before the first barrier: start positions of the sources and nothing else."""
@@ -39,7 +40,7 @@ _TRANSACTION_ID = re.compile(r"([A-Za-z0-9_.-]{1,32})/(\d{1,8})/(\d{1,10})/(\d{1
 
 @dataclass(frozen=True, slots=True, order=True)
 class SubtaskRef:
-    """One parallel instance of one chain of operators."""
+    """A parallel instance of a chain of operators."""
 
     chain: str
     index: int
@@ -49,7 +50,7 @@ class SubtaskRef:
 
 
 def committer_ref(uid: str) -> SubtaskRef:
-    """Return what the coordinator knows the driver's committer of sink `uid` by: no subtask."""
+    """Return the reference of the driver's committer of sink `uid`, which is no subtask."""
     return SubtaskRef(uid, -1)
 
 
@@ -57,9 +58,9 @@ def committer_ref(uid: str) -> SubtaskRef:
 class TransactionId:
     """The name of one prepared transaction: deterministic, printable, unique over a sink's life.
 
-    Written `<sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>`. The sink id outlives attempts,
-    rescaling and resubmission; the attempt keeps a replayed checkpoint from reusing a name that an
-    earlier attempt left behind in the database.
+    Written as `<sink id>/<attempt>/<checkpoint>/<subtask>/<sequence>`. The sink id outlives
+    attempts, rescaling and resubmission. Because of the attempt, a replayed checkpoint does not
+    reuse a name that an earlier attempt left in the database.
     """
 
     sink_id: str
@@ -88,10 +89,10 @@ class TransactionId:
     def name(self, *, separator: str = "/", length_max: int = TRANSACTION_ID_LENGTH_MAX) -> str:
         """Return a name of at most `length_max` characters, as unique as the id.
 
-        A sink id that is too long for it ends in 10 hex digits of its SHA-256.
+        If the sink id is too long for the name, it ends in 10 hex digits of its SHA-256.
 
         Raises:
-            ValueError: No name is that short.
+            ValueError: No unique name is that short.
         """
         numbers = (self.attempt, self.checkpoint, self.subtask, self.sequence)
         tail = "".join(f"{separator}{number}" for number in numbers)
@@ -99,7 +100,7 @@ class TransactionId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionId | None:
-        """Return the id that `text` spells, or None when the transaction is somebody else's."""
+        """Return the id in `text`, or None if it is not the name of a onceflow transaction."""
         match = _TRANSACTION_ID.fullmatch(text)
         if match is None:
             return None
@@ -110,7 +111,7 @@ class TransactionId:
 def sink_id_of(job: str, uid: str) -> str:
     """Return the sink id of operator `uid` in `job`: readable, stable, never over 32 bytes.
 
-    Names that are too long or hold other characters end in 10 hex digits of their SHA-256, so two
+    A name that is too long or holds other characters ends in 10 hex digits of its SHA-256. So two
     different pairs never share an id by truncation.
     """
     name = f"{job}.{uid}"

@@ -1,4 +1,4 @@
-"""The always-on check: unlike `assert`, it also runs under `python -O`."""
+"""The check that is always on: unlike `assert`, it also runs under `python -O`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class InvariantViolation(AssertionError):
-    """Raised when onceflow itself is wrong. Never caught: it ends the subtask or the driver."""
+    """The error for a bug in onceflow. It is never caught, and ends the subtask or the driver."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -16,7 +16,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def unreachable(value: NoReturn) -> NoReturn:
-    """Never called: type checkers prove that a `match` before it covers every case of `value`.
+    """Raise: type checkers prove that a `match` before it covers every case of `value`.
 
     Raises:
         InvariantViolation: Always (a value of no known type came from outside the type checker).

@@ -1,8 +1,8 @@
 """The messages between a job driver and its slots, and within a slot, as plain values.
 
-A stream belongs to the attempt and the slot that its `Hello` names; the driver drops what is said
-on one of another attempt, and tells that slot to shut down (I7). What the driver says of
-checkpoints is also the mail of the subtasks.
+A stream belongs to the attempt and the slot in its `Hello`. If a stream belongs to another attempt,
+the driver drops its messages and tells that slot to shut down (I7). The driver's messages about
+checkpoints are also the mail of the subtasks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onceflow.core.protocol.splits import Split
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A slot is up: who it is, where its channels can be reached, what it runs."""
+    """The message that a slot is up: its identity, its channels' address, its versions."""
 
     attempt: AttemptId
     slot: int
@@ -33,7 +33,8 @@ class Hello:
     data_address: str
     versions: dict[str, str]
     storage_probe: str = ""
-    """What the slot read where the driver had written a token: shows that storage is shared."""
+    """The text that the slot read where the driver had written a token. It shows that storage is
+    shared."""
     machine: str = ""
     """The host name of its machine, for people."""
     network_id: str = ""
@@ -44,25 +45,25 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Every chain of the slot has its state and its channels, and has begun."""
+    """The message that every chain of the slot has its state and channels, and has begun."""
 
     dropped: tuple[str, ...] = ()
-    """State that the checkpoint held and no operator takes, for people."""
+    """The state in the checkpoint that no operator takes, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """One subtask's part of a checkpoint is durable."""
+    """The message that one subtask's part of a checkpoint is durable."""
 
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
     record_times: RecordTimes | None = None
-    """Of a source that has them: when the records were made that came since the last barrier."""
+    """The creation times of the records read since the last barrier, if the source has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """One subtask cannot take part in a checkpoint; it goes on with the stream."""
+    """The message that a subtask cannot take part in a checkpoint; it goes on with the stream."""
 
     checkpoint: CheckpointId
     subtask: SubtaskRef
@@ -71,27 +72,28 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class CommittedThrough:
-    """A subtask has heard of `checkpoint`, and has nothing left to commit up to it."""
+    """The message that a subtask knows of `checkpoint` and has committed everything up to it."""
 
     subtask: SubtaskRef
     checkpoint: CheckpointId
     commit_ms: float = 0.0
     committed: CheckpointId = GENESIS
-    """What its sinks have committed, whether or not the subtask has had time to hear of it."""
+    """The checkpoint up to which its sinks have committed, even if the subtask has not yet
+    processed that."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceExhausted:
-    """A bounded source subtask has emitted its last record."""
+    """The message that a bounded source subtask has emitted its last record."""
 
     subtask: SubtaskRef
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A slot cannot go on.
+    """The message that a slot cannot go on.
 
-    `error_class` is a name of `onceflow.core.errors`, or of another module.
+    `error_class` is a name in `onceflow.core.errors`, or in another module.
     """
 
     slot: int
@@ -100,28 +102,28 @@ class Failed:
     trace: str
     retry: str
     fingerprint: str = ""
-    """The same for the same mistake of the program; empty for any other failure."""
+    """The fingerprint, equal for the same mistake of the program; empty for any other failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionMetric:
-    """A metric of a user's function in one subtask, since that began."""
+    """A metric of a user's function in one subtask, since the subtask began."""
 
     operator: str
     name: str
     kind: str
-    """counter, gauge or histogram."""
+    """The kind: counter, gauge or histogram."""
     value: float = 0.0
-    """Of a histogram: the sum of all values."""
+    """The value; for a histogram, the sum of all values."""
     bounds: tuple[float, ...] = ()
-    """Of a histogram: the upper bounds of its buckets, rising, without infinity."""
+    """The upper bounds of a histogram's buckets, rising, without infinity."""
     counts: tuple[int, ...] = ()
-    """Of a histogram: how many values are in each bucket; one more than there are bounds."""
+    """The number of values in each bucket of a histogram; one more than there are bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """What one subtask has done since it began; times in seconds."""
+    """The metrics of one subtask since it began; times in seconds."""
 
     subtask: SubtaskRef
     records_in: int = 0
@@ -130,16 +132,16 @@ class SubtaskMetrics:
     backpressured_s: float = 0.0
     cpu_s: float = 0.0
     input_batches: int = 0
-    """Waiting in the input channels now."""
+    """The number of batches that wait in the input channels now."""
     rejected: int = 0
-    """Bad records left out: dropped, or sent to the dead letters."""
+    """The number of bad records left out: dropped, or sent to the dead letters."""
     functions: tuple[FunctionMetric, ...] = ()
-    """What functions of the user count."""
+    """The metrics of the user's functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkMetrics(SinkCounts):
-    """What one subtask's transactions of one sink have gone through since it began."""
+    """The counts of one subtask's transactions of one sink since the subtask began."""
 
     uid: str
     sink_id: str
@@ -148,14 +150,15 @@ class SinkMetrics(SinkCounts):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A source or sink of one subtask waits for a server outside, or has a call to it under way."""
+    """A wait of a subtask's source or sink for an outside server, or a running call to it."""
 
     uid: str
     what: str
     """The server that the subtask waits for, and its address, as text for people."""
     waited_s: float
     call: str = ""
-    """The call that is under way, for people. It may succeed: nothing says that the server is away.
+    """The call that is running, for people. It may succeed: there is no sign that the server is
+    away.
 
     Empty if the server has not answered, or has refused.
     """
@@ -163,7 +166,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A slot is alive, or the driver is: then the fields say nothing."""
+    """The message that a slot is alive, or that the driver is: then the fields have no meaning."""
 
     slot: int = -1
     subtasks: tuple[SubtaskMetrics, ...] = ()
@@ -174,7 +177,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SlotClosed:
-    """A slot has closed everything and leaves, as it was told to."""
+    """The message that a slot has closed everything and leaves, as it was told to."""
 
 
 # --- driver to slot ---------------------------------------------------------------------------
@@ -182,43 +185,46 @@ class SlotClosed:
 
 @dataclass(frozen=True, slots=True)
 class RestoredOperator:
-    """One operator's state for one subtask; there is one where a checkpoint held any of it."""
+    """The state of one operator for one subtask.
+
+    It exists only if the checkpoint holds such state.
+    """
 
     uid: str
     keyed: tuple[StateHandle, ...] = ()
-    """Of every old subtask whose key groups meet this subtask's.
+    """The state of every old subtask whose key groups overlap this subtask's.
 
-    The backend takes what is its own.
+    The backend takes only the key groups of this subtask.
     """
     lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
     raw: tuple[StateHandle, ...] = ()
-    """State not kept by key, of every old subtask by number.
+    """State without a key, of every old subtask by number.
 
-    Of one of them where it is broadcast; of those with this subtask's key groups where it is raw.
+    If it is broadcast, of one of them. If it is raw, of those with this subtask's key groups.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Begin: what to run, where the other slots are, and this one's state of every operator."""
+    """The order to begin: the program, the other slots' addresses, this slot's operator states."""
 
     data_addresses: tuple[str, ...]
     restored_checkpoint: CheckpointId
     next_checkpoint: CheckpointId
     operators: tuple[RestoredOperator, ...]
     in_flight: tuple[InFlight, ...]
-    """Rows to take before anything that comes, in that order; of other subtasks, too."""
+    """The rows to take before any new rows, in that order; includes rows of other subtasks."""
     program: bytes = field(repr=False)
-    """See `program`: holds whatever secrets the user's sources and sinks hold."""
+    """The program, see `program`. It contains the secrets of the user's sources and sinks."""
 
     def operator(self, uid: str) -> RestoredOperator | None:
-        """Return the state of operator `uid`; None when the checkpoint holds none."""
+        """Return the state of operator `uid`, or None if the checkpoint holds none."""
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferSplits:
-    """Splits of source `uid` that have appeared: to be read once a decision holds them."""
+    """The offer of new splits of source `uid`: to be read once a decision contains them."""
 
     uid: str
     splits: tuple[Split, ...]
@@ -226,16 +232,17 @@ class OfferSplits:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The checkpoint is in the decision log: commit everything up to it."""
+    """The order to commit everything up to `checkpoint`, which is in the decision log."""
 
     checkpoint: CheckpointId
     retain_ledger_from: dict[str, CheckpointId]
-    """By sink id: proofs of commits of older checkpoints may be forgotten."""
+    """The checkpoint of each sink id from which proofs of commits must be kept. Older proofs may be
+    deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class GloballyCommitted:
-    """The driver has committed all that was decided up to `checkpoint` for `sink_id`."""
+    """The message that the driver has committed the decisions up to `checkpoint` for `sink_id`."""
 
     sink_id: str
     checkpoint: CheckpointId
@@ -243,7 +250,10 @@ class GloballyCommitted:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Close everything, roll back what is open, commit nothing more, say `SlotClosed` and leave."""
+    """The order to close everything, roll back open transactions, and commit nothing more.
+
+    The slot then sends `SlotClosed` and leaves.
+    """
 
     reason: str
 
@@ -260,7 +270,7 @@ SlotMessage: TypeAlias = (
     | SlotClosed
 )
 SubtaskMail: TypeAlias = TriggerCheckpoint | OfferSplits | Complete | NotifyAbort | Shutdown
-"""What the thread of a subtask is told; triggers and splits are for those of sources."""
+"""The mail of a subtask's thread. Only subtasks of sources get triggers and splits."""
 DriverMessage: TypeAlias = Deploy | SubtaskMail | GloballyCommitted | Heartbeat
 
 # --- within a slot ----------------------------------------------------------------------------
@@ -268,7 +278,7 @@ DriverMessage: TypeAlias = Deploy | SubtaskMail | GloballyCommitted | Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class CompletionHeard:
-    """Every operator of the subtask knows the checkpoint to be decided."""
+    """The report that every operator of the subtask knows that the checkpoint is decided."""
 
     subtask: SubtaskRef
     checkpoint: CheckpointId
@@ -276,7 +286,7 @@ class CompletionHeard:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommitted:
-    """One sink of a subtask has nothing left to commit up to `through`."""
+    """The report that one sink of a subtask has committed everything up to `through`."""
 
     subtask: SubtaskRef
     uid: str
@@ -286,6 +296,6 @@ class SinkCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part of the slot cannot go on, and so the attempt cannot."""
+    """The report that a part of the slot cannot go on, so that the attempt cannot."""
 
     error: BaseException

@@ -1,11 +1,11 @@
-"""When records were made that a source has read between two barriers, as a summary of bounded size.
+"""The creation times of the records that a source has read between two barriers, summarized.
 
-Times are those of the source, in milliseconds since 1970. A summary counts them by intervals of one
-width. The width is a power of two, so intervals of two summaries merge without an error.
+Times are those of the source, in milliseconds since 1970. A summary counts records in intervals of
+one width. The width is a power of two, so the intervals of two summaries merge without an error.
 
-Bounds: len(RecordTimes.counts) <= INTERVALS_MAX. A time is off by half of the width: with live
-records and a checkpoint every 5 s by 16 ms. What is older than AGE_MAX_MS is counted as that old,
-and its sum is exact.
+Bounds: len(RecordTimes.counts) <= INTERVALS_MAX. A time is off by at most half the width: 16 ms for
+live records and a checkpoint every 5 s. A record older than AGE_MAX_MS is counted as that old, but
+the sum of times is exact.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 INTERVALS_MAX = 256
-"""Keeps what a source subtask adds to an ack below 2 KB."""
+"""The maximum number of intervals, which keeps a source subtask's part of an ack below 2 KB."""
 AGE_MAX_MS = 301_000
-"""Above the largest finite bound of the histogram that it becomes, which is 300 s."""
+"""The maximum age that is counted: above 300 s, the largest finite bound of the final histogram."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTimes:
-    """How many records were made when."""
+    """The number of records that were created in each interval."""
 
     width_ms: int
     counts: dict[int, int] = field(default_factory=dict[int, int])
-    """By the number of the interval, which is a time // `width_ms`."""
+    """The number of records by interval number, which is a time // `width_ms`."""
     total_ms: int = 0
     """The sum of all times."""
 
     def list_latencies_s(self, visible_at_ms: float) -> Iterator[tuple[float, int]]:
-        """Yield (seconds until `visible_at_ms`, records); 0 where a record's clock is ahead."""
+        """Yield (seconds until `visible_at_ms`, records); 0 s if a record's clock is ahead."""
         for interval, count in self.counts.items():
             made_at_ms = (interval + 0.5) * self.width_ms
             yield max(0.0, visible_at_ms - made_at_ms) / 1000, count
@@ -42,13 +42,13 @@ class RecordTimes:
 
 
 class RecordTimesCounter:
-    """Counts times. Its owner serializes the calls."""
+    """A counter of record times. Its owner serializes the calls."""
 
     def __init__(self) -> None:
         self._reset()
 
     def add(self, times: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Count `times`: (when, how many records)."""
+        """Count `times`, which are pairs (time in ms, number of records)."""
         oldest_ms = now_ms - AGE_MAX_MS
         for time_ms, count in times:
             self._total_ms += time_ms * count
@@ -56,7 +56,7 @@ class RecordTimesCounter:
         self._bound()
 
     def merge(self, times: RecordTimes) -> None:
-        """Count what `times` has counted."""
+        """Add the counts of `times`."""
         self._widen(times.width_ms)
         factor = self._width_ms // times.width_ms
         self._total_ms += times.total_ms
@@ -65,7 +65,7 @@ class RecordTimesCounter:
         self._bound()
 
     def take(self) -> RecordTimes | None:
-        """Return what was counted since the last call; None: nothing."""
+        """Return the counts since the last call and reset; None if there are none."""
         taken = RecordTimes(self._width_ms, self._counts, self._total_ms)
         self._reset()
         return taken if taken.counts else None

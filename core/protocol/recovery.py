@@ -1,4 +1,4 @@
-"""What a decision lists, in which order it is committed, and which proofs a restore may ask for."""
+"""The transactions of a decision, their commit order, and the proofs that a restore may need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 
 
 def commit_order(committable: Committable) -> tuple[int, int, int, int]:
-    """Sort key: a checkpoint's transactions before the next one's, whatever attempt wrote them."""
+    """Return the sort key that puts the transactions of a checkpoint before those of the next.
+
+    The attempt that wrote a transaction comes after the checkpoint in the key.
+    """
     transaction: TransactionId = committable.transaction
     return transaction.checkpoint, transaction.attempt, transaction.subtask, transaction.sequence
 
@@ -20,8 +23,9 @@ def begin_anew(
 ) -> CompletedCheckpoint:
     """Return the decision `number` of `attempt`, after which a job has no state and no positions.
 
-    All that `last`, the decision before, lists must have been committed. A start from it begins
-    every source where it says, with the number of key groups that the job has always had.
+    All transactions that the previous decision `last` lists must have been committed. A start from
+    the new decision begins every source at its configured start. The number of key groups never
+    changes.
     """
     return CompletedCheckpoint(
         checkpoint=number,
@@ -36,7 +40,7 @@ def begin_anew(
 
 
 def committables_of(completed: CompletedCheckpoint) -> tuple[Committable, ...]:
-    """Return everything that `completed` decides to commit, over all sinks, in commit order."""
+    """Return all transactions that `completed` decides to commit, of all sinks, in commit order."""
     committables = [
         committable
         for snapshot in completed.snapshots
@@ -51,13 +55,13 @@ def retain_ledger_from(
     committed: Sequence[Committable] = (),
     savepoint: CompletedCheckpoint | None = None,
 ) -> CheckpointId:
-    """Return the oldest checkpoint whose proofs of commits a restore of `retained` may ask for.
+    """Return the oldest checkpoint whose proofs of commits a restore of `retained` may need.
 
-    A retained checkpoint may list what *aborted* checkpoints before it had prepared, so this can be
-    lower than the oldest retained checkpoint. `committed` are those that a sink committed last: a
-    restore asks for their proofs, too. So does a start from `savepoint`, the last one that was
-    taken, in other storage; but not once the sink has committed something after it, for then the
-    target tells that all before is committed.
+    A retained checkpoint may list transactions that earlier *aborted* checkpoints prepared, so the
+    result can be lower than the oldest retained checkpoint. `committed` are the last commits of a
+    sink: a restore asks for their proofs, too. A start in other storage from `savepoint`, the last
+    one taken, asks for its proofs as well. But it does not once the sink has committed a
+    transaction after it, because then the target shows that all earlier ones are committed.
     """
     if savepoint is not None and all(
         c.transaction.checkpoint <= savepoint.checkpoint for c in committed

@@ -1,17 +1,17 @@
-"""Tells rows that a target will never take from a target that is away.
+"""The distinction between a target that will never take certain rows and a target that is away.
 
-A target that is away answers later, so the job waits for it. Rows that a target refuses are refused
-again by every attempt: the attempts would follow each other for ever. So a refusal has a
+A target that is away answers later, so the job waits for it. If a target refuses rows, every
+attempt meets the same refusal, and attempts would follow each other for ever. So a refusal has a
 fingerprint, which is equal when the same sink refuses in the same way again. The restart strategy
 counts equal fingerprints and ends the job (`same_mistakes` in `protocol.restart`).
 
-A commit that is already decided is never given up. If its target refuses it again and again for the
-same reason, the commit is called stuck, which the status shows, and the job goes on trying.
+A decided commit is never given up. If its target refuses it again and again for the same reason,
+the commit is called stuck. The status shows that, and the job goes on trying.
 
 Invariants:
-    a fingerprint of an attempt in which the sink has got on equals that of no other attempt
-    a failure that the network or a disk may have caused has no fingerprint: `spi.refusals` tells
-    an error of another package that neither of them may have caused has one
+    if the sink has made progress in an attempt, the attempt's fingerprint equals no other one's
+    a failure that the network or a disk may have caused has no fingerprint: `spi.refusals` decides
+    an error of another package that neither of them may have caused has a fingerprint
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from dataclasses import dataclass
 from typing import Final
 
 STUCK_TRIES: Final = 3
-"""After so many tries with the same answer a commit is called stuck."""
+"""The number of tries with the same answer after which a commit is called stuck."""
 
 _VARIES = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
-"""Numbers of attempts and transactions, addresses, times, and the random parts of file names."""
+"""The numbers of attempts and transactions, addresses, times, and random parts of file names."""
 
 
 def make_fingerprint(uid: str, error_class: str, text: str, *, only_in: int | None = None) -> str:
-    """Return what is equal when sink `uid` refuses in the same way again.
+    """Return the fingerprint, which is equal when sink `uid` refuses in the same way again.
 
-    `only_in` is the number of an attempt in which rows of the sink were decided before the failure:
-    then what failed now is not what failed before, and the count begins anew.
+    `only_in` is the number of an attempt in which rows of the sink were decided before the failure.
+    The current failure then differs from earlier ones, and the count starts again.
     """
     parts = (uid, error_class, describe_kind(text), "" if only_in is None else str(only_in))
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def describe_kind(text: str) -> str:
-    """Return `text` without what differs between two attempts that fail in the same way."""
+    """Return `text` without the parts that differ between two attempts with equal failures."""
     return _VARIES.sub("#", text)
 
 

@@ -1,7 +1,7 @@
-"""Whether and when a failed attempt is followed by another.
+"""The restart strategies, which decide if and when another attempt follows a failed one.
 
-A strategy is a frozen setting; its tracker counts the failures of one job's run in one driver. No
-strategy restarts after an error that says "never": that is for the driver to see before it asks.
+A strategy is a frozen setting. Its tracker counts the failures of one job's run in one driver. No
+strategy is asked after an error that must never restart the job: the driver checks that first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import Protocol, TypeAlias
 from onceflow.core.setting_values import Seconds, accept_durations, declare_seconds
 
 _MISTAKES_KEPT = 100
-"""Several slots may each have a record that fails: their failures alternate."""
+"""The number of mistakes kept. Several slots may each have a failing record, so failures
+alternate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
-    """Start the next attempt in `delay_s`."""
+    """The decision to start the next attempt in `delay_s`."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job has failed."""
+    """The decision that the job has failed."""
 
     reason: str
 
@@ -35,10 +36,10 @@ RestartDecision: TypeAlias = RestartAfter | GiveUp
 
 
 class RestartTracker(Protocol):
-    """Counts failures; used by the driver's thread."""
+    """A counter of failures; used by the driver's thread."""
 
     def on_running(self, now_s: float) -> None:
-        """Take in that an attempt now runs on all slots."""
+        """Record that an attempt now runs on all slots."""
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
         """Record that the attempt failed; return whether and when to restart.
@@ -50,7 +51,7 @@ class RestartTracker(Protocol):
 
 
 class RestartStrategy(Protocol):
-    """Settings that can be pickled and printed."""
+    """The settings of a strategy, which can be pickled and printed."""
 
     def tracker(self, rng: random.Random) -> RestartTracker:
         """Return a tracker that has seen no failure yet; `rng` draws its jitter."""
@@ -59,7 +60,7 @@ class RestartStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
-    """The first failure is the last."""
+    """A strategy without restarts: the first failure ends the job."""
 
     def tracker(self, rng: random.Random) -> RestartTracker:
         """Return a tracker that gives up at once."""
@@ -70,7 +71,7 @@ class NoRestart:
 @accept_durations
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """Restart up to `attempts` times, `delay_s` after each failure."""
+    """A strategy that restarts up to `attempts` times, `delay_s` after each failure."""
 
     attempts: int = 3
     delay_s: Seconds = declare_seconds(1.0)
@@ -88,13 +89,14 @@ class FixedDelay:
 @accept_durations
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Wait longer after each failure; begin anew after `reset_after_s` of running without one.
+    """A strategy that waits longer after each failure.
 
-    `attempts` bounds the restarts since the last such reset; None: no bound. `same_mistakes` is how
-    often the same record may fail in the same way, or the same sink refuse rows in the same way
-    without getting on, before the job is given up, whatever else fails in between; None: for ever.
-    `jitter` is the share of the delay that is drawn at random, both ways, so that many jobs do not
-    return all at once.
+    The delay starts again after an attempt has run for `reset_after_s` without a failure.
+    `attempts` is the maximum number of restarts since the last such reset; None: no limit.
+    `same_mistakes` limits how often the same record may fail in the same way, or the same sink may
+    refuse rows in the same way without progress, before the job is given up. Other failures in
+    between do not matter. None: no limit. `jitter` is the share of the delay that is random, in
+    both directions, so that many jobs do not restart at the same time.
     """
 
     initial_delay_s: Seconds = declare_seconds(1.0)
@@ -128,11 +130,11 @@ class ExponentialDelay:
 @accept_durations
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """Restart `delay_s` after each failure, unless over `failures` came within `interval_s`.
+    """A strategy that gives up after more than `failures` failures within `interval_s`.
 
-    `same_mistakes` is that of `ExponentialDelay`: attempts that take long would never be too many
-    within the interval, though each of them fails in the same way. An attempt that runs for
-    `interval_s` clears the count.
+    Otherwise it restarts `delay_s` after each failure. `same_mistakes` is that of
+    `ExponentialDelay`: it ends a job whose long attempts all fail in the same way, but never too
+    often within the interval. An attempt that runs for `interval_s` clears that count.
     """
 
     failures: int = 3
@@ -153,7 +155,7 @@ class FailureRate:
 
 
 class _Mistakes:
-    """The mistakes that were made since an attempt has run for long enough."""
+    """The mistakes made since an attempt last ran for long enough."""
 
     def __init__(self, same_max: int | None, reset_after_s: float) -> None:
         self._same_max = same_max
@@ -165,8 +167,8 @@ class _Mistakes:
         self._running_since_s = now_s
 
     def on_failure(self, now_s: float) -> bool:
-        """Return whether the attempt that failed had run for long enough; then forget all."""
-        # An attempt that fails before it runs must not count the time that an earlier one has run.
+        """Return True, and forget all mistakes, if the failed attempt had run for long enough."""
+        # An attempt that fails before it runs must not count the running time of an earlier one.
         since_s, self._running_since_s = self._running_since_s, None
         has_run = since_s is not None and now_s - since_s >= self._reset_after_s
         if has_run:
@@ -174,7 +176,7 @@ class _Mistakes:
         return has_run
 
     def judge(self, mistake: str) -> GiveUp | None:
-        """Count `mistake`; return why the job is given up, if it is."""
+        """Count `mistake`; return the reason to give the job up, or None."""
         if not mistake or self._same_max is None:
             return None
         self._seen.append(mistake)
@@ -191,7 +193,7 @@ class _FixedDelayTracker:
         self._failures = 0
 
     def on_running(self, now_s: float) -> None:
-        """Nothing is reset: the bound is over the run."""
+        """Reset nothing: the bound applies to the whole run."""
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:
         del now_s, mistake
@@ -227,20 +229,20 @@ class _ExponentialDelayTracker:
             )
         delay_s = self._delay_s
         self._delay_s = min(delay_s * settings.multiplier, settings.max_delay_s)
-        # The jitter is not part of the delay that grows, or it would add up.
+        # Do not add the jitter to the growing delay, or it would accumulate.
         return RestartAfter(delay_s * (1 + settings.jitter * self._rng.uniform(-1.0, 1.0)))
 
 
 class _FailureRateTracker:
     def __init__(self, settings: FailureRate) -> None:
         self._settings = settings
-        # One more than is allowed is all that must be remembered: the oldest of so many says
-        # whether they fit into the interval.
+        # Remember one failure more than is allowed: the oldest of them shows whether they fit into
+        # the interval.
         self._failed_at_s: deque[float] = deque(maxlen=settings.failures + 1)
         self._mistakes = _Mistakes(settings.same_mistakes, settings.interval_s)
 
     def on_running(self, now_s: float) -> None:
-        # Failures leave the window by age alone.
+        # Failures leave the window only by age.
         self._mistakes.on_running(now_s)
 
     def on_failure(self, now_s: float, mistake: str = "") -> RestartDecision:

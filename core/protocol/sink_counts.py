@@ -1,4 +1,4 @@
-"""The counters of a sink, and how they are joined over its subtasks and over attempts."""
+"""The counters of a sink, and the rules to join them over its subtasks and over attempts."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ class SinkCounts:
     """Transactions and rows of a sink, or of one of its subtasks."""
 
     open: int = field(default=0, metadata=_SUM_NOW)
-    """Subtasks that have written rows since their last barrier."""
+    """The number of subtasks that have written rows since their last barrier."""
     prepared: int = field(default=0, metadata=_SUM_NOW)
-    """In doubt now: pre-committed, and not known to be committed."""
+    """The number of transactions in doubt now: pre-committed, and not known to be committed."""
     committed: int = field(default=0, metadata=_TOTAL)
     retried: int = field(default=0, metadata=_TOTAL)
-    """Tries of commits that did not succeed and were repeated."""
+    """The number of commit tries that did not succeed and were repeated."""
     rows_committed: int = field(default=0, metadata=_TOTAL)
     rows_rejected: int = field(default=0, metadata=_TOTAL)
-    """Bad rows that the writers left out."""
+    """The number of bad rows that the writers left out."""
     oldest_prepared_s: float = field(default=0.0, metadata=_LONGEST)
-    """Age of the transaction that has been in doubt longest; 0 if none is."""
+    """The age of the transaction that has been in doubt longest; 0 if none is."""
     last_commit_ms: float = field(default=0.0, metadata=_LONGEST)
-    """The slowest subtask's last commit, from hearing the decision to the target's answer."""
+    """The duration of the slowest subtask's last commit, from the decision's arrival to the
+    target's answer."""
     commit_refusal: str = field(default="", metadata=_FIRST)
-    """Why a decided transaction or checkpoint is not committed yet, and what to do, for people.
+    """The reason why a decided transaction or checkpoint is not committed yet, and the advice for
+    people.
 
     Empty if the target has refused none.
     """
@@ -58,7 +60,7 @@ CountsT = TypeVar("CountsT", bound=SinkCounts)
 
 
 def add_counts(total: CountsT, further: SinkCounts) -> CountsT:
-    """Return `total` with what `further` counts."""
+    """Return `total` with the counts of `further` added."""
     joined = {
         counter.name: counter.metadata[_JOIN](
             getattr(total, counter.name), getattr(further, counter.name)
@@ -69,7 +71,7 @@ def add_counts(total: CountsT, further: SinkCounts) -> CountsT:
 
 
 def keep_totals(counts: CountsT) -> CountsT:
-    """Return `counts` for the start of the next attempt: totals are kept, the rest is reset."""
+    """Return `counts` for the start of the next attempt: totals are kept, others are reset."""
     reset: dict[str, Any] = {
         counter.name: counter.default for counter in _COUNTERS if not counter.metadata[_LASTS]
     }

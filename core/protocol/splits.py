@@ -1,21 +1,23 @@
-"""Who owns what, and from when on: splits that appear while a job exists, and key groups.
+"""The ownership of splits that appear while a job runs, and of key groups.
 
     discovered -> offered to one subtask -> in its snapshots -> decided -> read
 
-A crash before the decision leaves a split that is discovered again, at its first record; after it,
-one that is restored. At the start of an attempt nothing runs yet: a decision of its own takes in
-what has appeared (`with_lists`), and every subtask begins with splits that are decided.
+After a crash before the decision, the split is discovered again, at its first record. After a crash
+later than the decision, the split is restored. At the start of an attempt nothing runs yet, so a
+decision of its own adds the new splits (`with_lists`), and every subtask begins with decided
+splits.
 
 Invariants:
     a split is read only while the log holds a decision with it
     in one attempt a split is offered once, to one subtask
 
-Who owns key groups, splits and state without a key after a start or a rescale:
+The ownership of key groups, splits and state without a key after a start or a rescale:
 
     key group in 0 .. max_parallelism - 1;  owner_of(g) == i  <=>  g in key_group_range(i)
     1 <= parallelism <= max_parallelism <= 32768
 
-Every assignment is a function of its arguments alone, so all processes agree without talking.
+Every assignment is a function of its arguments alone, so all processes agree without messages.
+
 Source: Flink's `KeyGroupRangeAssignment` and `RoundRobinOperatorStateRepartitioner`.
 """
 
@@ -34,7 +36,8 @@ from onceflow.core.protocol.ids import PARALLELISM_MAX, AttemptId, CheckpointId,
 
 KEY_GROUPS_DEFAULT_MIN = 128
 _SHOWN_MAX = 200
-"""Bytes of a position in an error: a whole position of Kafka, for names of usual length."""
+"""The number of bytes of a position in an error: a whole Kafka position for names of usual
+length."""
 
 _Item = TypeVar("_Item")
 
@@ -44,7 +47,7 @@ def key_group_range(max_parallelism: int, parallelism: int, index: int) -> range
     _check(max_parallelism, parallelism)
     if not 0 <= index < parallelism:
         raise ValueError(f"subtask index {index} is not in 0..{parallelism - 1}")
-    # Both are rounded up, so that this is the inverse of `owner_of`, which rounds down.
+    # Round both up, so that this function is the inverse of `owner_of`, which rounds down.
     first = -(-index * max_parallelism // parallelism)
     end = -(-(index + 1) * max_parallelism // parallelism)
     return range(first, end)
@@ -62,7 +65,7 @@ def default_max_parallelism(parallelism: int) -> int:
     """Return the power of two at or above 1.5 x `parallelism`, within 128 and 32768."""
     if not 1 <= parallelism <= PARALLELISM_MAX:
         raise ValueError(f"parallelism={parallelism} must be 1..{PARALLELISM_MAX}")
-    # In whole numbers, as Flink computes it: a float would round differently near powers of two.
+    # Compute in whole numbers, like Flink: a float would round differently near powers of two.
     least = parallelism + (parallelism + 1) // 2
     return min(max(1 << (least - 1).bit_length(), KEY_GROUPS_DEFAULT_MIN), PARALLELISM_MAX)
 
@@ -71,7 +74,7 @@ def assign_splits(split_ids: Sequence[str], parallelism: int) -> tuple[tuple[str
     """Return each subtask's split ids: sorted, taken in turn, loads differing by one at most.
 
     Raises:
-        ValueError: An id comes twice; two readers of one split would double its records.
+        ValueError: An id occurs twice. Two readers of one split would double its records.
     """
     if len(set(split_ids)) != len(split_ids):
         twice = sorted({split for split in split_ids if split_ids.count(split) > 1})
@@ -82,7 +85,7 @@ def assign_splits(split_ids: Sequence[str], parallelism: int) -> tuple[tuple[str
 def redistribute_list(
     parts: Sequence[Sequence[_Item]], parallelism: int
 ) -> tuple[tuple[_Item, ...], ...]:
-    """Spread list state anew: every item goes to one subtask, loads differing by one at most.
+    """Return the list state of each subtask: each item goes to one, loads differ by one at most.
 
     `parts` are the items of each old subtask, by index.
     """
@@ -93,7 +96,7 @@ def redistribute_list(
 
 
 def broadcast_copy(index: int, copies: int) -> int:
-    """Return whose copy of broadcast state subtask `index` is given: all `copies` are the same."""
+    """Return the number of the copy of broadcast state for subtask `index`; all are equal."""
     return index % copies
 
 
@@ -107,9 +110,9 @@ def _check(max_parallelism: int, parallelism: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A part of a source that one reader reads alone, and where to go on in it.
+    """A part of a source that only one reader reads, and the position to continue from.
 
-    `id` is stable over the life of the source (`payments-0`); `position` is the source's own
+    `id` is stable over the life of the source (`payments-0`). `position` is the source's own
     encoding of the *next* record to read, never of the last one read.
     """
 
@@ -119,10 +122,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The state of a split in a checkpoint: the source's fields, and the engine's beside them.
+    """The state of a split in a checkpoint: the source's fields and the engine's fields.
 
-    Sources and readers take and return `Split`, so they can neither change nor lose what the engine
-    keeps.
+    Sources and readers take and return `Split`, so they can neither change nor lose the engine's
+    fields.
     """
 
     split: Split
@@ -135,7 +138,7 @@ def merge_discovered(
 ) -> tuple[SplitState, ...]:
     """Return the state of each of `discovered`; a split of `known` keeps the engine's fields.
 
-    That includes a split that the source has moved to another position: event time never goes back.
+    This includes a split that the source has moved to another position: event time never goes back.
     """
     event_times = {state.split.id: state.event_time_ms for state in known}
     return tuple(SplitState(split, event_times.get(split.id)) for split in discovered)
@@ -168,9 +171,10 @@ def with_lists(
 ) -> CompletedCheckpoint:
     """Return the decision after `restored` in which the operators of `lists` have that list state.
 
-    Everything else is `restored`'s: what it decides to commit, whose files it names, how often it
-    may be restored. So a crash before or after the append restores the same state. The list of an
-    operator, known or new, is all with its subtask 0: every restore spreads list state anew.
+    Everything else is copied from `restored`: its transactions to commit, its files, and how often
+    it may be restored. So a crash before or after the append restores the same state. The whole
+    list of an operator, known or new, is stored with its subtask 0: every restore redistributes
+    list state.
     """
     snapshots = {
         snapshot.subtask: replace(
@@ -191,8 +195,8 @@ def with_lists(
         others = tuple(operator for operator in old.operators if operator.uid != uid)
         held = replace(known, lists={**known.lists, name: elements})
         snapshots[first] = replace(old, operators=(held, *others))
-    # This decision repeats what `restored` lists. Commits of whole checkpoints go by the first
-    # decision that names a transaction, so that one must be named as well.
+    # This decision repeats the transactions of `restored`. Commits of whole checkpoints go by the
+    # first decision that names a transaction, so `restored` must be named as well.
     listed = any(operator.committables for s in snapshots.values() for operator in s.operators)
     return replace(
         restored,
@@ -207,19 +211,19 @@ def with_lists(
 
 
 class SplitOffers:
-    """The driver's side, for one source in one attempt: which subtask has which split."""
+    """The driver's record, for one source in one attempt, of the subtask that has each split."""
 
     def __init__(self, restored: Iterable[str], parallelism: int) -> None:
         self._splits = [set(splits) for splits in assign_splits(sorted(restored), parallelism)]
 
     def offer(self, discovered: Sequence[Split]) -> dict[int, tuple[Split, ...]]:
-        """Offer each of `discovered` that nobody has to the subtask with the fewest splits."""
+        """Offer each unassigned split of `discovered` to the subtask with the fewest splits."""
         offers: dict[int, tuple[Split, ...]] = {}
         for split in sorted(discovered, key=lambda split: split.id):
             if any(split.id in splits for splits in self._splits):
                 continue
-            # Counted anew for each split, for the one before may have changed which subtask has the
-            # fewest.
+            # Count again for each split, because the previous one may have changed which subtask
+            # has the fewest.
             loads = [len(splits) for splits in self._splits]
             subtask = loads.index(min(loads))
             self._splits[subtask].add(split.id)
@@ -228,31 +232,31 @@ class SplitOffers:
 
 
 class AwaitedSplits:
-    """The subtask's side: splits that it was offered and may not read yet. Used by one thread."""
+    """The subtask's offered splits that it may not read yet. Used by one thread."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, Split] = {}
         self._snapshots: dict[CheckpointId, tuple[Split, ...]] = {}
 
     def add_offer(self, splits: Sequence[Split]) -> None:
-        """Take in an offer: the next snapshot holds `splits`."""
+        """Add the offered `splits`: the next snapshot contains them."""
         self._awaited.update({split.id: split for split in splits})
 
     def snapshot(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
-        """Return what the snapshot for `checkpoint` holds besides the splits that are read."""
+        """Return the splits in the snapshot for `checkpoint`, besides those that are being read."""
         awaited = tuple(self._awaited.values())
         if awaited:
             self._snapshots[checkpoint] = awaited
         return awaited
 
     def take_decided(self, checkpoint: CheckpointId) -> tuple[Split, ...]:
-        """Return the splits that `checkpoint` decides, each once: they are to be read from now."""
+        """Return the splits that `checkpoint` decides, each once; the subtask may read them now."""
         decided = self._snapshots.get(checkpoint, ())
         self._snapshots = {n: kept for n, kept in self._snapshots.items() if n > checkpoint}
         return tuple(split for split in decided if self._awaited.pop(split.id, None) is not None)
 
     def drop_snapshot(self, checkpoint: CheckpointId) -> None:
-        """Take in that `checkpoint` will never be: what it held is awaited still."""
+        """Forget the snapshot of `checkpoint`, which was aborted; its splits still wait."""
         self._snapshots.pop(checkpoint, None)
 
 

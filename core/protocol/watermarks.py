@@ -1,17 +1,18 @@
-"""How far event time has come: by the splits of a source, and by all inputs of a subtask.
+"""The progress of event time, over the splits of a source and over all inputs of a subtask.
 
-A watermark w says that all records up to event time w have come. It is told below in the order of
-the rows, so what a subtask knows is the least of what its channels have told. An input that is idle
-or has ended is left out: the others need not wait for it. When none is left because the last ones
-are idle, time comes to where the latest input is, whichever of them became idle first. Where all
-have ended it stands: what goes on from there may still bring what the slowest was at.
+A watermark w says that all records up to event time w have arrived. It is sent downstream in the
+order of the rows, so a subtask's watermark is the lowest of its channels' watermarks. An input that
+is idle or has ended is left out, so that the others need not wait for it. If no input is left
+because the last ones are idle, time advances to that of the latest input, in whichever order they
+became idle. If all inputs have ended, time stays: rows that follow may still belong to the slowest
+input's time.
 
 Invariants:
-    what is told of one input never goes back, nor does what is told below
+    the watermark of an input never goes back, nor does the watermark sent downstream
     current = min(inputs that are neither idle nor ended), and never less
-    current = max(all inputs) where there is no such input and one is idle
-    the end of time is told  <=>  all inputs have ended
-    that all are idle is told after the time up to which they have come
+    current = max(all inputs) if there is no such input and one is idle
+    the end of time is sent  <=>  all inputs have ended
+    IDLE is sent only after the time up to which all inputs have come
 """
 
 from __future__ import annotations
@@ -22,33 +23,34 @@ from onceflow.core.protocol.invariant import require
 from onceflow.core.protocol.splits import Split, SplitState
 
 NO_WATERMARK = -(1 << 63)
-"""Nothing is known yet."""
+"""The watermark before any time is known."""
 MAX_WATERMARK = (1 << 63) - 1
 """The end of the input: all event time has passed."""
 IDLE = NO_WATERMARK + 1
-"""Not a time: the input has no records at the moment, and nobody is to wait for it."""
+"""The mark of an input that has no records at the moment, for which no input waits. It is not a
+time."""
 
 
 class WatermarkMerge:
-    """How far event time has come by several inputs' watermarks. Used by one thread."""
+    """The event time of several inputs, merged from their watermarks. Used by one thread."""
 
     def __init__(self, inputs: Iterable[Hashable]) -> None:
         self._watermarks: dict[Hashable, int] = dict.fromkeys(inputs, NO_WATERMARK)
-        """Of an input that has ended the last before its end."""
+        """The watermark of each input; for an ended input, the last before its end."""
         self._idle: set[Hashable] = set()
         self._ended: set[Hashable] = set()
         self._told_end: set[Hashable] = set()
-        """Those among them that have told the end of time."""
+        """The ended inputs that have sent the end of time."""
         self.current = NO_WATERMARK
         self._told = NO_WATERMARK
         self._told_idle = False
 
     def add(self, one: Hashable) -> None:
-        """Take in another input, of which nothing is known; nothing happens to a known one."""
+        """Add an input without a watermark; a known input stays as it is."""
         self._watermarks.setdefault(one, NO_WATERMARK)
 
     def on_watermark(self, one: Hashable, watermark: int) -> None:
-        """Take in what input `one` has told: a watermark, its end, or that it is idle."""
+        """Record what input `one` has sent: a watermark, its end, or that it is idle."""
         if watermark == IDLE:
             if one not in self._ended:
                 self._idle.add(one)
@@ -64,19 +66,19 @@ class WatermarkMerge:
         self._ended.discard(one)
 
     def on_ended(self, one: Hashable) -> None:
-        """Take in that input `one` has no more records, which is not the end of time."""
+        """Record that input `one` has no more records, which is not the end of time."""
         self._ended.add(one)
         self._idle.discard(one)
 
     def next(self) -> int | None:
-        """Return what is to be told below next, once: a watermark, or that all are idle.
+        """Return the next mark to send downstream, once: a watermark, or IDLE if all are idle.
 
         Call it until it returns None.
         """
         left_out = self._idle | self._ended
         awake = [w for one, w in self._watermarks.items() if one not in left_out]
-        # Only when all inputs have told the end of time has it come. Inputs that are idle or have
-        # ended hold nobody up; if there are no others, the furthest of them says how far time is.
+        # The end of time comes only when all inputs have sent it. Idle or ended inputs do not delay
+        # the others. If there are no others, the time is that of the furthest input.
         if self._told_end and len(self._told_end) == len(self._watermarks):
             latest = MAX_WATERMARK
         elif awake:
@@ -85,7 +87,7 @@ class WatermarkMerge:
             latest = max(self._watermarks.values())
         else:
             latest = NO_WATERMARK
-        # One that wakes up may be behind; time does not go back for it.
+        # An input that becomes active may be behind. Time does not go back for it.
         self.current = max(self.current, latest)
         is_idle = not awake and self.current != MAX_WATERMARK
         if self.current > self._told or (self._told_idle and not is_idle):
@@ -103,7 +105,7 @@ class SplitWatermarks:
     def __init__(
         self, states: Iterable[SplitState], delay_ms: int, idle_after_s: float | None
     ) -> None:
-        """`delay_ms`: by how much a record may be older than one before it."""
+        """Start with `states`; a record may be older than an earlier one by up to `delay_ms`."""
         self._delay_ms = delay_ms
         self._idle_after_s = idle_after_s
         self._latest_ms: dict[str, int] = {}
@@ -112,7 +114,7 @@ class SplitWatermarks:
         self.add(states)
 
     def add(self, states: Iterable[SplitState]) -> None:
-        """Wait for these splits, too, from the event time that each of them has."""
+        """Add these splits, each with its event time; the watermark waits for them, too."""
         for state in states:
             split_id = state.split.id
             self._merge.add(split_id)
@@ -121,20 +123,21 @@ class SplitWatermarks:
                 self._see(split_id, state.event_time_ms)
 
     def on_rows(self, split_id: str, latest_ms: int, now_s: float) -> None:
-        """Take in that rows of a split came, the latest of them at event time `latest_ms`."""
+        """Record that rows of a split came, the latest of them at event time `latest_ms`."""
         self._see(split_id, max(latest_ms, self._latest_ms.get(split_id, latest_ms)))
         self._seen_at_s[split_id] = now_s
 
     def on_ended(self, split_id: str) -> None:
-        """Take in that no more rows of a split come: nobody waits for it."""
+        """Record that no more rows of a split come, so that the watermark does not wait for it."""
         self._seen_at_s.pop(split_id, None)
         self._merge.on_ended(split_id)
 
     def next(self, now_s: float) -> int | None:
-        """Return what is to be told below now, once."""
+        """Return the mark to send downstream now, once."""
         if self._idle_after_s is not None:
             for split_id, seen_at_s in self._seen_at_s.items():
-                # A split without any row so far is idle only so long after the first look at it.
+                # A split without any row is idle only after this time has passed since the first
+                # look at it.
                 if seen_at_s is None:
                     self._seen_at_s[split_id] = now_s
                 elif now_s - seen_at_s >= self._idle_after_s:
@@ -142,10 +145,10 @@ class SplitWatermarks:
         return self._merge.next()
 
     def with_event_times(self, splits: Iterable[Split]) -> tuple[SplitState, ...]:
-        """Return the states of `splits`: what a restore needs to go on from here."""
+        """Return the states of `splits`, from which a restore can go on."""
         return tuple(SplitState(split, self._latest_ms.get(split.id)) for split in splits)
 
     def _see(self, split_id: str, latest_ms: int) -> None:
         self._latest_ms[split_id] = latest_ms
-        # A record as late as may be is still to come at latest - delay.
+        # A record that is late by the full delay may still arrive at latest - delay.
         self._merge.on_watermark(split_id, latest_ms - self._delay_ms - 1)

@@ -1,8 +1,8 @@
-"""Which windows a moment is in, when they are due, and when they are over.
+"""The arithmetic of event time windows: which contain a moment, and when they are due and over.
 
-Time is cut into panes, each of which lies wholly inside or outside of any window: pane p holds
-offset + p * pane <= t < offset + (p + 1) * pane, in milliseconds since 1970. What is kept of a key
-is kept for each pane, once, however many windows overlap there.
+Time is cut into panes. Each pane lies wholly inside or outside of any window: pane p holds offset +
+p * pane <= t < offset + (p + 1) * pane, in milliseconds since 1970. The state of a key is stored
+once per pane, even if many windows overlap there.
 
 Invariants, for a window start <= t < end and a watermark w:
     it is due   <=>  end - 1 <= w;  it is over  <=>  end - 1 + lateness <= w
@@ -18,7 +18,7 @@ from math import gcd
 
 @dataclass(frozen=True, slots=True)
 class PaneWindows:
-    """Windows of `size_ms`, one beginning every `slide_ms`, which is no more than that."""
+    """Windows of `size_ms`, one beginning every `slide_ms`, which is at most `size_ms`."""
 
     size_ms: int
     slide_ms: int
@@ -27,37 +27,37 @@ class PaneWindows:
 
     @property
     def pane_ms(self) -> int:
-        """How long a pane is."""
+        """The length of a pane."""
         return gcd(self.size_ms, self.slide_ms)
 
     @property
     def overlap(self) -> bool:
-        """Whether a moment is in more than one window."""
+        """True if a moment is in more than one window."""
         return self.slide_ms < self.size_ms
 
     def start_of(self, pane: int) -> int:
-        """Return where a pane begins."""
+        """Return the time at which a pane begins."""
         return self.offset_ms + pane * self.pane_ms
 
     def ends_of(self, pane: int) -> range:
-        """Return where the windows of a pane end, in order."""
+        """Return the ends of the windows that contain a pane, in order."""
         since = self.start_of(pane) - self.offset_ms
         last = self.offset_ms + since // self.slide_ms * self.slide_ms + self.size_ms
         windows = (last - self.start_of(pane) - 1) // self.slide_ms + 1
         return range(last - (windows - 1) * self.slide_ms, last + 1, self.slide_ms)
 
     def panes_of(self, end_ms: int) -> range:
-        """Return the panes of the window that ends there."""
+        """Return the panes of the window that ends at `end_ms`."""
         stop = (end_ms - self.offset_ms) // self.pane_ms
         return range(stop - self.size_ms // self.pane_ms, stop)
 
     def last_over(self, watermark: int) -> int:
-        """Return the last pane whose windows are all over; a record in it, or before, is late."""
+        """Return the last pane whose windows are all over. Records up to this pane are late."""
         ended = (watermark + 1 - self.lateness_ms - self.size_ms - self.offset_ms) // self.slide_ms
         return (ended + 1) * (self.slide_ms // self.pane_ms) - 1
 
     def due(self, panes: Iterable[int], after: int, watermark: int) -> list[int]:
-        """Return the ends of the windows of `panes` due at `watermark` and not at `after`."""
+        """Return the ends of the windows of `panes` that are due at `watermark`, not at `after`."""
         ends = {end for pane in panes for end in self.ends_of(pane)}
         return sorted(end for end in ends if after < end - 1 <= watermark)
 

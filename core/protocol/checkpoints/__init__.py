@@ -1,1 +1,1 @@
-"""When checkpoints are taken, how barriers are aligned, and what a checkpoint is made of."""
+"""The rules of checkpoints: their schedule, the alignment of barriers, and their content."""

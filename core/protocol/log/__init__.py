@@ -1,1 +1,1 @@
-"""The rules of the decision log: who may append what, and what it remembers."""
+"""The rules of the decision log: who may append which record, and which facts it remembers."""

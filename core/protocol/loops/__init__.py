@@ -1,1 +1,1 @@
-"""The event loops of a job's driver and of its slots: what follows from each fact, in order."""
+"""The event loops of a job's driver and of its slots, which turn each fact into decisions."""

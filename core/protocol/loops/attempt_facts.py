@@ -114,7 +114,7 @@ class SavepointBegun:
     stands: bool
 
 
-# --- facts: what is done beside the loop ------------------------------------------------------
+# --- facts: work in parallel to the loop ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What a savepoint is, and how a job begins from one."""
+"""The content of a savepoint, and the rules by which a job starts from it."""

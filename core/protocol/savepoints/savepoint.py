@@ -433,7 +433,7 @@ def _unknown_commits(savepoint: Savepoint, record: TargetRecord) -> tuple[Decide
     return tuple(
         mark
         for mark in unknown_commits(record, memory)
-        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        # A writer may prepare an empty transaction: the savepoint's own attempt emitted no rows.
         if not (savepoint.kind.ends_emission and mark.attempt == taken.attempt)
     )
 
@@ -534,7 +534,7 @@ def _find_decided_since(savepoint: Savepoint, view: LogView) -> list[Committable
         committable
         for transaction, committable in known.items()
         if (transaction.attempt, transaction.checkpoint) > (taken.attempt, taken.checkpoint)
-        # A writer may prepare what is empty: the savepoint's own attempt emitted nothing more.
+        # A writer may prepare an empty transaction: the savepoint's own attempt emitted no rows.
         and not (emission_ended and transaction.attempt == taken.attempt)
     ]
 
