@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 def advise_on_disk(path: Path) -> str:
     """Return the free space of the disk that has `path`, and what to do if the disk is full."""
-    present = next((place for place in (path, *path.parents) if place.exists()), path)
+    present = next((parent for parent in (path, *path.parents) if parent.exists()), path)
     try:
         usage = shutil.disk_usage(present)
     except OSError as error:
