@@ -1,4 +1,4 @@
-"""Keyed and operator state: what functions read and write, and the backends that keep it."""
+"""Keyed and operator state: the objects that functions read and write, and the state backends."""
 
 from onceflow.core.state.aggregates.accumulators import AccumulatorTable
 from onceflow.core.state.api.batch_states import BatchValueState, KeyedBatch, KeyedBatchStates

@@ -16,10 +16,10 @@ from onceflow.core.state.api.stores import KeyedStateStore, StateBackend
 
 @dataclass(frozen=True, slots=True)
 class HeapBackend(StateBackend):
-    """Keeps state in the slot's own memory, which is fastest.
+    """Keeps state in the slot's own memory, which is the fastest backend.
 
-    With `incremental`, a snapshot of a large state uploads what has changed since the last
-    completed checkpoint; without, it uploads all of it each time.
+    If `incremental`, a snapshot of a large state uploads only the changes since the last completed
+    checkpoint. Otherwise it uploads the whole state each time.
     """
 
     incremental: bool = True
@@ -27,7 +27,7 @@ class HeapBackend(StateBackend):
     def open(
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
-        """Return a store in memory, holding what `restored` says about the context's key groups."""
+        """Return a store in memory with the state in `restored` of the context's key groups."""
         from onceflow.core.state.heap.store import HeapStore
         from onceflow.core.state.heap.tables import LayerLimits
 
@@ -37,19 +37,21 @@ class HeapBackend(StateBackend):
 
 @dataclass(frozen=True, slots=True)
 class RocksDBBackend(StateBackend):
-    """Keeps state in a RocksDB on the slot's local disk, for state beyond memory.
+    """Keeps state in a RocksDB on the slot's local disk, for state larger than memory.
 
-    With `incremental`, a snapshot uploads only files that no completed checkpoint holds; without,
-    it uploads every file each time.
+    If `incremental`, a snapshot uploads only files that no completed checkpoint holds. Otherwise it
+    uploads all files each time.
     """
 
     native_form: ClassVar[str] = "rocksdb"
 
     incremental: bool = True
     directory: str | None = None
-    """Where the database lives; default: the slot's scratch directory. Local disk, please."""
+    """The directory of the database, which should be on a local disk. Default: the slot's scratch
+    directory."""
     cache_entries: int = 262_144
-    """How many entries of each state are held in memory, besides RocksDB's own caches."""
+    """The number of entries of each state that are held in memory, in addition to RocksDB's caches.
+    """
     block_cache_bytes: int = 64 << 20
     write_buffer_bytes: int = 64 << 20
 
@@ -64,7 +66,7 @@ class RocksDBBackend(StateBackend):
     def open(
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
-        """Return a store over a new database, holding what `restored` says about the key groups."""
+        """Return a store over a new database, with the state in `restored` of the key groups."""
         with naming_extras():
             from onceflow.core.state.rocksdb.database import DatabaseOptions
             from onceflow.core.state.rocksdb.store import RocksDBStore

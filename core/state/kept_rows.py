@@ -1,20 +1,19 @@
-"""Rows of a stream that are kept by key until a moment, whole batches at a time.
+"""The rows of a stream that are kept by key until a moment, processed in whole batches.
 
-A moment is a point of event time, rounded up to a step. At it all rows with that moment are
-removed together.
+A moment is a point of event time, rounded up to a step. When it is reached, all rows with that
+moment are removed together.
 
-The rows are in a table of last values. Its columns are those of the row that are no key, the row's
+The rows are in a table of last values. Its columns are the row's columns that are no key, the row's
 time, and for outer joins whether the row is alone: without a partner so far. The namespace of a row
-has its moment, and its number among the rows of its key and moment.
+holds its moment, and its number among the rows of its key and moment.
 
-A filter in memory has, for each key, which moments it may have rows of, so that few lookups are in
-vain. It may have moments of which a key has no row.
+A filter in memory holds for each key the moments of which it may have rows, to save lookups without
+a result. It may hold moments of which a key has no row.
 
-Invariants:
-    namespace = moment << number_bits | number
-    the rows of one key and moment have the numbers 0 to count - 1, without gaps, as the rows of a
-        moment are removed together; row 0 has the count in the column `COUNT`
-    a key has a row of a moment  =>  the key's word of the filter has the moment's bit
+Invariants: namespace = moment << number_bits | number the rows of one key and moment have the
+numbers 0 to count - 1, without gaps, as the rows of a moment are removed together; row 0 has the
+count in the column `COUNT` a key has a row of a moment => the key's word of the filter has the
+moment's bit
 """
 
 from __future__ import annotations
@@ -42,22 +41,24 @@ from onceflow.core.state.types.serializers import serializer_of
 
 TIME, COUNT = "onceflow.time", "onceflow.count"
 NUMBER_BITS = 24
-"""Bits of a row's number, unless there are more moments: 16 million rows of one key and moment."""
+"""The bits of a row's number, unless there are more moments: 16 million rows of a key and moment.
+"""
 TIME_MAX = 1 << 60
-"""Milliseconds before and after 1970: the sum of a time and a join's reach stays within 64 bits."""
+"""The largest distance from 1970 in ms: a time plus a join's bounds stays within 64 bits."""
 ROWS_A_CHUNK = 32_768
-"""Rows that are read and paired at once."""
+"""The number of rows that are read and paired at once."""
 FILTER_WORDS_MIN, FILTER_WORDS_MAX = 1 << 12, 1 << 22
-"""Words of 8 bytes: 32 KB to 32 MB a stream. Keys of equal last hash bits share a word."""
+"""The number of words of 8 bytes: 32 KB to 32 MB a stream. Keys with equal last hash bits share a
+word."""
 _MOMENT_BITS = 64
-"""Bits of a word of the filter: moments that are equal modulo 64 share one."""
+"""The bits of a word of the filter: moments that are equal modulo 64 share a bit."""
 _NONE: Ints = np.zeros(0, np.int64)
 _SIGNS = re.compile(r"[%=,()\[\]]")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptColumn:
-    """How a column of the rows is stored as a column of the table."""
+    """The conversion of a column of the rows to a column of the table, and back."""
 
     name: str
     type: pa.DataType
@@ -116,7 +117,10 @@ def plan_column(field: pa.Field) -> KeptColumn:
 
 
 def check_rows_can_be_kept(schema: pa.Schema, whose: str) -> None:
-    """Raise ConfigError unless rows of `schema` can be kept; `whose` they are is for the error."""
+    """Raise ConfigError unless rows of `schema` can be kept.
+
+    `whose` names their owner in the error.
+    """
     for field in schema:
         try:
             plan_column(field)
@@ -125,7 +129,7 @@ def check_rows_can_be_kept(schema: pa.Schema, whose: str) -> None:
 
 
 def _plan_number_column(name: str, kind: pa.DataType) -> KeptColumn:
-    """Return how values that Arrow has as whole numbers of a unit are stored: as these."""
+    """Return the plan for a column that Arrow stores as integers of a unit: store the integers."""
     number = pa.int32() if pa.types.is_time32(kind) else pa.int64()
     column = AccumulatorColumn(f"{_escape(name)}: {_escape(str(kind))}", "last", pa.int64())
     return KeptColumn(
@@ -138,7 +142,7 @@ def _plan_number_column(name: str, kind: pa.DataType) -> KeptColumn:
 
 
 def _find_stored_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type of the table that has every value of `kind`; None if there is none."""
+    """Return the table's type that can hold each value of `kind`, or None if there is none."""
     types = pa.types
     if types.is_integer(kind) and kind != pa.uint64():
         return pa.int64()
@@ -173,7 +177,7 @@ class KeptRows:
         outer: bool,
         number_bits: int = NUMBER_BITS,
     ) -> None:
-        """`outer`: it also keeps for each row whether it is alone."""
+        """Open the table. If `outer`, it also stores for each row whether the row is alone."""
         self._number_bits = number_bits
         self._schema = schema
         self._key = tuple(key)
@@ -194,12 +198,12 @@ class KeptRows:
 
     @property
     def next_moment(self) -> int | None:
-        """The earliest moment of any row."""
+        """The earliest moment of any row, or None if there are no rows."""
         return min(self._moments, default=None)
 
     @property
     def last_moment(self) -> int | None:
-        """The latest moment of any row."""
+        """The latest moment of any row, or None if there are no rows."""
         return max(self._moments, default=None)
 
     def find_near(
@@ -242,8 +246,8 @@ class KeptRows:
         earliest, latest = int(firsts.min()), int(lasts.max())
         rows: list[Ints] = [_NONE]
         moments: list[Ints] = [_NONE]
-        # By moments and not by rows: there are few of them, and each takes a few numpy calls for
-        # all rows.
+        # Loop over moments and not over rows: there are few moments, and each needs a few numpy
+        # calls for all rows.
         for moment in sorted(one for one in self._moments if earliest <= one <= latest):
             bit = np.uint64(moment % _MOMENT_BITS)
             may = ((bits >> bit) & np.uint64(1)).astype(np.bool_)
@@ -297,7 +301,7 @@ class KeptRows:
                 " one time; the key of this record has more",
                 row=row,
             )
-        # After the numbers are checked: a batch that is refused leaves the counts as they were.
+        # Only after the numbers are checked, so that a refused batch leaves the counts unchanged.
         table.put(1, group.entries, before + group.counts)
         others = np.flatnonzero(numbers)
         if len(others):
@@ -314,7 +318,7 @@ class KeptRows:
         return entries
 
     def times(self, entries: Ints) -> Ints:
-        """Return the rows' times."""
+        """Return the times of the rows."""
         return self._table.numbers(0, entries)
 
     def numbers(self, entries: Ints) -> Ints:
@@ -322,15 +326,15 @@ class KeptRows:
         return self._table.namespaces_of(entries)
 
     def mark_paired(self, entries: Ints) -> None:
-        """Note that these rows, which may repeat, have a partner and are not alone."""
+        """Record that these rows, which may repeat, have a partner and are not alone."""
         if self.outer:
             alone = np.unique(entries)
-            # Rows that are paired already would be marked as changed, and written again.
+            # Skip rows that are paired already: they would count as changed and be written again.
             alone = alone[self._table.numbers(2, alone) != 0]
             self._table.put(2, alone, np.zeros(len(alone), np.bool_))
 
     def rows(self, entries: Ints, keys: Sequence[pa.Array] | None = None) -> pa.RecordBatch:
-        """Return the rows; `keys` are their key columns if known."""
+        """Return the rows; `keys` holds their key columns if they are known."""
         by_name = dict(zip(self._key, keys or self._table.keys_of(entries), strict=True))
         for index, column in enumerate(self._columns, self._first_column):
             by_name[column.name] = column.from_table(self._table.values(index, entries))
@@ -338,14 +342,15 @@ class KeptRows:
         return pa.record_batch(arrays, schema=self._schema)
 
     def split_groups(self, part_count: int) -> list[range | None]:
-        """Return parts of the key groups, for `find_due`; one, None, if all rows are in memory."""
+        """Return parts of the key groups for `find_due`; [None] if all rows are in memory."""
         return self._table.split_groups(part_count)
 
     def find_due(self, until: int, after: int | None = None, groups: range | None = None) -> Ints:
-        """Return the entries of the rows whose moment is `until` or before, and later than `after`.
+        """Return the entries of the rows whose moment is in (`after`, `until`].
 
-        They are sorted by moment, and those of one key and moment as they were added. `groups`:
-        those of these key groups alone, which limits what is read into memory.
+        They are sorted by moment; those of one key and moment keep the order of addition. If
+        `groups` is given, only rows of these key groups are returned, which limits the rows read
+        into memory.
         """
         due = [one for one in self._moments if one <= until and (after is None or one > after)]
         if not due:
@@ -354,12 +359,12 @@ class KeptRows:
         return self._table.select(min(due) << bits, (max(due) + 1) << bits, groups)
 
     def moments(self, entries: Ints) -> Ints:
-        """Return the rows' moments."""
+        """Return the moments of the rows."""
         moments: Ints = self._table.namespaces_of(entries) >> self._number_bits
         return moments
 
     def keys(self, entries: Ints) -> tuple[KeyColumn, ...]:
-        """Return the rows' key columns."""
+        """Return the key columns of the rows."""
         return self._table.key_columns_of(entries)
 
     def key_groups(self, entries: Ints) -> Groups:
@@ -367,7 +372,7 @@ class KeptRows:
         return self._table.groups_of(entries)
 
     def find_alone(self, entries: Ints) -> Ints:
-        """Return the entries of those rows that are alone, sorted by time."""
+        """Return the entries of the rows that are alone, sorted by time."""
         if not self.outer:
             return _NONE
         alone = entries[self._table.numbers(2, entries) != 0]
@@ -380,11 +385,11 @@ class KeptRows:
         self.forget_moments(until)
 
     def remove_some(self, entries: Ints) -> None:
-        """Remove rows, all those of their keys and moments; `forget_moments` must follow."""
+        """Remove all rows of their keys and moments. `forget_moments` must be called afterwards."""
         self._table.remove(entries)
 
     def forget_moments(self, until: int) -> None:
-        """Take note that no row has a moment of `until` or before any more."""
+        """Record that no row has a moment up to `until` any more."""
         gone = {one for one in self._moments if one <= until}
         self._moments -= gone
         # A bit is cleared only when no moment that shares it is left.
@@ -394,7 +399,7 @@ class KeptRows:
             self._filter &= ~np.uint64(bits)
 
     def finish(self, entries: Ints) -> None:
-        """End the use of entries: of these, which were used, and of all others."""
+        """Release the entries, which were used, and all other entries."""
         self._table.release(entries, _NONE)
 
     def _filter_words(self, hashes: Hashes) -> Ints:
@@ -403,8 +408,8 @@ class KeptRows:
 
     def _grow_filter(self) -> None:
         if len(self._table) > len(self._filter) < FILTER_WORDS_MAX:
-            # The index has one bit more now: the keys of a word are divided among two words, and
-            # its bits are right for both.
+            # The index has one bit more now: the keys of one word are divided between two words. A
+            # copy of the word is valid for both.
             self._filter = np.tile(self._filter, 2)
 
     def _add_to_filter(self, words: Ints, moments: Ints) -> None:

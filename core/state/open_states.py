@@ -10,7 +10,7 @@ from onceflow.core.state.snapshots.state_meta import StateMeta
 
 
 class OpenStates:
-    """The states of a store by name; one name is one state for the life of the store."""
+    """The states of a store by name. A name means one state for the life of the store."""
 
     def __init__(self, context: StateContext) -> None:
         self._label = str(context)
@@ -18,10 +18,10 @@ class OpenStates:
         self._complete = False
 
     def find(self, asked: StateMeta) -> Any | None:
-        """Return the state object of this name, None when it was not asked for before.
+        """Return the state object of this name, or None if it was not asked for before.
 
         Raises:
-            ConfigError: It was, as another kind or type; or it is asked for too late.
+            ConfigError: It was asked for with another kind or type, or it is asked for too late.
         """
         if asked.name not in self._claimed:
             if self._complete:
@@ -40,9 +40,9 @@ class OpenStates:
         return state
 
     def complete(self) -> None:
-        """Take no other name from here on."""
+        """Refuse new names from here on."""
         self._complete = True
 
     def add(self, meta: StateMeta, state: Any) -> None:
-        """Let `state` answer to its name."""
+        """Register `state` under its name."""
         self._claimed[meta.name] = (meta, state)

@@ -1,19 +1,19 @@
-"""State of one operator's subtask that is not kept by key: lists, shared maps, bytes of its own.
+"""The state of one operator's subtask that is not kept by key: lists, shared maps, raw bytes.
 
-It is in memory, and whole in every checkpoint. Who gets what at a restore, whatever the parallelism
-is and was:
+It is in memory, and each checkpoint contains all of it. The distribution at a restore, for any old
+and new parallelism:
 
-    split       all elements of all subtasks, spread anew: each to one subtask
+    split       all elements of all subtasks, redistributed: each element to one subtask
     union       all elements of all subtasks, to every subtask
-    broadcast   the entries of one subtask, which are those of every other
+    broadcast   the entries of one subtask, which equal those of every other
     raw-keyed   the bytes of a key group, to the subtask that owns the group
 
-A snapshot has one handle a mode, named after it, whose bytes are MessagePack:
+A snapshot has one handle for each mode, named after it, whose bytes are MessagePack:
 
     [1, [[state name, key signature, value signature, [element, ...]], ...]]
 
-An element of a broadcast state is its key, as `key_codec` has it, followed by its value; one of a
-raw keyed state is its key group as text, followed by the bytes.
+The elements of a broadcast state are, in turn, a key in the form of `key_codec` and its value;
+those of a raw keyed state a key group as text and its bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FORMAT = 1
 
 
 def find_mode(handle: StateHandle) -> Mode | None:
-    """Return what the states in `handle` are; None when it holds none of these."""
+    """Return the mode of the states in `handle`, or None if it holds no operator state."""
     return next((mode for mode in MODES if handle.name == _HANDLE + mode), None)
 
 
@@ -73,13 +73,13 @@ class _File(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FrozenOperatorState:
-    """The state as of a barrier: nobody changes it any more."""
+    """The state at a barrier, which no longer changes."""
 
     states: tuple[tuple[Mode, _State], ...]
     key_groups: range
 
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
-        """Make it durable and return its handles. Any thread."""
+        """Make the state durable and return its handles. Any thread."""
         handles: list[StateHandle] = []
         for mode in MODES:
             saved = [state.save() for of_mode, state in self.states if of_mode == mode]
@@ -90,7 +90,7 @@ class FrozenOperatorState:
 
 
 class _State(ABC):
-    """One state's name, types and what it holds."""
+    """The name, types and content of one state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -117,7 +117,7 @@ class _State(ABC):
 
 
 class OperatorList(_State, ListState[T]):
-    """A list that belongs to the subtask until a restore spreads its elements anew."""
+    """A list of the subtask, until a restore redistributes its elements."""
 
     def __init__(self, name: str, kind: Any) -> None:
         super().__init__(name)
@@ -126,48 +126,48 @@ class OperatorList(_State, ListState[T]):
 
     @property
     def signature(self) -> str:
-        """That of an element's type."""
+        """The signature of an element's type."""
         return self.cells.serializer.signature
 
     def get(self) -> list[T]:
-        """Return the elements in the order they were added."""
+        """Return the elements in the order in which they were added."""
         return [self.cells.thaw(one) for one in self._elements]
 
     def add(self, value: T) -> None:
-        """Put `value` at the end."""
+        """Append `value`."""
         self._elements.append(self._freeze_value(value))
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Put all of `values` at the end, or none."""
+        """Append all of `values`, or none."""
         self._elements += [self._freeze_value(value) for value in values]
 
     def update(self, values: Iterable[T]) -> None:
-        """Make `values` the list."""
+        """Replace the list by `values`."""
         self._elements = [self._freeze_value(value) for value in values]
 
     def clear(self) -> None:
-        """Forget every element."""
+        """Clear the list."""
         self._elements = []
 
     def freeze(self) -> OperatorList[T]:
-        """Return the list as of now."""
+        """Return a copy of the list."""
         copy = OperatorList[T](self.name, self.cells.serializer)
-        # A shallow copy is enough: what is stored is frozen, and a change of the list puts another
-        # element in.
+        # A shallow copy is enough: stored elements are frozen, and a change of the list replaces an
+        # element.
         copy._elements = list(self._elements)
         return copy
 
     def save(self) -> Saved:
-        """Return its bytes."""
+        """Return the state as bytes."""
         elements = [self.cells.to_bytes(one) for one in self._elements]
         return Saved(self.name, "", self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
-        """Begin with `elements`."""
+        """Set the list to `elements`."""
         self._elements = [self.cells.from_bytes(one) for one in elements]
 
     def check_values(self, elements: Sequence[bytes]) -> None:
-        """Raise StateIncompatible unless all elements read without being rounded."""
+        """Raise StateIncompatible unless all elements can be read without rounding."""
         checking = self.cells.to_checking()
         for one in elements:
             checking.from_bytes(one)
@@ -179,7 +179,7 @@ class OperatorList(_State, ListState[T]):
 
 
 class BroadcastMap(_State, MapState[K, V]):
-    """A mapping that is the same on every subtask: only what all of them get may change it."""
+    """A mapping that is equal on all subtasks. Only records that all subtasks get may change it."""
 
     def __init__(self, descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(descriptor.name)
@@ -188,16 +188,16 @@ class BroadcastMap(_State, MapState[K, V]):
         self._keys = MapKeys(descriptor.key_type, descriptor.name)
         self._entries: dict[bytes, Stored] = {}
         self.may_change = False
-        """Whether a record is at hand that every subtask gets."""
+        """True while a record is processed that each subtask gets."""
 
     @property
     def key_signature(self) -> str:
-        """That of the keys' type."""
+        """The signature of the keys' type."""
         return self._keys.signature
 
     @property
     def signature(self) -> str:
-        """That of the values' type."""
+        """The signature of the values' type."""
         return self.cells.serializer.signature
 
     def get(self, key: K) -> V | None:
@@ -206,7 +206,7 @@ class BroadcastMap(_State, MapState[K, V]):
         return None if stored is None else self.cells.thaw(stored)
 
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`."""
+        """Set the value under `key`."""
         self._check()
         if value is None:
             raise BadStateValue(f"broadcast state {self.name!r} cannot hold None; remove the key")
@@ -214,54 +214,54 @@ class BroadcastMap(_State, MapState[K, V]):
         self._entries[data] = self.cells.freeze(value)
 
     def remove(self, key: K) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         self._check()
         self._entries.pop(encode_map_key(key), None)
 
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Return True if `key` exists."""
         return encode_map_key(key) in self._entries
 
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now."""
+        """Return the keys at the time of the call."""
         return iter([decode_key(key) for key in self._entries])
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now."""
+        """Return the entries at the time of the call."""
         return iter([(decode_key(key), self.cells.thaw(one)) for key, one in self._entries.items()])
 
     def is_empty(self) -> bool:
-        """Tell whether there is no entry."""
+        """Return True if there is no entry."""
         return not self._entries
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         self._check()
         self._entries.clear()
 
     def freeze(self) -> BroadcastMap[K, V]:
-        """Return the entries as of now."""
+        """Return a copy of the mapping."""
         copy = BroadcastMap(self._descriptor)
-        # As of a list: entries are replaced and never changed in place.
+        # A shallow copy is enough, as for a list: entries are replaced and never changed in place.
         copy._entries = dict(self._entries)
         return copy
 
     def save(self) -> Saved:
-        """Return its bytes."""
+        """Return the state as bytes."""
         elements = [
             part for key, one in self._entries.items() for part in (key, self.cells.to_bytes(one))
         ]
         return Saved(self.name, self.key_signature, self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
-        """Begin with `elements`."""
+        """Set the entries to those in `elements`."""
         pairs = zip(elements[::2], elements[1::2], strict=True)
         self._entries = {
             encode_map_key(decode_key(key)): self.cells.from_bytes(one) for key, one in pairs
         }
 
     def check_values(self, elements: Sequence[bytes]) -> None:
-        """Raise StateIncompatible unless all values read without being rounded."""
+        """Raise StateIncompatible unless all values can be read without rounding."""
         checking = self.cells.to_checking()
         for one in elements[1::2]:
             checking.from_bytes(one)
@@ -275,37 +275,37 @@ class BroadcastMap(_State, MapState[K, V]):
 
 
 class RawKeyedState(_State):
-    """Bytes of a function's own form, for each key group of its subtask.
+    """Bytes in a function's own format, for each key group of its subtask.
 
-    A key group's bytes go wherever its keys go when the parallelism changes. A function brings them
-    up to date in `snapshot_state`.
+    If the parallelism changes, the bytes of a key group move with its keys. A function updates them
+    in `snapshot_state`.
     """
 
     def __init__(self, name: str, key_groups: range, max_parallelism: int) -> None:
         super().__init__(name)
         self.key_groups = key_groups
-        """Those of this subtask."""
+        """The key groups of this subtask."""
         self._max_parallelism = max_parallelism
         self._bytes: dict[int, bytes] = {}
 
     @property
     def signature(self) -> str:
-        """The same for all: nobody but the function knows what the bytes are."""
+        """A constant: only the function knows the type of the bytes."""
         return RAW
 
     def key_group_of(self, key: Any) -> int:
-        """Return the key group of `key`: of a key of several columns, of the tuple of them."""
+        """Return the key group of `key`. The key of several columns is a tuple."""
         return key_group_of(key, self._max_parallelism)
 
     def get(self, key_group: int) -> bytes | None:
-        """Return the bytes of `key_group`; None when there are none."""
+        """Return the bytes of `key_group`, or None if there are none."""
         return self._bytes.get(key_group)
 
     def put(self, key_group: int, data: bytes) -> None:
-        """Make `data` the bytes of `key_group`.
+        """Set the bytes of `key_group`.
 
         Raises:
-            BadStateValue: They are no bytes, or the key group is another subtask's.
+            BadStateValue: `data` is not bytes, or the key group belongs to another subtask.
         """
         if not isinstance(cast("object", data), bytes):
             raise BadStateValue(
@@ -320,30 +320,30 @@ class RawKeyedState(_State):
         self._bytes[key_group] = data
 
     def clear(self) -> None:
-        """Forget the bytes of every key group."""
+        """Clear the bytes of all key groups."""
         self._bytes.clear()
 
     def freeze(self) -> RawKeyedState:
-        """Return the bytes as of now."""
+        """Return a copy of the bytes of all key groups."""
         copy = RawKeyedState(self.name, self.key_groups, self._max_parallelism)
         copy._bytes = dict(self._bytes)
         return copy
 
     def save(self) -> Saved:
-        """Return all of it as bytes."""
+        """Return the state as bytes."""
         pairs = sorted(self._bytes.items())
         elements = [part for group, data in pairs for part in (str(group).encode(), data)]
         return Saved(self.name, "", self.signature, elements)
 
     def restore(self, elements: Sequence[bytes]) -> None:
-        """Begin with what `elements` say of the key groups of this subtask."""
-        # A handle covers the key groups of an old subtask, which may be several slots' now.
+        """Set the bytes to those in `elements`, for the key groups of this subtask."""
+        # A handle covers the key groups of an old subtask, which may now belong to several slots.
         self._bytes = {
             group: data for group, data in parse_groups(elements) if group in self.key_groups
         }
 
     def check_values(self, elements: Sequence[bytes]) -> None:
-        """Take any bytes."""
+        """Accept any bytes."""
 
 
 RAW = "raw"
@@ -357,9 +357,9 @@ def parse_groups(elements: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 class OperatorStateStore:
-    """All of one subtask's state that is not kept by key.
+    """The state of one subtask that is not kept by key.
 
-    Used by the chain's thread, uploads excepted.
+    Used by the chain's thread, except for uploads.
     """
 
     def __init__(
@@ -375,14 +375,16 @@ class OperatorStateStore:
         reader: StateReader | None = None,
         allow_non_restored_state: bool = False,
     ) -> None:
-        """`handles` are those of all subtasks, by number; of one where they are broadcast.
+        """Read the restored states.
 
-        `key_groups` are for functions with keys. `is_restored` may be so without any handle.
+        `handles` are those of all subtasks, in the order of subtasks; for broadcast states, those
+        of one subtask. `key_groups` are for functions with keys. `is_restored` may be True without
+        any handle.
         """
         self._uid = uid
         self.subtask, self.parallelism = subtask, parallelism
         self.is_restored = bool(handles) if is_restored is None else is_restored
-        """Whether a checkpoint held state of this operator, be it empty."""
+        """True if a checkpoint held state of this operator, even if the state is empty."""
         self._key_groups, self._max_parallelism = key_groups, max_parallelism
         self._allow_non_restored_state = allow_non_restored_state
         self._restored: dict[tuple[Mode, str], list[Saved]] = {}
@@ -396,30 +398,30 @@ class OperatorStateStore:
                 self._restored.setdefault((mode, saved.name), []).append(saved)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a list whose elements are spread evenly over all subtasks at a restore."""
+        """Return a list whose elements a restore distributes evenly over all subtasks."""
         self._check_lives(descriptor)
         return self._open("split", OperatorList(descriptor.name, descriptor.type))
 
     def union_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
+        """Return a list. At a restore, each subtask gets the elements of all subtasks."""
         self._check_lives(descriptor)
         return self._open("union", OperatorList(descriptor.name, descriptor.type))
 
     def broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastMap[K, V]:
-        """Return a mapping that is the same on every subtask."""
+        """Return a mapping that is the same on each subtask."""
         self._check_lives(descriptor)
         return self._open("broadcast", BroadcastMap(descriptor))
 
     def raw_keyed_state(self, name: str) -> RawKeyedState:
-        """Return bytes by key group."""
+        """Return a state of bytes by key group."""
         check_state_name(name)
         return self._open("raw-keyed", RawKeyedState(name, self._key_groups, self._max_parallelism))
 
     def finish_open(self) -> tuple[str, ...]:
-        """End the asking for states; return those that the checkpoint held and nobody asked for.
+        """Refuse further states. Return the restored states that were not asked for.
 
         Raises:
-            StateIncompatible: There are such, and they may not be dropped.
+            StateIncompatible: There are such states, and they may not be dropped.
         """
         # By mode and name: a list that was asked for as a union before is another state.
         left = sorted({name for _, name in self._restored.keys() - self._states.keys()})
@@ -434,7 +436,7 @@ class OperatorStateStore:
         return tuple(f"state {name!r} of operator {self._uid!r}" for name in left)
 
     def freeze(self) -> FrozenOperatorState:
-        """Return the state as of now."""
+        """Return a copy of the state."""
         return FrozenOperatorState(
             tuple((mode, state.freeze()) for (mode, _), state in self._states.items()),
             self._key_groups,
@@ -471,13 +473,13 @@ class OperatorStateStore:
                     f" {' to '.join(filter(None, expected))}{f' ({why})' if why else ''}: give it"
                     " its old type, or another name"
                 )
-            # Types alone cannot say whether an integer survives as a float, so the values are read
+            # Types alone do not tell whether an integer survives as a float, so the values are read
             # once more.
             if depends_on_values(held[1], expected[1]):
                 state.check_values(saved.elements)
         lists = [saved.elements for saved in parts]
-        # Every subtask reads the whole list and takes its own part by number. All of them compute
-        # the same division.
+        # Each subtask reads the whole list and takes its part by number. All subtasks compute the
+        # same division.
         if mode == "split":
             state.restore(redistribute_list(lists, self.parallelism)[self.subtask])
         else:
@@ -508,7 +510,7 @@ def read_saved(data: bytes, label: str) -> list[Saved]:
     """Return the states in the bytes of one handle.
 
     Raises:
-        StateCorrupt: They are no operator state.
+        StateCorrupt: The bytes are no operator state.
         StateIncompatible: A newer onceflow wrote them.
     """
     try:

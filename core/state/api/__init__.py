@@ -1,1 +1,1 @@
-"""State as functions use it, and what a state backend fulfils."""
+"""The state objects that functions use, and the interface of a state backend."""

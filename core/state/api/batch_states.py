@@ -1,8 +1,8 @@
-"""Value states of all keys of a batch at once: a column in, a column out.
+"""The value states of all keys of a batch, read and written as columns.
 
-A number, a boolean, a date or an instant is a column of one table, which all states of the operator
-share: a key is looked up once a batch. A value of any other type, and one that expires, is a value
-state as a function of one record has it, gone through key by key.
+A state of numbers, booleans, dates or instants is a column of one table, which all states of the
+operator share, so each key is looked up once a batch. A state of another type, or one that expires,
+is the same value state that a function by record uses, and is processed key by key.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from onceflow.core.state.keys.key_index import KeyIndex
 from onceflow.core.state.keys.python_keys import python_row_keys
 
 COLUMNS_STATE = "onceflow.values"
-"""The name under which snapshots hold the states that are columns."""
+"""The name under which snapshots hold the states that are columns of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedBatch:
-    """The records of a batch, by key.
+    """The records of a batch, grouped by key.
 
-    `order` are their row numbers, those of one key together and in their order; key k has the
-    places `firsts[k]` to `firsts[k] + counts[k] - 1` of it. What is per key is in the keys' order.
+    `order` holds the row numbers, sorted by key; rows of one key keep their order. Key k has the
+    positions `firsts[k]` to `firsts[k] + counts[k] - 1` in `order`. Values per key are in the order
+    of the keys.
     """
 
     rows: pa.RecordBatch
@@ -50,65 +51,69 @@ class KeyedBatch:
 
     @property
     def order(self) -> Ints:
-        """The row number at each place."""
+        """The row number at each position."""
         return self._group.order
 
     @property
     def firsts(self) -> Ints:
-        """The first place of each key."""
+        """The first position of each key."""
         return self._group.firsts
 
     @property
     def counts(self) -> Ints:
-        """How many rows each key has, one at least."""
+        """The number of rows of each key, at least 1."""
         return self._group.counts
 
     @property
     def key_count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._group.firsts)
 
     @property
     def keys(self) -> pa.RecordBatch:
-        """The key columns, a row for each key."""
+        """The key columns, with one row for each key."""
         return self.rows.select(list(self.key)).take(pa.array(self.order[self.firsts]))
 
     def sort_by_key(self, column: str) -> npt.NDArray[Any]:
-        """Return a column's values by place: those of one key together."""
+        """Return the values of a column, sorted by key like `order`."""
         values: npt.NDArray[Any] = self.rows.column(column).to_numpy(zero_copy_only=False)
         return values[self.order]
 
     def spread(self, per_key: Values) -> npt.NDArray[Any]:
-        """Return at each place the value of its key."""
+        """Return the value of the position's key, for each position."""
         return self._group.spread(np.asarray(per_key))
 
     def lasts(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each key the value at its last place."""
+        """Return the value at the last position of each key."""
         return self._group.lasts(per_place)
 
     def in_row_order(self, per_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values at the rows that they belong to."""
+        """Return values given by position, in the order of the batch's rows."""
         return self._group.in_row_order(per_place)
 
 
 class BatchValueState(ABC):
-    """One value of each key of the batch at hand."""
+    """One value for each key of the current batch."""
 
     @abstractmethod
     def get_many(self) -> pa.Array:
-        """Return the keys' values, in their order; the default, or null, where there is none."""
+        """Return the values of the keys, in their order.
+
+        A missing value is the default, or null.
+        """
 
     @abstractmethod
     def put_many(self, values: Values) -> None:
-        """Make `values` the keys' values, one for each in their order; a null clears.
+        """Set the value of each key, in the keys' order; a null clears the value.
 
         Raises:
-            BadStateValue: There are more or fewer than keys, or one is not of the type.
+            BadStateValue: The number of values differs from that of the keys, or a value has
+                another type.
         """
 
 
 class KeyedBatchStates:
-    """Hands out the states of a batch's keys while the operator opens, and serves them."""
+    """Creates the states of a batch's keys while the operator opens, and serves them afterwards."""
 
     def __init__(
         self,
@@ -131,22 +136,23 @@ class KeyedBatchStates:
         self._has_rows_of_keys = False
         self._batch: KeyedBatch | None = None
         self._hashes: Hashes | None = None
-        """Those of the rows' keys, if they are known."""
+        """The hashes of the rows' keys, or None if they are not known."""
         self._hashed_keys: HashedKeys | None = None
         self.registered: BatchTimers | None = None
-        """None when the function has not asked for timers."""
+        """The timers, or None if the function has not asked for timers."""
 
     @property
     def cleaned_a_record(self) -> int:
-        """How many entries of expiring states are looked at for each record."""
+        """The number of entries of expiring states to check for each record."""
         return self._by_key.cleaned_a_record
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
         """Return the state of one value a key, restored if a snapshot held it.
 
         Raises:
-            ConfigError: The operator has opened, the name is in use, or the type has no column.
-            StateIncompatible: The snapshot holds the name as another type.
+            ConfigError: The operator has opened already, the name is in use, or the type has no
+                column.
+            StateIncompatible: The snapshot holds the name with another type.
         """
         before = self._asked.get(descriptor.name)
         if before is not None and before[0] == descriptor:
@@ -170,10 +176,11 @@ class KeyedBatchStates:
         return state
 
     def timers(self) -> BatchTimers:
-        """Return the timers of the batch's keys; the same for each call.
+        """Return the timers of the batch's keys. Each call returns the same object.
 
         Raises:
-            ConfigError: The operator has opened, or a key column has a name that timers need.
+            ConfigError: The operator has opened already, or a key column has a name that timers
+                need.
         """
         if self.registered is None:
             if not self._open:
@@ -184,14 +191,14 @@ class KeyedBatchStates:
         return self.registered
 
     def finish_open(self) -> None:
-        """Hear that every state has been asked for."""
+        """Create the table. Must be called once all states have been asked for."""
         self._open = False
         if self._columns:
             types = [field.type for field in self._key_fields]
             self.table = self._store.accumulators(COLUMNS_STATE, types, self._columns)
 
     def begin(self, rows: pa.RecordBatch, hashes: Hashes | None) -> KeyedBatch:
-        """Return `rows` by key; from here on the states are those of their keys."""
+        """Group `rows` by key and return them. From here on, the states are those of these keys."""
         arrays = [rows.column(name) for name in self._key]
         if self.table is not None:
             group = self.table.group(arrays, hashes)
@@ -207,16 +214,16 @@ class KeyedBatchStates:
         return self._batch
 
     def end(self) -> None:
-        """Take what was put as new."""
+        """Finish the batch, and mark its changed values as new in the table."""
         if self.table is not None:
             self.table.finish(self.entries)
         self._batch = self._hashes = self._hashed_keys = None
 
     def batch(self) -> KeyedBatch:
-        """Return the batch at hand.
+        """Return the current batch.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no current batch.
         """
         if self._batch is None:
             raise ConfigError(
@@ -225,7 +232,7 @@ class KeyedBatchStates:
         return self._batch
 
     def hash_keys_at_hand(self) -> HashedKeys:
-        """Return the key columns of the batch at hand, a row for each key, and the keys' hashes."""
+        """Return the key columns of the current batch, one row a key, and the keys' hashes."""
         if self._hashed_keys is None:
             batch = self.batch()
             keys, hashes = batch.keys.columns, self._hashes
@@ -239,14 +246,16 @@ class KeyedBatchStates:
         return python_row_keys(keys.columns, keys.schema.names)
 
     def set_current_key(self, key: Any) -> None:
-        """Make `key` the one that the states by key read and write."""
+        """Select the key that the states by key read and write."""
         self._store.set_current_key(key)
 
     def to_values(self, values: Values, kind: pa.DataType, name: str) -> pa.Array:
-        """Return `values` as one array of type `kind`, one for each key.
+        """Return `values`, one for each key, as one array of type `kind`.
 
         Raises:
-            BadStateValue: There are more or fewer than keys, or `kind` does not hold one exactly.
+            BadStateValue: The number of values differs from that of the keys, or `kind` cannot hold
+                one
+                exactly.
         """
         try:
             return cast_exactly(self._one_a_key(values, f"put_many of state {name!r}"), kind)
@@ -256,15 +265,16 @@ class KeyedBatchStates:
             ) from error
 
     def to_timers(self, values: Values, method: str) -> pa.Array:
-        """Return the times of timers as milliseconds, one for each key, which `method` was given.
+        """Return the timer times that `method` got, one for each key, as milliseconds.
 
         Raises:
-            BadStateValue: There are more or fewer than keys, or they are no whole numbers.
+            BadStateValue: The number of times differs from that of the keys, or they are no
+                integers.
         """
         try:
             array = self._one_a_key(values, method)
             kind = array.type
-            # An instant of Arrow would be taken for its ticks, which may be microseconds.
+            # An Arrow timestamp would be read as its ticks, which may be microseconds.
             if pa.types.is_integer(kind) or pa.types.is_null(kind):
                 return array.cast(pa.int64())
         except pa.ArrowException as error:
@@ -303,7 +313,7 @@ class _ColumnValues(BatchValueState):
         self._default = None if default is None else _to_scalar(default, kind, descriptor.name)
 
     def get_many(self) -> pa.Array:
-        """Return the keys' values."""
+        """Return the values of the keys."""
         self._states.batch()
         assert self._states.table is not None
         values = self._states.table.values(self._index, self._states.entries)
@@ -314,7 +324,7 @@ class _ColumnValues(BatchValueState):
         return values
 
     def put_many(self, values: Values) -> None:
-        """Make `values` the keys' values."""
+        """Set the values of the keys."""
         checked = self._states.to_values(values, self._kind, self._name)
         assert self._states.table is not None
         self._states.table.put(self._index, self._states.entries, checked)
@@ -330,7 +340,7 @@ def _to_scalar(default: Any, kind: pa.DataType, name: str) -> pa.Scalar:
 
 
 class _ValuesByKey(BatchValueState):
-    """Values of a value state, one key after the other."""
+    """Values in a value state, read and written key by key."""
 
     def __init__(
         self,
@@ -345,7 +355,7 @@ class _ValuesByKey(BatchValueState):
         self._kind = kind
 
     def get_many(self) -> pa.Array:
-        """Return the keys' values."""
+        """Return the values of the keys."""
         values: list[Any] = []
         for key in self._states.python_keys():
             self._states.set_current_key(key)
@@ -353,7 +363,7 @@ class _ValuesByKey(BatchValueState):
         return array_of(values, self._kind)
 
     def put_many(self, values: Values) -> None:
-        """Make `values` the keys' values."""
+        """Set the values of the keys."""
         checked = self._states.to_values(values, self._kind, self._name)
         for key, value in zip(self._states.python_keys(), checked.to_pylist(), strict=True):
             self._states.set_current_key(key)
@@ -384,7 +394,7 @@ def _arrow_type(descriptor: ValueStateDescriptor[Any]) -> pa.DataType:
 
 
 def _column_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return as what a table keeps values of `kind`; None: it cannot."""
+    """Return the type in which the table stores values of `kind`, or None if it cannot."""
     types = pa.types
     if types.is_integer(kind) and kind != pa.uint64():
         return pa.int64()

@@ -1,12 +1,11 @@
-"""Timers of functions of batches: those of all keys of a batch are registered and fire together.
+"""The timers of functions by batch: all timers of a batch are registered and fire together.
 
-Each timer is a row of a table by time and key, so it is in every snapshot and moves with its key.
-Which seconds have timers is known in memory; the rows of the next one say when it is due.
+Each timer is a row of a table by time and key, so it is in each snapshot and moves with its key.
+Memory holds only the seconds that have timers; the rows of the earliest second tell the next time.
 
-Invariants:
-    the second of every timer is in `_seconds`; one that is there may have no timer any more
-    no timer is for a time before `_none_before_ms`
-    `_next_ms`, where it is known, is the time of the earliest timer
+Invariants: the second of each timer is in `_seconds`; a second in it may have no timer any more no
+timer is for a time before `_none_before_ms` `_next_ms`, if not None, is the time of the earliest
+timer
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from onceflow.core.state.keys.key_groups import Hashes
 Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any]"
 
 TIMER_MS = "timer_ms"
-"""The column of a batch of timers that says for when each was registered."""
+"""The column of a batch of timers with the time for which each was registered."""
 FIRED_MAX = 65_536
-"""Timers that fire together; bounds the memory that a call needs."""
+"""The maximum number of timers that fire together; bounds the memory that a call needs."""
 _SECOND_BITS = 10
-"""Timers are looked for by spans of 1,024 ms."""
+"""Timers are searched in spans of 1,024 ms."""
 _NONE: Ints = np.zeros(0, np.int64)
 
 
@@ -43,14 +42,14 @@ HashedKeys: TypeAlias = tuple[list[pa.Array], Hashes]
 
 
 class KeysAtHand(Protocol):
-    """The keys of the batch at hand."""
+    """The keys of the current batch."""
 
     def to_timers(self, values: Values, method: str) -> pa.Array:
-        """Return the times that `method` was given as milliseconds, one for each key."""
+        """Return the times that `method` got, one for each key, as milliseconds."""
         ...
 
     def hash_keys_at_hand(self) -> HashedKeys:
-        """Return the key columns, a row for each key, and the keys' hashes."""
+        """Return the key columns, one row for each key, and the keys' hashes."""
         ...
 
 
@@ -61,7 +60,7 @@ class TimerTable:
         self, store: KeyedStateStore, domain: TimeDomain, key_types: Sequence[pa.DataType]
     ) -> None:
         self._domain: TimeDomain = domain
-        # A row is there or is not: what its one column counts is of no matter.
+        # Only the existence of a row matters. The value of its only column is not used.
         self._table: AccumulatorTable = store.accumulators(
             f"onceflow.{domain}-timers-of-batches",
             key_types,
@@ -76,20 +75,20 @@ class TimerTable:
 
     @property
     def next_ms(self) -> int | None:
-        """The time of the earliest timer."""
+        """The time of the earliest timer, or None if there is none."""
         while self._next_ms is None and self._seconds:
             second = min(self._seconds)
             entries = self._table.select(second << _SECOND_BITS, (second + 1) << _SECOND_BITS)
             if len(entries):
                 self._next_ms = int(self._table.namespaces_of(entries[:1])[0])
             else:
-                # All of its timers were deleted or have fired.
+                # All timers of this second were deleted or have fired.
                 self._seconds.discard(second)
             self._table.release(entries, _NONE)
         return self._next_ms
 
     def register(self, times_ms: Ints, keys: HashedKeys) -> None:
-        """Keep a timer of each key; one that is there already stays one."""
+        """Register a timer for each key. Registering an existing timer again has no effect."""
         if not len(times_ms):
             return
         self._table.release(self._table.fold(times_ms, *keys, {}), _NONE)
@@ -100,7 +99,7 @@ class TimerTable:
             self._next_ms = min(self._next_ms, earliest_ms)
 
     def delete(self, times_ms: Ints, keys: HashedKeys) -> None:
-        """Forget a timer of each key; nothing happens where there is none."""
+        """Delete a timer of each key. A missing timer is ignored."""
         if not len(times_ms):
             return
         arrays, hashes = keys
@@ -108,11 +107,11 @@ class TimerTable:
         self._remove(np.unique(entries[entries > 0]))
 
     def take_due(self, until_ms: int) -> tuple[Ints, list[pa.Array]]:
-        """Delete up to `FIRED_MAX` timers that are due by `until_ms`; return times and keys.
+        """Delete and return up to `FIRED_MAX` timers that are due by `until_ms`: times and keys.
 
-        They are the earliest of all, in the order of their times.
+        The earliest timers come first, in the order of their times.
         """
-        # By what is known without a look at the table: this is called after every batch.
+        # Decided without access to the table, because this is called after each batch.
         if until_ms < self._none_before_ms or not self._seconds:
             return _NONE, []
         entries = self._select_due(until_ms)
@@ -133,13 +132,15 @@ class TimerTable:
         first_ms = max(due[0] << _SECOND_BITS, self._none_before_ms)
         count = 1
         while True:
-            # Twice as far with each look, for a look reads all timers on its way into memory.
+            # Double the range in each step, because each step reads all timers of the range into
+            # memory.
             last_ms = ((due[min(count, len(due)) - 1] + 1) << _SECOND_BITS) - 1
             entries = self._table.select(first_ms, min(last_ms, until_ms) + 1)
             if len(entries) >= FIRED_MAX:
                 return entries
             if count >= len(due):
-                # All that is in these spans is due, but the last one may go on.
+                # All timers in these spans are returned, but the last span may end after
+                # `until_ms`.
                 self._seconds.difference_update(due[:-1])
                 return entries
             count *= 2
@@ -150,11 +151,11 @@ class TimerTable:
 
 
 class BatchTimers:
-    """Timers of the keys of the batch at hand: a column of times in, a batch of timers out.
+    """The timers of the current batch's keys: registered by a column, fired as a batch.
 
-    A key has any number of timers. Each fires once, when its time has come: then
-    `KeyedBatchFunction.on_timers` is called with all that are due. One whose time has come already
-    fires after the batch at hand.
+    A key may have any number of timers. Each fires once, when its time has come:
+    `KeyedBatchFunction.on_timers` is then called with all due timers. A timer whose time has
+    already passed fires after the current batch.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class BatchTimers:
         key: Sequence[pa.Field],
         clock: StateClock,
     ) -> None:
-        """`key`: the key columns."""
+        """Open the timer tables; `key` holds the key columns."""
         if TIMER_MS in {field.name for field in key}:
             raise ConfigError(
                 f"a function of batches asks for timers, and {TIMER_MS!r} is a key column, which"
@@ -174,23 +175,25 @@ class BatchTimers:
         self._clock = clock
         self._schema = pa.schema([*key, pa.field(TIMER_MS, pa.int64())])
         self.watermark = NO_WATERMARK
-        """The event time up to which everything has come, for every key."""
+        """The event time that all inputs have reached, for all keys."""
         types = [field.type for field in key]
         self.event = TimerTable(store, "event", types)
         self.processing = TimerTable(store, "processing", types)
 
     def register_event_time_timers(self, at_ms: Values) -> None:
-        """Have `on_timers` called for each key once the watermark is its `at_ms` or more.
+        """Call `on_timers` for each key once the watermark has reached its time in `at_ms`.
 
-        `at_ms` has a value for each key, in the order of the batch's keys; null: no timer.
+        `at_ms` has a value for each key, in the order of the batch's keys. A null registers no
+        timer.
 
         Raises:
-            BadStateValue: There are more or fewer than keys, or one is no whole milliseconds.
+            BadStateValue: The number of times differs from that of the keys, or they are no
+                integers.
         """
         self.event.register(*self._read(at_ms, "register_event_time_timers"))
 
     def register_processing_time_timers(self, at_ms: Values) -> None:
-        """Have `on_timers` called for each key when the slot's clock says `at_ms`, or soon after.
+        """Call `on_timers` for each key when the slot's clock has reached its time, or soon after.
 
         Raises:
             BadStateValue: As `register_event_time_timers`.
@@ -198,7 +201,7 @@ class BatchTimers:
         self.processing.register(*self._read(at_ms, "register_processing_time_timers"))
 
     def delete_event_time_timers(self, at_ms: Values) -> None:
-        """Forget a timer of each key; nothing happens for a null, or where there is none.
+        """Delete a timer of each key. A null or a missing timer is ignored.
 
         Raises:
             BadStateValue: As `register_event_time_timers`.
@@ -206,7 +209,7 @@ class BatchTimers:
         self.event.delete(*self._read(at_ms, "delete_event_time_timers"))
 
     def delete_processing_time_timers(self, at_ms: Values) -> None:
-        """Forget a timer of each key; nothing happens for a null, or where there is none.
+        """Delete a timer of each key. A null or a missing timer is ignored.
 
         Raises:
             BadStateValue: As `register_event_time_timers`.
@@ -214,26 +217,26 @@ class BatchTimers:
         self.processing.delete(*self._read(at_ms, "delete_processing_time_timers"))
 
     def current_processing_time(self) -> int:
-        """Return the slot's clock in milliseconds since 1970; it never goes back in one attempt."""
+        """Return the slot's clock in ms since 1970. It never goes back within one attempt."""
         return self._clock.now_ms()
 
     def current_watermark(self) -> int:
-        """Return up to which event time all has come for all keys; -2**63 before the first."""
+        """Return the watermark of all keys; -2**63 before the first one."""
         return self.watermark
 
     def advance(self, watermark: int) -> None:
-        """Take in the watermark, which may be behind a restored one. Called by the engine alone."""
+        """Set the watermark unless it is older than a restored one. Only the engine calls this."""
         self.watermark = max(self.watermark, watermark)
 
     def take_due(self, timers: TimerTable, until_ms: int) -> pa.RecordBatch | None:
-        """Delete and return the next timers that are due: keys and times. Called by the engine."""
+        """Delete and return the next due timers: keys and times. Only the engine calls this."""
         times, keys = timers.take_due(until_ms)
         if not len(times):
             return None
         return pa.record_batch([*keys, pa.array(times)], schema=self._schema)
 
     def _read(self, at_ms: Values, method: str) -> tuple[Ints, HashedKeys]:
-        """Return the times and keys of those keys that have a time."""
+        """Return the times, and the keys of those times. Skips keys without a time."""
         times = self._of_keys.to_timers(at_ms, method)
         keys, hashes = self._of_keys.hash_keys_at_hand()
         if times.null_count:

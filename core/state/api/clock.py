@@ -1,4 +1,4 @@
-"""The clock by which what is kept expires."""
+"""The clock by which state expires and processing-time timers fire."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ WallClock: TypeAlias = Callable[[], float]
 
 
 class StateClock:
-    """Milliseconds since 1970 that never go back, though the machine's clock may."""
+    """A clock in ms since 1970 that never goes back, even if the machine's clock does."""
 
     def __init__(self, wall_clock: WallClock = time.time) -> None:
         self._wall_clock = wall_clock
         self._latest_ms = 0
 
     def now_ms(self) -> int:
-        """Return the time."""
+        """Return the time in ms since 1970."""
         self._latest_ms = max(self._latest_ms, int(self._wall_clock() * 1000))
         return self._latest_ms

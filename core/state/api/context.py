@@ -1,7 +1,8 @@
-"""What a state store is opened with: whose state it holds, and the seams to checkpoint storage.
+"""The context in which a state store opens, and its interface to checkpoint storage.
 
-`core/storage` implements `StateWriter` and `StateReader`; a backend knows no path, file system or
-checkpoint directory. The thread that uploads or restores uses them, never the one that owns state.
+`core/storage` implements `StateWriter` and `StateReader`, so a backend knows no path, file system
+or checkpoint directory. The thread that uploads or restores uses them, never the thread that owns
+the state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["StateContext", "StateHandle", "StateReader", "StateWriter"]
 
 
 class StateWriter(Protocol):
-    """Makes pieces of state durable for one subtask and one checkpoint. Any thread."""
+    """A writer of durable state for one subtask and one checkpoint. Any thread."""
 
     def write(
         self,
@@ -29,9 +30,10 @@ class StateWriter(Protocol):
         *,
         key_groups: range | None = None,
     ) -> StateHandle:
-        """Return the handle of `data`, durable when this returns; small data may be held inline.
+        """Make `data` durable and return its handle. Small data may be held inline.
 
-        `name` becomes the handle's name; `key_groups` its inclusive first and last.
+        `name` becomes the handle's name. `key_groups` becomes its first and last key group,
+        inclusive.
         """
         ...
 
@@ -43,47 +45,49 @@ class StateWriter(Protocol):
         shared: bool = False,
         key_groups: range | None = None,
     ) -> StateHandle:
-        """Return the handle of the joined `chunks`, as `write` does; they need not fit into memory.
+        """Write the joined `chunks` like `write` and return their handle.
 
-        A shared file may be named by later checkpoints too; its `name` is unique for ever. What
-        `chunks` raise is raised, and nothing shows in storage.
+        They need not fit into memory.
+
+        Later checkpoints may reference a shared file; its `name` must never be used again. An
+        exception of `chunks` is raised to the caller, and no file appears in storage.
         """
         ...
 
     def write_file(
         self, name: str, path: Path, *, shared: bool, key_groups: range | None = None
     ) -> StateHandle:
-        """Return the handle of a copy of the file at `path`, durable when this returns.
+        """Make a durable copy of the file at `path` and return its handle.
 
-        A shared file may be named by later checkpoints too; its `name` is unique for ever.
+        Later checkpoints may reference a shared file; its `name` must never be used again.
         """
         ...
 
 
 class StateReader(Protocol):
-    """Reads back what a `StateWriter` wrote, in another process. Any thread."""
+    """A reader of the state that a `StateWriter` wrote, in another process. Any thread."""
 
     def read(self, handle: StateHandle) -> bytes:
         """Return the bytes of `handle`.
 
         Raises:
-            CheckpointCorrupt: They are not what was written, or are gone.
+            CheckpointCorrupt: The bytes are gone, or are not those that were written.
         """
         ...
 
     def head(self, handle: StateHandle) -> bytes:
-        """Return at least the first 64 KB of `handle`, or all of it; not verified.
+        """Return at least the first 64 KB of `handle`, or all of it. The bytes are not verified.
 
         Raises:
-            CheckpointCorrupt: It is gone.
+            CheckpointCorrupt: The file is gone.
         """
         ...
 
     def read_to(self, handle: StateHandle, path: Path) -> None:
-        """Leave the bytes of `handle` in a new file at `path`.
+        """Write the bytes of `handle` to a new file at `path`.
 
         Raises:
-            CheckpointCorrupt: They are not what was written, or are gone.
+            CheckpointCorrupt: The bytes are gone, or are not those that were written.
         """
         ...
 
@@ -98,7 +102,8 @@ class StateContext:
     max_parallelism: int
     scratch_dir: Path
     allow_non_restored_state: bool = False
-    """Whether what a snapshot holds and the operator does not take is dropped; else refused."""
+    """True if state that a snapshot holds and the operator does not ask for is dropped. Otherwise
+    the start is refused."""
 
     def __post_init__(self) -> None:
         require(

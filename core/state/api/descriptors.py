@@ -1,4 +1,4 @@
-"""What a user says about a piece of keyed state: its name, its type and its default."""
+"""The descriptors with which a user declares keyed state: its name, its type and its default."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from onceflow.core.setting_values import seconds_of
 from onceflow.core.state.keys.key_codec import check_map_key_type
 from onceflow.core.state.types.serializers import Serializer, python_type_of, serializer_of
 
-# Descriptors have no slots: typing assigns to what `ValueStateDescriptor[int](…)` makes, and a
-# frozen dataclass with slots refuses with a TypeError that typing does not expect (CPython 3.11).
+# Descriptors have no slots: typing assigns to the result of `ValueStateDescriptor[int](…)`. A
+# frozen dataclass with slots refuses that with a TypeError that typing does not expect (CPython
+# 3.11).
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -28,9 +29,9 @@ TypeSpec: TypeAlias = "type[Any] | pa.DataType | Serializer[Any] | Any"
 
 STATE_NAME_BYTES_MAX = 200
 DIGITS_MAX = 38
-"""The digits of a decimal128."""
+"""The maximum number of digits of a decimal128."""
 AVERAGE_DIGITS = 4
-"""An average has so many more digits after the point than its values, as in Spark."""
+"""The number of digits that an average has more than its values after the point, as in Spark."""
 
 
 TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
@@ -39,12 +40,12 @@ TtlVisibility: TypeAlias = Literal["never_return_expired", "return_expired_if_no
 
 @dataclass(frozen=True)
 class StateTtlConfig:
-    """How long what a state holds lives, by the clock of the slot: `StateTtlConfig("1 h")`.
+    """The time to live of a state's values, by the slot's clock: `StateTtlConfig("1 h")`.
 
-    `update` says what counts as a use, from which `ttl` runs; `visibility` whether what has expired
-    and is still there is handed out. It is deleted as full snapshots are written (there, not in
-    memory) with `cleanup_full_snapshot`, and while records come: `cleanup_incrementally` entries
-    are looked at for each.
+    `update` says which uses restart `ttl`. `visibility` says whether an expired value that still
+    exists is returned. Expired values are deleted from full snapshots (not from memory) if
+    `cleanup_full_snapshot` is set, and while records arrive: for each record,
+    `cleanup_incrementally` entries are checked.
     """
 
     ttl: float | str
@@ -65,17 +66,17 @@ class StateTtlConfig:
 
     @property
     def ttl_ms(self) -> int:
-        """How long a value lives after its last use, in milliseconds."""
+        """The time that a value lives after its last use, in milliseconds."""
         return round(seconds_of(self.ttl, setting="ttl") * 1000)
 
     @property
     def updates_on_read(self) -> bool:
-        """Whether a read is a use."""
+        """True if a read counts as a use."""
         return self.update == "on_read_and_write"
 
     @property
     def never_returns_expired(self) -> bool:
-        """Whether what has expired is as good as gone."""
+        """True if an expired value is never returned."""
         return self.visibility == "never_return_expired"
 
 
@@ -95,7 +96,7 @@ class ValueStateDescriptor(Generic[T]):
 
 @dataclass(frozen=True)
 class ListStateDescriptor(Generic[T]):
-    """A list a key: `ListStateDescriptor("recent", float)`; the type is that of an element."""
+    """A list a key: `ListStateDescriptor("recent", float)`. The type is that of an element."""
 
     name: str
     type: TypeSpec = Any
@@ -110,8 +111,8 @@ class ListStateDescriptor(Generic[T]):
 class MapStateDescriptor(Generic[K, V]):
     """A mapping a key: `MapStateDescriptor("by_day", date, int)`.
 
-    The mapping's own keys may be whatever a stream can be keyed by: str, bytes, int, bool, date,
-    datetime, Decimal, or a tuple of them.
+    The keys of the mapping may have each type that a stream can be keyed by: str, bytes, int, bool,
+    date, datetime, Decimal, or a tuple of them.
     """
 
     name: str
@@ -130,9 +131,10 @@ class MapStateDescriptor(Generic[K, V]):
 
 @dataclass(frozen=True)
 class ReducingStateDescriptor(Generic[T]):
-    """What a function makes of all values of a key: `ReducingStateDescriptor("high", max, int)`.
+    """A value a key that a function reduces: `ReducingStateDescriptor("high", max, int)`.
 
-    `function(so far, value)` is not called for the first value, which is kept as it is.
+    For each further value, `function(so far, value)` returns the new value. The first value is
+    stored unchanged.
     """
 
     name: str
@@ -146,22 +148,25 @@ class ReducingStateDescriptor(Generic[T]):
 
 
 class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
-    """How values become an accumulator, and an accumulator a result. Holds no state of its own."""
+    """A function that adds values to an accumulator and computes a result.
+
+    It holds no state itself.
+    """
 
     @abstractmethod
     def create_accumulator(self) -> ACC:
-        """Return the accumulator of no values."""
+        """Return the accumulator for no values."""
 
     @abstractmethod
     def add(self, value: IN, accumulator: ACC) -> ACC:
-        """Return `accumulator` with `value`, which may be the same object."""
+        """Return `accumulator` with `value` added. May return the same object."""
 
     @abstractmethod
     def get_result(self, accumulator: ACC) -> OUT:
-        """Return what the accumulator comes to; changes nothing."""
+        """Return the result of the accumulator. Must not change it."""
 
     def merge(self, one: ACC, other: ACC) -> ACC:
-        """Return the accumulator of what both have taken. Needed for session windows alone."""
+        """Return the accumulator of all values of both. Only session windows need this."""
         raise NotImplementedError(
             f"{type(self).__name__} has no merge(), and two sessions have become one"
         )
@@ -191,9 +196,9 @@ AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg", "last"]
 class AccumulatorColumn:
     """One running aggregate: `AccumulatorColumn("balance", "sum", pa.int64())`.
 
-    `name` is also the name under which `AccumulatorTable.update` takes the column's values, as
-    `type`: `int64`, `float64` or `decimal128`, for min, max and last also a time, for last a
-    boolean, text or bytes, but no decimal.
+    `name` is also the name under which `AccumulatorTable.update` takes the column's values. `type`
+    is `int64`, `float64` or `decimal128`; for min, max and last also a time; for last a boolean,
+    text or bytes, but no decimal.
     """
 
     name: str
@@ -202,7 +207,7 @@ class AccumulatorColumn:
 
     @property
     def result_type(self) -> pa.DataType:
-        """The type of its results; of an average of decimals no digit before the point is lost."""
+        """The type of the results. An average of decimals loses no digit before the point."""
         if self.op != "avg":
             return self.type
         if not pa.types.is_decimal(self.type):
@@ -212,12 +217,12 @@ class AccumulatorColumn:
 
     @property
     def words_of_total(self) -> int:
-        """How many words of 64 bits a total has."""
+        """The number of 64-bit words of a total."""
         return words_of_total(self.op, str(self.type))
 
 
 def words_of_total(op: str, type_name: str) -> int:
-    """Return how many words of 64 bits a total has, by what a snapshot says of it."""
+    """Return the number of 64-bit words of a total, for the operation and type in a snapshot."""
     words = 2 if type_name.startswith("decimal") else 1
     if op == "avg":
         return 2 if type_name == str(pa.float64()) else 3
@@ -225,9 +230,9 @@ def words_of_total(op: str, type_name: str) -> int:
 
 
 USED = AccumulatorColumn("onceflow.used", "last", pa.int64())
-"""The last column of a table that expires: when each key was last used, in ms since 1970."""
+"""The last column of a table that expires: the time of each key's last use, in ms since 1970."""
 ALONE = "onceflow.alone"
-"""The column of an outer join's kept rows that says whether a row has had no partner so far."""
+"""The column in an outer join's kept rows that tells whether a row has had no partner so far."""
 
 
 def check_state_name(name: str) -> None:

@@ -1,9 +1,10 @@
-"""The states of one operator, as its function asks for them, over what every backend has.
+"""The states of one operator, built from the states that every backend has.
 
-A backend keeps values, lists and maps. All else is made of these here, so it is the same on each:
+A backend stores values, lists and maps. All other states are built from these here, so they behave
+the same on each backend:
 
-    reducing, aggregating   a value, and a function that makes the next one
-    in a namespace          an entry of a map: of the namespace, or of namespace and map key
+    reducing, aggregating   a value, and a function that computes the next one
+    in a namespace          an entry of a map: by namespace, or by namespace and map key
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ Descriptor: TypeAlias = (
 def to_value_descriptor(
     descriptor: ReducingStateDescriptor[Any] | AggregatingStateDescriptor[Any, Any, Any],
 ) -> ValueStateDescriptor[Any]:
-    """Return the value state that holds what was folded so far."""
+    """Return the descriptor of the value state that holds the accumulated value."""
     return ValueStateDescriptor[Any](descriptor.name, descriptor.type, ttl=descriptor.ttl)
 
 
@@ -75,11 +76,11 @@ class FoldedState(ReducingState[T]):
         self._function = descriptor.function
 
     def get(self) -> T | None:
-        """Return the value, or None."""
+        """Return the value, or None if there is none."""
         return self._kept.get()
 
     def add(self, value: T) -> None:
-        """Fold `value` in."""
+        """Reduce the value and `value` to the new value."""
         before = self._kept.get()
         after: T | None = (
             value if before is None or value is None else self._function(before, value)
@@ -94,12 +95,12 @@ class FoldedState(ReducingState[T]):
         self._kept.set(after)
 
     def clear(self) -> None:
-        """Forget all that was added."""
+        """Clear the value."""
         self._kept.clear()
 
 
 class AccumulatedState(AggregatingState[IN, OUT], Generic[IN, ACC, OUT]):
-    """An aggregating state over a value state, which has the accumulator."""
+    """An aggregating state over a value state that holds the accumulator."""
 
     def __init__(
         self, kept: ValueState[ACC], descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
@@ -109,7 +110,7 @@ class AccumulatedState(AggregatingState[IN, OUT], Generic[IN, ACC, OUT]):
         self._function: AggregateFunction[IN, ACC, OUT] = descriptor.function
 
     def get(self) -> OUT | None:
-        """Return the result, or None."""
+        """Return the result, or None if nothing was added."""
         kept: ACC | None = self._kept.get()
         return None if kept is None else self._function.get_result(kept)
 
@@ -127,7 +128,7 @@ class AccumulatedState(AggregatingState[IN, OUT], Generic[IN, ACC, OUT]):
         self._kept.set(after)
 
     def clear(self) -> None:
-        """Forget the accumulator."""
+        """Clear the accumulator."""
         self._kept.clear()
 
 
@@ -152,14 +153,14 @@ class NamespacedValue(ValueState[T]):
         return self._cells.thaw(self._default) if kept is None else kept
 
     def set(self, value: T) -> None:
-        """Make `value` the value; None clears it."""
+        """Set the value; None clears it."""
         if value is None:
             self.clear()
         else:
             self._entries.put(self._namespace(), value)
 
     def clear(self) -> None:
-        """Forget the value."""
+        """Clear the value."""
         self._entries.remove(self._namespace())
 
 
@@ -175,17 +176,17 @@ class NamespacedList(ListState[T]):
         return self._entries.get(self._namespace()) or []
 
     def add(self, value: T) -> None:
-        """Put `value` at the end."""
+        """Append `value`."""
         self.add_all([value])
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Put all of `values` at the end."""
+        """Append all of `values`."""
         added = list(values)
         if added:
             self.update([*self.get(), *added])
 
     def update(self, values: Iterable[T]) -> None:
-        """Make `values` the list."""
+        """Replace the list by `values`."""
         elements = list(values)
         if elements:
             self._entries.put(self._namespace(), elements)
@@ -193,12 +194,12 @@ class NamespacedList(ListState[T]):
             self.clear()
 
     def clear(self) -> None:
-        """Forget every element."""
+        """Clear the list."""
         self._entries.remove(self._namespace())
 
 
 class NamespacedMap(MapState[K, V]):
-    """A mapping for each namespace of the current key; `keys` reads those of all namespaces."""
+    """A mapping for each namespace of the current key; `keys` reads all namespaces."""
 
     def __init__(self, entries: MapState[Any, V], namespace: Callable[[], Any]) -> None:
         self._entries = entries
@@ -209,42 +210,39 @@ class NamespacedMap(MapState[K, V]):
         return self._entries.get((self._namespace(), key))
 
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`."""
+        """Set the value under `key`."""
         self._entries.put((self._namespace(), key), value)
 
     def remove(self, key: K) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         self._entries.remove((self._namespace(), key))
 
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Return True if `key` exists."""
         return self._entries.contains((self._namespace(), key))
 
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now."""
+        """Return the keys at the time of the call."""
         mine = self._namespace()
-        # One map holds the entries of all namespaces, and has no index of them: this reads all of
-        # the key's.
+        # One map holds the entries of all namespaces and has no index of them, so this reads all
+        # entries of the key.
         return iter([key for namespace, key in self._entries.keys() if namespace == mine])  # noqa: SIM118
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now."""
+        """Return the entries at the time of the call."""
         mine = self._namespace()
         return iter(
             [(key, v) for (namespace, key), v in self._entries.items() if namespace == mine]
         )
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         for key in self.keys():
             self.remove(key)
 
 
 class Namespace(Generic[N]):
-    """Separate states for each value of the namespace: for each window of a key, for example.
-
-    `set` selects the namespace. The selection stays when the key changes, until the next `set`.
-    """
+    """Separate states for each value of a namespace: for each window of a key, for example."""
 
     def __init__(self, map_state: MapStates, kind: Any) -> None:
         self._map_state = map_state
@@ -254,7 +252,7 @@ class Namespace(Generic[N]):
         self._states: list[Callable[[], None]] = []
 
     def set(self, namespace: N) -> None:
-        """Make `namespace` the one that the states asked for here read and write."""
+        """Select the namespace that the states of this object read and write."""
         self._current = [namespace]
 
     def clear(self) -> None:
@@ -263,12 +261,12 @@ class Namespace(Generic[N]):
             clear()
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return the state of one value a key and namespace."""
+        """Return the state of one value for each key and namespace."""
         entries = self._entries(descriptor.name, self._kind, descriptor.type, descriptor.ttl)
         return self._register(NamespacedValue(entries, self._now, descriptor))
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return the state of a list a key and namespace."""
+        """Return the state of a list for each key and namespace."""
         elements = ListSerializer(serializer_of(descriptor.type))
         return self._register(
             NamespacedList(
@@ -277,7 +275,7 @@ class Namespace(Generic[N]):
         )
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """Return the state of a mapping a key and namespace."""
+        """Return the state of a mapping for each key and namespace."""
         pair = types.GenericAlias(tuple, (self._kind, descriptor.key_type))
         return self._register(
             NamespacedMap[K, V](
@@ -286,7 +284,7 @@ class Namespace(Generic[N]):
         )
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return the state of one folded value a key and namespace."""
+        """Return the state of one reduced value for each key and namespace."""
         kept = self.value_state(
             ValueStateDescriptor[T](descriptor.name, descriptor.type, ttl=descriptor.ttl)
         )
@@ -295,7 +293,7 @@ class Namespace(Generic[N]):
     def aggregating_state(
         self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
     ) -> AggregatingState[IN, OUT]:
-        """Return the state of one accumulator a key and namespace."""
+        """Return the state of one accumulator for each key and namespace."""
         kept = self.value_state(
             ValueStateDescriptor[ACC](descriptor.name, descriptor.type, ttl=descriptor.ttl)
         )
@@ -323,28 +321,28 @@ Cleared = TypeVar("Cleared", ValueState[Any], ListState[Any], MapState[Any, Any]
 
 
 class KeyedStates:
-    """Hands a function its states; see `StateAccess`. Used while the operator opens."""
+    """Creates the states of a function while its operator opens; see `StateAccess`."""
 
     def __init__(self, store: KeyedStateStore, clock: StateClock | None = None) -> None:
         self._store = store
         self._clock = clock or StateClock()
         self._asked: dict[str, Descriptor] = {}
         self.registered: Timers | None = None
-        """None when the function has not asked for timers."""
+        """The timers, or None if the function has not asked for timers."""
 
     @property
     def cleaned_a_record(self) -> int:
-        """How many entries of expiring states are looked at for each record."""
+        """The number of entries of expiring states to check for each record."""
         ttls = [descriptor.ttl for descriptor in self._asked.values()]
         return max((ttl.cleanup_incrementally for ttl in ttls if ttl is not None), default=0)
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return the state of one value a key."""
+        """Return the state of one value for each key."""
         self._check(descriptor)
         return self._value(descriptor)
 
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return the state of a list a key."""
+        """Return the state of a list for each key."""
         self._check(descriptor)
         if descriptor.ttl is None:
             return self._store.list_state(descriptor)
@@ -353,7 +351,7 @@ class KeyedStates:
         return TtlListState(kept, timed)
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """Return the state of a mapping a key."""
+        """Return the state of a mapping for each key."""
         self._check(descriptor)
         if descriptor.ttl is None:
             return self._store.map_state(descriptor)
@@ -362,7 +360,7 @@ class KeyedStates:
         return TtlMapState(self._store.map_state(kept), timed)
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return the state of one folded value a key."""
+        """Return the state of one reduced value for each key."""
         self._check(descriptor)
         kept = to_value_descriptor(descriptor)
         return FoldedState(self._value(kept), descriptor)
@@ -370,18 +368,18 @@ class KeyedStates:
     def aggregating_state(
         self, descriptor: AggregatingStateDescriptor[IN, ACC, OUT]
     ) -> AggregatingState[IN, OUT]:
-        """Return the state of one accumulator a key."""
+        """Return the state of one accumulator for each key."""
         self._check(descriptor)
         kept = to_value_descriptor(descriptor)
         return AccumulatedState(self._value(kept), descriptor)
 
     def namespace(self, kind: Any) -> Namespace[Any]:
-        """Return what hands out states for each value of type `kind`, besides the key."""
+        """Return an object that creates states for each key and each namespace of type `kind`."""
         serializer_of(kind)
         return Namespace(self.map_state, kind)
 
     def timers(self) -> Timers:
-        """Return the timers of the current key; the same for each call."""
+        """Return the timers of the current key. Each call returns the same object."""
         if self.registered is None:
             self.registered = Timers(self._store, self._clock)
         return self.registered
@@ -397,8 +395,8 @@ class KeyedStates:
         return TimedSerializer(serializer_of(descriptor.type), descriptor.name, ttl, self._clock)
 
     def _check(self, descriptor: Descriptor) -> None:
-        # Asked twice for the same is fine: a function may do so in a helper of its own. Two
-        # descriptors under one name would read each other's bytes.
+        # The same descriptor may be used twice, for example in a helper function. Two descriptors
+        # with one name would read each other's bytes.
         before = self._asked.setdefault(descriptor.name, descriptor)
         if before != descriptor:
             raise ConfigError(

@@ -1,10 +1,11 @@
-"""Keyed state as operators use it, and the contract that a state backend fulfils.
+"""Keyed state as operators use it, and the interface of a state backend.
 
-Ownership: one thread, the subtask's, calls everything here except `PendingSnapshot.upload` and
-`PendingSnapshot.discard`, which may run on any other thread at the same time.
+One thread, the subtask's, calls everything here except `PendingSnapshot.upload` and
+`PendingSnapshot.discard`, which may run on another thread at the same time.
 
-A value handed in or out is the caller's own: changing a list after `set` or after `get` changes
-no state, and no snapshot, until it is `set` again. That holds for every backend.
+The caller owns each value that it passes or gets. If it changes a list after `set` or after `get`,
+the state and its snapshots do not change until the list is `set` again. This holds for every
+backend.
 """
 
 from __future__ import annotations
@@ -36,39 +37,39 @@ OUT = TypeVar("OUT")
 class ValueState(ABC, Generic[T]):
     """One value of the current key.
 
-    A value of a type that can be changed in place (a list, a dataclass) is encoded by every `set`
-    and decoded by every `get`; a number or a text is kept as it is. On the heap that is all. In
-    RocksDB a value that is not among the `cache_entries` in memory is read from disk, those of a
-    batch together before its first record, and a changed one is written once a checkpoint.
+    A value of a mutable type (a list, a dataclass) is encoded by each `set` and decoded by each
+    `get`; a number or a text is stored directly. On the heap there are no further costs. In RocksDB
+    a value that is not among the `cache_entries` in memory is read from disk. The values of a batch
+    are read together before its first record, and a changed value is written once a checkpoint.
     """
 
     @abstractmethod
     def get(self) -> T:
-        """Return the value, or the descriptor's default (None unless given) when there is none."""
+        """Return the value, or the descriptor's default (None unless given) if there is none."""
 
     @abstractmethod
     def set(self, value: T) -> None:
-        """Make `value` the value; None clears it.
+        """Set the value; None clears it.
 
         Raises:
-            BadStateValue: It is not of the descriptor's type, so it could never be restored.
+            BadStateValue: `value` is not of the descriptor's type, so it could never be restored.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget the value; `get` returns the default again."""
+        """Clear the value; `get` returns the default again."""
 
 
 class ReducingState(ABC, Generic[T]):
-    """One value of the current key: what the descriptor's function makes of all that was added."""
+    """One value of the current key, to which a function reduces all added values."""
 
     @abstractmethod
     def get(self) -> T | None:
-        """Return the value, or None when nothing was added."""
+        """Return the value, or None if nothing was added."""
 
     @abstractmethod
     def add(self, value: T) -> None:
-        """Make the function's result of the value so far and `value` the value.
+        """Replace the value by the function's result for the value so far and `value`.
 
         Raises:
             BadStateValue: `value` or the result is None, or not of the descriptor's type.
@@ -76,91 +77,92 @@ class ReducingState(ABC, Generic[T]):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all that was added."""
+        """Clear the value."""
 
 
 class AggregatingState(ABC, Generic[IN, OUT]):
-    """A reducing state in which what is added, what is kept and what is read may be three types."""
+    """A reducing state whose input, accumulator and result may have three different types."""
 
     @abstractmethod
     def get(self) -> OUT | None:
-        """Return the function's result of what is kept, or None when nothing was added."""
+        """Return the function's result for the accumulator, or None if nothing was added."""
 
     @abstractmethod
     def add(self, value: IN) -> None:
         """Add `value` to the accumulator of the current key.
 
         Raises:
-            BadStateValue: The function made None of it, or what is not of the descriptor's type.
+            BadStateValue: The function returned None, or a value that is not of the descriptor's
+                type.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all that was added."""
+        """Clear the accumulator."""
 
 
 class ListState(ABC, Generic[T]):
-    """A list of the current key, kept and snapshotted as a whole.
+    """A list of the current key, stored and snapshotted as a whole.
 
-    `get` decodes all of it. The first `add` to a key after each checkpoint copies its list, later
-    ones do not; RocksDB besides reads and writes it as one row. A list that grows without a bound
-    is better a map state with a number as key.
+    `get` decodes the whole list. The first `add` to a key after each checkpoint copies its list,
+    later ones do not. RocksDB also reads and writes the list as one row. For a list that grows
+    without bound, use a map state with a number as key.
     """
 
     @abstractmethod
     def get(self) -> list[T]:
-        """Return the elements in the order they were added; empty when there are none."""
+        """Return the elements in the order in which they were added; empty if there are none."""
 
     @abstractmethod
     def add(self, value: T) -> None:
-        """Put `value` at the end.
+        """Append `value`.
 
         Raises:
-            BadStateValue: It is not of the descriptor's type.
+            BadStateValue: `value` is not of the descriptor's type.
         """
 
     @abstractmethod
     def add_all(self, values: Iterable[T]) -> None:
-        """Put all of `values` at the end, or none of them when one is not of the type.
+        """Append all of `values`, or none of them if one has a wrong type.
 
         Raises:
-            BadStateValue: One is not of the descriptor's type.
+            BadStateValue: A value is not of the descriptor's type.
         """
 
     @abstractmethod
     def update(self, values: Iterable[T]) -> None:
-        """Make `values` the list, in place of what was there; none at all clears it.
+        """Replace the list by `values`. If there are none, the list is cleared.
 
         Raises:
-            BadStateValue: One is not of the descriptor's type; nothing has changed.
+            BadStateValue: A value is not of the descriptor's type; nothing has changed.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every element."""
+        """Clear the list."""
 
 
 class MapState(ABC, Generic[K, V]):
     """A mapping of the current key, read and written one entry at a time.
 
-    A key is a str, bytes, int, bool, date, datetime or Decimal, or a tuple of them, and never None;
-    a value is whatever the descriptor's type says.
+    A key is a str, bytes, int, bool, date, datetime or Decimal, or a tuple of them, and never None.
+    A value has the descriptor's type.
 
-    What a call costs, where n is the number of entries under the current key:
-        heap      `get`, `put`, `remove`, `contains`: one dict look-up; besides, the first change of
-                  a key after each checkpoint copies its n entries. `keys`, `items`: n. `clear`: 1.
-        RocksDB   each entry is a row. `get`, `put`, `remove`, `contains`: one row, from memory or,
-                  when it is not among the `cache_entries` there, from disk (`put` only writes, with
-                  the next checkpoint). `keys`, `items`, `clear` read all n rows.
+    The cost of a call, where n is the number of entries under the current key: heap `get`, `put`,
+    `remove`, `contains`: one dict look-up; in addition, the first change of a key after each
+    checkpoint copies its n entries. `keys`, `items`: n. `clear`: 1. RocksDB each entry is a row.
+    `get`, `put`, `remove`, `contains`: one row, from memory or, if it is not among the
+    `cache_entries` there, from disk (`put` only writes, with the next checkpoint). `keys`, `items`,
+    `clear` read all n rows.
     """
 
     @abstractmethod
     def get(self, key: K) -> V | None:
-        """Return the value under `key`, or None when there is none."""
+        """Return the value under `key`, or None if there is none."""
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`, in place of what was there.
+        """Set the value under `key`, and replace an existing one.
 
         Raises:
             BadStateValue: Key or value is not of the descriptor's type; nothing has changed.
@@ -168,114 +170,113 @@ class MapState(ABC, Generic[K, V]):
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """Forget `key`; nothing happens when it is not there."""
+        """Remove `key` if it exists."""
 
     @abstractmethod
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there; also when its value is None."""
+        """Return True if `key` exists, even if its value is None."""
 
     @abstractmethod
     def keys(self) -> Iterator[K]:
-        """Return the keys as of this call, each once.
+        """Return the keys at the time of the call, each once.
 
-        In no order that may be relied on: it differs between backends and after a restart. The
-        keys are collected first, so the mapping may be changed while they are gone through, and
-        the loop does not see it.
+        The order is not defined: it differs between backends and after a restart. The keys are
+        collected first. So a loop over them may change the mapping, and does not see the change.
         """
 
     @abstractmethod
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of this call, each once; order and changes as with `keys`."""
+        """Return the entries at the time of the call, each once; order and changes as in `keys`."""
 
     def put_all(self, entries: Mapping[K, V]) -> None:
-        """Put every entry of `entries`, one after the other.
+        """Put each entry of `entries`, one after the other.
 
         Raises:
-            BadStateValue: One is not of the descriptor's type; those before it are put.
+            BadStateValue: An entry is not of the descriptor's type; the entries before it are put.
         """
         for key, value in entries.items():
             self.put(key, value)
 
     def values(self) -> Iterator[V]:
-        """Return the values as of this call; order and changes as with `keys`."""
+        """Return the values at the time of the call; see `keys` for order and changes."""
         return iter([value for _, value in self.items()])
 
     def is_empty(self) -> bool:
-        """Tell whether there is no entry. Costs what `keys` does."""
+        """Return True if there is no entry. Costs as much as `keys`."""
         return next(self.keys(), None) is None
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every entry of the current key, and of no other."""
+        """Remove all entries of the current key."""
 
 
 class PendingKeyedSnapshot(ABC):
-    """State frozen at a barrier and not yet durable; it is either uploaded or discarded."""
+    """State frozen at a barrier and not yet durable. It is either uploaded or discarded."""
 
     @abstractmethod
     def upload(self, writer: StateWriter) -> tuple[StateHandle, ...]:
-        """Make the frozen state durable and return every handle needed to restore it.
+        """Make the frozen state durable and return all handles needed to restore it.
 
-        Runs on another thread than the owner's, who goes on changing the state meanwhile. Handles
-        of shared files that a completed checkpoint already holds are returned again, not uploaded.
-        What a failed upload has written stays for the storage to delete with the checkpoint.
+        Runs on another thread than the owner's, which continues to change the state. A shared file
+        that a completed checkpoint already holds is not uploaded; its handle is returned again.
+        After a failure, the storage deletes uploaded files together with the checkpoint.
 
         Raises:
-            StorageError: The storage refused; the state itself is unharmed.
+            StorageError: The storage refused the upload. The state itself is unharmed.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Let the frozen state go without uploading it. Safe to call after `upload`, and twice."""
+        """Release the frozen state without uploading it. Idempotent; may follow `upload`."""
 
 
 class KeyedStateStore(ABC):
-    """All keyed state of one operator's subtask; lost with the process, except for snapshots."""
+    """All keyed state of one operator's subtask. Lost with the process, except for snapshots."""
 
     @abstractmethod
     def set_current_key(self, key: Any) -> None:
-        """Make `key` the key that every state object reads and writes. Called for every record.
+        """Select the key that each state object reads and writes. Called for each record.
 
         `key` is the Python value of the key column, or a tuple of several columns' values. It is
-        not checked here; a key of another type than `hash_key` takes is refused by the snapshot.
+        not checked here: the snapshot refuses a key of a type that `hash_key` does not accept.
         """
 
     @abstractmethod
     def current_key(self) -> Any:
-        """Return what `set_current_key` was given last."""
+        """Return the key that was passed last to `set_current_key`."""
 
     def prefetch(self, keys: Sequence[Any]) -> None:  # noqa: B027 - optional hook
-        """Hear which keys come next, with repetitions: those of the batch about to be processed.
+        """Announce the keys of the batch that is processed next; keys may repeat.
 
-        Changes no state. A store that reads from disk reads all of them at once, in order, which is
-        several times as fast as one by one.
+        Changes no state. A store that reads from disk reads all of them together, in order, which
+        is several times as fast as one by one.
         """
 
     @abstractmethod
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return the state of this name, restored if a snapshot held it.
 
-        The same object for the same name, so that it can be asked for again.
+        Returns the same object for the same name, so a function may ask again.
 
         Raises:
-            StateIncompatible: The snapshot holds the name as another kind or type.
-            ConfigError: The operator has opened without asking for it.
+            StateIncompatible: The snapshot holds the name with another kind or type.
+            ConfigError: The operator has opened without asking for the state.
         """
 
     @abstractmethod
     def entries(self, descriptor: ValueStateDescriptor[T]) -> Iterator[tuple[Any, T]]:
-        """Yield (key, value) of every key that has a value, in any order.
+        """Yield (key, value) of each key that has a value, in any order.
 
-        The state was asked for, and is not changed while this is gone through.
+        The state must have been asked for, and must not change during the iteration.
         """
 
     @abstractmethod
     def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """As `value_state`."""
+        """Return the list state of this name, like `value_state`."""
 
     @abstractmethod
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """As `value_state`."""
+        """Return the map state of this name, like `value_state`."""
 
     @abstractmethod
     def accumulators(
@@ -289,86 +290,90 @@ class KeyedStateStore(ABC):
     ) -> AccumulatorTable:
         """Return the running aggregates of this name, restored if a snapshot held them.
 
-        With a namespace, a number of 64 bits before the key columns, they are kept for each value
-        of it besides the key; which key group they belong to is the key's alone. With a `ttl`, a
-        key that was not used for so long begins anew.
+        If `namespaced`, they are stored for each key and namespace: a 64-bit number before the key
+        columns, which does not affect the key group. With a `ttl`, the aggregates of a key that was
+        not used for that time start again from nothing.
 
         Raises:
-            ConfigError: A key or column type cannot be aggregated by or over.
+            ConfigError: A type cannot be a key, or cannot be aggregated.
             StateIncompatible: The snapshot holds the name with other types, columns or operations.
         """
 
     def clean(self, count: int) -> None:  # noqa: B027 - optional hook
-        """Look at about `count` further entries of each state that expires; delete what has.
+        """Check about `count` further entries of each expiring state, and delete expired ones.
 
-        Called between batches, so that all entries are looked at in the end. A store that does not
-        override it keeps what nobody reads or clears.
+        Called between batches, so that all entries are checked eventually. A store without this
+        method keeps expired entries that are neither read nor cleared.
         """
 
     def list_restored_names(self) -> frozenset[str]:
         """Return the names of restored states that the operator has not asked for yet.
 
-        A store that does not override it names none: an operator that reads the state of earlier
-        versions in their form then does not find it.
+        A store that does not override this returns no names. Then an operator cannot find state
+        that an earlier version wrote in another form.
         """
         return frozenset()
 
     def finish_open(self) -> tuple[str, ...]:
-        """Hear that the operator has asked for all its states; return what was dropped, for people.
+        """Declare that the operator has asked for all its states.
 
-        From here on no other state can be asked for. A store that does not override it drops
-        nothing and refuses nothing.
+        Return the dropped ones, for people.
+
+        From here on no other state can be asked for. A store that does not override this drops and
+        refuses nothing.
 
         Raises:
-            StateIncompatible: The snapshot holds a state that nobody has asked for.
+            StateIncompatible: The snapshot holds a state that the operator has not asked for.
         """
         return ()
 
     @abstractmethod
     def snapshot(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Freeze the state as of now; a few milliseconds for a million keys."""
+        """Freeze the current state; takes a few milliseconds for a million keys."""
 
     @abstractmethod
     def savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Do as `snapshot`, in the canonical form: self-contained and restored by any backend."""
+        """Freeze the state in the canonical form: self-contained, and restorable by any backend."""
 
     def native_savepoint(self, checkpoint: CheckpointId) -> PendingKeyedSnapshot:
-        """Do as `snapshot`, self-contained, in the form that `StateBackend.native_form` names."""
+        """Freeze the state, self-contained, in the form that `StateBackend.native_form` names."""
         return self.savepoint(checkpoint)
 
     @abstractmethod
     def notify_completed(self, checkpoint: CheckpointId) -> None:
-        """Hear that `checkpoint` is decided: later snapshots may name its shared files again.
+        """Handle that `checkpoint` is decided: later snapshots may reference its shared files.
 
-        May be late, repeated or left out; then more is uploaded than needed, and nothing worse.
+        The call may be late, repeated or missing. Then later snapshots upload more files than
+        needed.
         """
 
     @abstractmethod
     def notify_aborted(self, checkpoint: CheckpointId) -> None:
-        """Hear that `checkpoint` will never be: its shared files must not be named again."""
+        """Handle that `checkpoint` is aborted: no later snapshot may reference its files."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release memory, files and threads; unfinished uploads fail. Safe to call twice."""
+        """Release memory, files and threads; unfinished uploads fail. Idempotent."""
 
 
 class StateBackend(ABC):
-    """Describes where keyed state lives: pickled to the slots, holds settings and no open resource.
+    """The settings of a backend for keyed state. Pickled to the slots; holds no open resource.
 
     Third-party backends register a class under the entry point group `onceflow.state_backends`.
     """
 
     native_form: ClassVar[str] = ""
-    """Name of the form in which its stores write `native_savepoint`; empty: the canonical one."""
+    """The name of the form in which its stores write `native_savepoint`; empty for the canonical
+    one."""
 
     @abstractmethod
     def open(
         self, context: StateContext, restored: Sequence[StateHandle], reader: StateReader
     ) -> KeyedStateStore:
-        """Return a store that holds what `restored` says about the context's key groups.
+        """Return a store that holds the state in `restored` of the context's key groups.
 
-        `restored` are handles of any number of old subtasks, at any old parallelism; what lies
-        outside of the key groups is left out. Empty: a new, empty store.
+        `restored` holds handles of any number of old subtasks, at any old parallelism. State of
+        other key groups is left out. If it is empty, the store is empty.
 
         Raises:
             StateIncompatible: Written with another max parallelism, or natively by another backend.

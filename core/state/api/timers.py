@@ -1,8 +1,8 @@
-"""Timers of keys, kept as keyed state: what is registered is in every snapshot and moves with keys.
+"""The timers of keys, stored as keyed state: they are in each snapshot and move with their keys.
 
-The timers of one key are one value: their times, 8 bytes each. That value decides what fires. A
-queue in memory, built anew from all values at a restore, only says when to look at which key; what
-was deleted since may still be in it.
+The timers of one key are one value: their times, 8 bytes each. This value decides which timers
+fire. A queue in memory, rebuilt from all values after a restore, only tells when to look at which
+key; it may still contain deleted timers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIME_DOMAINS: tuple[TimeDomain, TimeDomain] = ("event", "processing")
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fires: its key, the time it was registered for, and by which time it went."""
+    """A timer that fires: its key, the time it was registered for, and its time domain."""
 
     key: Any
     at_ms: int
@@ -33,7 +33,10 @@ class Timer:
 
 
 class TimerQueue:
-    """When to look at which key. The keys of one time come in the order they were added."""
+    """A queue of the times at which to look at a key.
+
+    Keys of one time keep the order of addition.
+    """
 
     def __init__(self) -> None:
         self._times: list[int] = []
@@ -41,16 +44,16 @@ class TimerQueue:
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest time."""
+        """The earliest time, or None if the queue is empty."""
         return self._times[0] if self._times else None
 
     @property
     def last_ms(self) -> int | None:
-        """The latest time."""
+        """The latest time, or None if the queue is empty."""
         return max(self._times, default=None)
 
     def add(self, at_ms: int, key: Any) -> None:
-        """Have `key` looked at when `at_ms` has come."""
+        """Add `key` for the time `at_ms`."""
         keys = self._keys.get(at_ms)
         if keys is None:
             self._keys[at_ms] = [key]
@@ -59,7 +62,7 @@ class TimerQueue:
             keys.append(key)
 
     def take(self, until_ms: int, count: int) -> list[tuple[int, Any]]:
-        """Return the next (time, key) up to `until_ms`, about `count` of them, and forget them."""
+        """Remove and return about `count` of the next pairs (time, key) up to `until_ms`."""
         taken: list[tuple[int, Any]] = []
         while self._times and self._times[0] <= until_ms and len(taken) < count:
             at_ms = heapq.heappop(self._times)
@@ -68,36 +71,36 @@ class TimerQueue:
 
 
 def describe_timers(domain: TimeDomain) -> ValueStateDescriptor[Any]:
-    """Return the state that has the timers of a key in one time domain."""
+    """Return the descriptor of the state with the timers of a key in one time domain."""
     return ValueStateDescriptor[Any](f"onceflow.{domain}-timers", bytes)
 
 
 class TimersOfDomain(Protocol):
-    """The timers of one time domain, as an operator sees when to fire them."""
+    """The timers of one time domain, for an operator that decides when to fire them."""
 
     fired_ms: int
     """The time of the timer that fired last."""
 
     @property
     def next_ms(self) -> int | None:
-        """When the next timer may be due."""
+        """The time at which the next timer may be due, or None if there is none."""
         ...
 
 
 class OperatorTimers(Protocol):
-    """The timers of all keys of an operator, and what time it is for them."""
+    """The timers of all keys of an operator, with their watermark and clock."""
 
     watermark: int
-    """The event time up to which everything has come, for every key."""
+    """The event time that all inputs have reached, for all keys."""
 
     @property
     def event(self) -> TimersOfDomain:
-        """Those in event time."""
+        """The timers in event time."""
         ...
 
     @property
     def processing(self) -> TimersOfDomain:
-        """Those in processing time."""
+        """The timers in processing time."""
         ...
 
     def current_processing_time(self) -> int:
@@ -105,7 +108,7 @@ class OperatorTimers(Protocol):
         ...
 
     def advance(self, watermark: int) -> None:
-        """Take in the watermark, which may be behind a restored one."""
+        """Set the watermark unless it is older than a restored one."""
         ...
 
 
@@ -126,11 +129,14 @@ class DomainTimers:
 
     @property
     def next_ms(self) -> int | None:
-        """The time of the earliest timer; it may have been deleted since."""
+        """The time of the earliest timer, which may have been deleted since."""
         return self.queue.next_ms
 
     def register(self, at_ms: int) -> None:
-        """Keep a timer of the current key; one that is there already stays one."""
+        """Register a timer of the current key.
+
+        Registering an existing timer again has no effect.
+        """
         if at_ms.__class__ is not int or not NO_WATERMARK < at_ms < MAX_WATERMARK:
             raise BadStateValue(
                 f"a timer in {self._domain} time at {at_ms!r:.80} is none: register it for whole"
@@ -147,7 +153,7 @@ class DomainTimers:
         self.queue.add(at_ms, key)
 
     def delete(self, at_ms: int) -> bool:
-        """Forget a timer of the current key; return whether there was one."""
+        """Delete a timer of the current key. Return True if it existed."""
         packed = self._times.get()
         times = () if packed is None else _unpack(packed)
         if at_ms not in times:
@@ -160,10 +166,11 @@ class DomainTimers:
         return True
 
     def fire_due(self, until_ms: int) -> Iterator[Timer]:
-        """Delete the timers up to `until_ms`, in order, and yield each with its key current.
+        """Delete the timers up to `until_ms`, in order, and yield each with its key selected.
 
-        One that is registered meanwhile and is due comes, too; but at the end of all time only what
-        was there before, or one that registers its next would never end.
+        A timer that is registered meanwhile and is due is yielded, too. At the end of time
+        (MAX_WATERMARK) only earlier timers are yielded: otherwise a timer that registers its
+        successor would never end.
         """
         last_round = until_ms == MAX_WATERMARK
         while taken := self.queue.take(until_ms, MAX_WATERMARK if last_round else TIMERS_A_ROUND):
@@ -180,7 +187,7 @@ class DomainTimers:
 
 
 TIMERS_A_ROUND = 4096
-"""Due timers whose keys are prefetched together."""
+"""The number of due timers whose keys are prefetched together."""
 _pack = struct.Struct(">q").pack
 
 
@@ -189,62 +196,65 @@ def _unpack(packed: bytes) -> tuple[int, ...]:
 
 
 class Timers:
-    """The timers of the current key, and what time it is.
+    """The timers of the current key, with the watermark and the clock.
 
     A timer fires once, when its time has come: `KeyedFunction.on_timer` is called with its key
-    current. One whose time has come already fires after the records at hand.
+    selected. A timer whose time has already passed fires after the current records.
     """
 
     def __init__(self, store: KeyedStateStore, clock: StateClock) -> None:
         self._store = store
         self._clock = clock
         self.watermark = NO_WATERMARK
-        """The event time up to which everything has come, for every key."""
+        """The event time that all inputs have reached, for all keys."""
         self._restored_most = NO_WATERMARK
         self.event = DomainTimers(store, "event")
         self.processing = DomainTimers(store, "processing")
 
     def register_event_time_timer(self, at_ms: int) -> None:
-        """Have `on_timer` called once the watermark is `at_ms` or more.
+        """Call `on_timer` once the watermark is `at_ms` or later.
 
         Raises:
-            BadStateValue: `at_ms` is no whole number of milliseconds.
+            BadStateValue: `at_ms` is no integer number of milliseconds.
         """
         self.event.register(at_ms)
 
     def register_processing_time_timer(self, at_ms: int) -> None:
-        """Have `on_timer` called when the slot's clock says `at_ms`, or soon after.
+        """Call `on_timer` when the slot's clock has reached `at_ms`, or soon after.
 
         Raises:
-            BadStateValue: `at_ms` is no whole number of milliseconds.
+            BadStateValue: `at_ms` is no integer number of milliseconds.
         """
         self.processing.register(at_ms)
 
     def delete_event_time_timer(self, at_ms: int) -> None:
-        """Forget the timer; nothing happens where there is none."""
+        """Delete the timer if it exists."""
         self.event.delete(at_ms)
 
     def delete_processing_time_timer(self, at_ms: int) -> None:
-        """Forget the timer; nothing happens where there is none."""
+        """Delete the timer if it exists."""
         self.processing.delete(at_ms)
 
     def current_processing_time(self) -> int:
-        """Return the slot's clock in milliseconds since 1970; it never goes back in one attempt."""
+        """Return the slot's clock in ms since 1970. It never goes back within one attempt."""
         return self._clock.now_ms()
 
     def current_watermark(self) -> int:
-        """Return up to which event time all has come; -2**63 before a job's first watermark.
+        """Return the watermark of the current key; -2**63 before a job's first watermark.
 
-        It is in checkpoints: after a restore it is what it was for the current key, or more.
+        Checkpoints contain it: after a restore it is at least what it was for the current key.
         """
         if self.watermark >= self._restored_most:
             return self.watermark
         return max(self.watermark, self._restored_of(self._store.current_key()))
 
     def restore(self, least: int, most: int, of_key: Callable[[Any], int]) -> None:
-        """Go on from a snapshot's event time, that `of_key`. Called by the engine alone."""
+        """Continue from a snapshot's event time, which `of_key` returns.
+
+        Only the engine calls this.
+        """
         self.watermark, self._restored_most, self._restored_of = least, most, of_key
 
     def advance(self, watermark: int) -> None:
-        """Take in the watermark, which may be behind a restored one. Called by the engine alone."""
+        """Set the watermark unless it is older than a restored one. Only the engine calls this."""
         self.watermark = max(self.watermark, watermark)

@@ -1,12 +1,10 @@
-"""Time to live: states whose values are forgotten some time after they were written, or read.
+"""Time to live: states whose values expire some time after they were written, or read.
 
-A value is kept with the time of its last use, in front of its bytes (8 bytes, milliseconds since
-1970, big-endian), whatever the backend. Elements of a list and entries of a map expire one by one.
+On each backend, a value is stored with the time of its last use before its bytes (8 bytes,
+milliseconds since 1970, big-endian). Elements of a list and entries of a map expire one by one.
 
-Invariants:
-    expired  <=>  time of last use + ttl <= now
-    now never goes back in one process, whatever the machine's clock does; a value that was used
-    after now, by another machine's clock, is as good as used just now
+Invariants: expired <=> time of last use + ttl <= now now never goes back in one process, whatever
+the machine's clock does; a last use after now, by another machine's clock, counts as a use now
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ STAMP_BYTES = 8
 
 
 class Timed(NamedTuple):
-    """What is stored of a value, and when it was last used."""
+    """The stored form of a value, and the time of its last use."""
 
     used_ms: int
     stored: Stored
 
 
 class TimedSerializer(ExpiringSerializer):
-    """Values with the time of their last use; `stored` is as the values' own cells have it."""
+    """Encodes values with the time of their last use; `stored` has the form of their cells."""
 
     def __init__(
         self, serializer: Serializer[Any], name: str, ttl: StateTtlConfig, clock: StateClock
@@ -49,21 +47,21 @@ class TimedSerializer(ExpiringSerializer):
 
     @property
     def signature(self) -> str:
-        """That of the values, said to expire; how long they live is no part of it."""
+        """The signature of the values behind `TTL_PREFIX`. It does not contain the time to live."""
         return self._signature
 
     @property
     def direct_types(self) -> tuple[type[Any], ...]:
-        """Nobody can change a `Timed`."""
+        """The type `Timed`, which is immutable."""
         return (Timed,)
 
     @property
     def cleans_snapshots(self) -> bool:
-        """Whether the user wants what has expired left out of full snapshots."""
+        """True if the user wants expired values left out of full snapshots."""
         return self.ttl.cleanup_full_snapshot
 
     def to_checking(self) -> TimedSerializer:
-        """Return one that checks the values."""
+        """Return a serializer that checks the values."""
         values = self.cells.serializer.to_checking()
         return TimedSerializer(values, self._name, self.ttl, self.clock)
 
@@ -72,40 +70,40 @@ class TimedSerializer(ExpiringSerializer):
         return value.used_ms.to_bytes(STAMP_BYTES, "big") + self.cells.to_bytes(value.stored)
 
     def decode(self, data: bytes) -> Timed:
-        """Return what `data` holds."""
+        """Return the value in `data` with its time."""
         stored = self.cells.from_bytes(data[STAMP_BYTES:])
         return Timed(int.from_bytes(data[:STAMP_BYTES], "big"), stored)
 
     def stamp(self, data: bytes) -> bytes:
-        """Return the bytes of a value that was kept without a time, as used just now."""
+        """Return the bytes of a value that was stored without a time, with the time now."""
         return self.clock.now_ms().to_bytes(STAMP_BYTES, "big") + data
 
     def are_bytes_expired(self, data: bytes) -> bool:
-        """Tell whether the value of these bytes has expired."""
+        """Return True if the value of these bytes has expired."""
         used_ms = int.from_bytes(data[:STAMP_BYTES], "big")
-        # Of the bytes alone: a snapshot leaves out what has expired without decoding the values.
+        # Needs only the bytes, so a snapshot leaves out expired values without decoding them.
         return used_ms + self._ttl_ms <= self.clock.now_ms()
 
     def is_expired(self, stored: Timed) -> bool:
-        """Tell whether a value has expired."""
+        """Return True if the value has expired."""
         return stored.used_ms + self._ttl_ms <= self.clock.now_ms()
 
     def freeze(self, value: Any) -> Timed:
-        """Return what to store for `value`, as used just now."""
+        """Return the stored form of `value`, with the time now."""
         return Timed(self.clock.now_ms(), self.cells.freeze(value))
 
     def is_visible(self, stored: Timed) -> bool:
-        """Tell whether `stored` may be handed out."""
+        """Return True if `stored` may be returned to the user."""
         return not self.is_expired(stored) or not self.ttl.never_returns_expired
 
     def renew(self, stored: Timed) -> Timed | None:
-        """Return what to store once `stored` is read, None when it stays as it is."""
-        # An expired value may still be shown (`visibility`), and must not live again by that.
+        """Return the stored form after a read of `stored`, or None if it does not change."""
+        # An expired value may still be visible (`visibility`), but reading it must not renew it.
         if not self.ttl.updates_on_read or self.is_expired(stored):
             return None
         now_ms = self.clock.now_ms()
-        # Never backwards: the last use may be in the future by another machine's clock, and going
-        # back would shorten a life that was promised.
+        # Never go back: by another machine's clock, the last use may be in the future. An earlier
+        # time would shorten the promised life.
         return Timed(now_ms, stored.stored) if now_ms > stored.used_ms else None
 
     def thaw(self, stored: Timed) -> Any:
@@ -134,14 +132,14 @@ class TtlValueState(ValueState[T]):
         return self._timed.thaw(kept)  # type: ignore[no-any-return]
 
     def set(self, value: T) -> None:
-        """Make `value` the value; None clears it."""
+        """Set the value; None clears it."""
         if value is None:
             self._kept.clear()
         else:
             self._kept.set(self._timed.freeze(value))
 
     def clear(self) -> None:
-        """Forget the value."""
+        """Clear the value."""
         self._kept.clear()
 
 
@@ -157,26 +155,25 @@ class TtlListState(ListState[T]):
         timed = self._timed
         kept = self._kept.get()
         visible = [element for element in kept if timed.is_visible(element)]
-        # The whole list is written again. It also drops the elements that have expired, which costs
-        # nothing more.
+        # The whole list is written again, which also drops expired elements at no extra cost.
         if timed.ttl.updates_on_read and visible:
             self._kept.update([timed.renew(element) or element for element in visible])
         return [timed.thaw(element) for element in visible]
 
     def add(self, value: T) -> None:
-        """Put `value` at the end."""
+        """Append `value`."""
         self._kept.add(self._timed.freeze(value))
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Put all of `values` at the end."""
+        """Append all of `values`."""
         self._kept.add_all([self._timed.freeze(value) for value in values])
 
     def update(self, values: Iterable[T]) -> None:
-        """Make `values` the list."""
+        """Replace the list by `values`."""
         self._kept.update([self._timed.freeze(value) for value in values])
 
     def clear(self) -> None:
-        """Forget every element."""
+        """Clear the list."""
         self._kept.clear()
 
 
@@ -193,33 +190,33 @@ class TtlMapState(MapState[K, V]):
         return None if kept is None or not self._timed.is_visible(kept) else self._read(key, kept)
 
     def put(self, key: K, value: V) -> None:
-        """Put `value` under `key`."""
+        """Set the value under `key`."""
         self._kept.put(key, self._timed.freeze(value))
 
     def remove(self, key: K) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         self._kept.remove(key)
 
     def contains(self, key: K) -> bool:
-        """Tell whether `key` is there."""
+        """Return True if `key` exists and is visible."""
         kept = self._kept.get(key)
         return kept is not None and self._timed.is_visible(kept)
 
     def keys(self) -> Iterator[K]:
-        """Return the keys as of now."""
+        """Return the keys at the time of the call."""
         visible = self._timed.is_visible
         return iter([key for key, kept in self._kept.items() if visible(kept)])
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as of now."""
+        """Return the entries at the time of the call."""
         visible = self._timed.is_visible
-        # Collected first: `_read` may put a renewed entry, which would change the mapping under its
-        # own iterator.
+        # Collected first: `_read` may put a renewed entry, which would change the mapping while
+        # iterating.
         entries = [(key, kept) for key, kept in self._kept.items() if visible(kept)]
         return iter([(key, self._read(key, kept)) for key, kept in entries])
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Remove all entries."""
         self._kept.clear()
 
     def _read(self, key: K, kept: Timed) -> V:

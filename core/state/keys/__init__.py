@@ -1,1 +1,1 @@
-"""Keys of a batch: their columns, their hashes and groups, and where each has its entry."""
+"""The keys of a batch: their columns, hashes, key groups and entries."""

@@ -1,19 +1,19 @@
-"""Keys given as Python values, to bytes and back. Part of the checkpoint format.
+"""The encoding of keys given as Python values. Part of the checkpoint format.
 
     str  "s" UTF-8           bytes  "b" bytes         bool     "t" or "f"
-    int  "i" 8 bytes, or "I" decimal digits when it has more than 64 bits with its sign
+    int  "i" 8 bytes, or "I" decimal digits if it has more than 64 bits with its sign
     date "d" 8 bytes: days since 1970-01-01           Decimal  "D" its digits as text
     datetime "n" (without zone) or "z" (with one, kept in UTC) and 8 bytes: microseconds since 1970
     tuple "(" and for each element a 4-byte length and its bytes
 
-Numbers are big-endian with the sign bit flipped, so that their bytes sort as they do.
+Numbers are big-endian with the sign bit flipped, so that their bytes sort as the numbers do.
 
-Keys of a stream are of one type, so equal ones have equal bytes: of a decimal the scale counts, for
-the key's hash is made of its digits.
+Keys of a stream have one type, so equal keys have equal bytes. The scale of a decimal counts,
+because the key's hash is computed from its digits.
 
-Keys of maps may be any of these, side by side. `encode_map_key` leaves out a decimal's zeros behind
-the last digit, so 1.0 and 1.00 are one key; True, 1 and Decimal(1) are three. Python has more keys
-that are equal: `to_stored_map_key` says what stands for one in memory.
+Keys of a map may mix these types. `encode_map_key` drops a decimal's trailing zeros, so 1.0 and
+1.00 are one key; True, 1 and Decimal(1) are three keys. In Python these three are equal:
+`to_stored_map_key` returns the objects that represent keys in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def encode_key(key: Any) -> bytes:
     """Return the bytes of `key`.
 
     Raises:
-        BadStateValue: It is None or of a type that cannot be a key.
+        BadStateValue: `key` is None or of a type that cannot be a key.
     """
     encode = _ENCODERS.get(key.__class__)
     if encode is None:
@@ -62,10 +62,10 @@ def encode_key(key: Any) -> bytes:
 
 
 def encode_map_key(key: Any) -> bytes:
-    """Return the bytes of a key of a map state: equal for equal keys of one type.
+    """Return the bytes of a key of a map state. Equal keys of one type have equal bytes.
 
     Raises:
-        BadStateValue: It is None or of a type that cannot be a key.
+        BadStateValue: `key` is None or of a type that cannot be a key.
     """
     if isinstance(key, Decimal):
         return b"D" + str(_without_zeros(key)).encode()
@@ -75,29 +75,29 @@ def encode_map_key(key: Any) -> bytes:
 
 
 def _without_zeros(number: Decimal) -> Decimal:
-    """Return an equal decimal of as few digits as there can be, with any precision."""
+    """Return an equal decimal with the fewest digits possible, at any precision."""
     digits = to_unscaled(number)
     if digits == 0:
         return Decimal(0)
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     while digits % 10 == 0:
-        # By integers and not by Decimal.normalize(), which rounds to the context's precision.
+        # With integers, because Decimal.normalize() rounds to the context's precision.
         digits, exponent = digits // 10, exponent + 1
     return Decimal((digits < 0, tuple(map(int, str(abs(digits)))), exponent))
 
 
 class EncodedMapKey(tuple[bytes, None]):
-    """A map key whose Python equality is not that of its bytes; hashed and compared as bytes.
+    """A map key that is compared by its bytes, because Python's equality differs from theirs.
 
-    The second element is there so that no tuple that is a key itself is equal.
+    The second element makes it unequal to each tuple that is a key itself.
     """
 
     __slots__ = ()
 
 
 _PLAIN_CLASSES: frozenset[type[Any]] = frozenset({str, int, bytes, date})
-"""Classes whose values are equal if and only if their bytes are."""
+"""The classes whose values are equal if and only if their bytes are."""
 
 
 def _is_plain(key: Any) -> bool:
@@ -107,34 +107,34 @@ def _is_plain(key: Any) -> bool:
 
 
 def to_stored_map_key(key: Any) -> Any:
-    """Return what stands for a map's key in dicts in memory: equal if and only if the bytes are.
+    """Return the object that represents a map key in dicts: equal if and only if the bytes are.
 
     Raises:
-        BadStateValue: It is None or of a type that cannot be a key.
+        BadStateValue: `key` is None or of a type that cannot be a key.
     """
     if key.__class__ in _PLAIN_CLASSES or _is_plain(key):
         return key
     data = encode_map_key(key)
-    # True equals 1 as a dict's key, and a subclass equals its base: the round trip through bytes
-    # shows whether a plain value stands for the key. If not, its bytes do.
+    # True equals 1 as a dict's key, and a subclass equals its base. The round trip through bytes
+    # shows whether a plain value can represent the key. If not, its bytes do.
     value = decode_key(data)
     return value if _is_plain(value) else EncodedMapKey((data, None))
 
 
 def from_stored_map_key(stored: Any) -> Any:
-    """Return the map key that `to_stored_map_key` returned `stored` for."""
+    """Return the map key that `stored` represents."""
     return decode_key(stored[0]) if stored.__class__ is EncodedMapKey else stored
 
 
 def encode_stored_map_key(stored: Any) -> bytes:
-    """Return `encode_map_key` of the map key that `stored` stands for."""
+    """Return `encode_map_key` of the map key that `stored` represents."""
     return stored[0] if stored.__class__ is EncodedMapKey else encode_key(stored)
 
 
 def _encode_int(key: int) -> bytes:
     if -_SIGN <= key < _SIGN:
-        # Adding 2**63 flips the sign bit: negative numbers sort before positive ones, as their
-        # bytes do.
+        # Adding 2**63 flips the sign bit, so that the bytes of negative numbers sort before those
+        # of positive ones.
         return b"i" + _pack_u64(key + _SIGN)
     return b"I" + str(int(key)).encode()
 
@@ -144,7 +144,7 @@ def _encode_tuple(key: tuple[Any, ...]) -> bytes:
 
 
 def _encode_decimal(key: Decimal) -> bytes:
-    # Called for its errors: NaN and infinity have no digits to hash, and are no keys.
+    # Called for its errors: NaN and infinity have no digits to hash, so they cannot be keys.
     to_unscaled(key)
     return b"D" + str(key).encode()
 
@@ -152,7 +152,7 @@ def _encode_decimal(key: Decimal) -> bytes:
 def check_map_key_type(python_type: Any, label: str) -> None:
     """Raise ConfigError unless values of `python_type` can be keys of a map.
 
-    What is no class (`Any`, a union) is checked value by value.
+    A type that is no class (`Any`, a union) passes: its values are checked one by one.
     """
     kind = typing.get_origin(python_type) or python_type
     if kind is tuple:
@@ -192,11 +192,11 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     date: lambda key: b"d" + _pack_u64(days_of(key) + _SIGN),
     Decimal: _encode_decimal,
 }
-"""A subclass stands before its base here: a bool is an int, and a datetime is a date."""
+"""The encoders by class. A subclass is before its base: a bool is an int, a datetime is a date."""
 
 
 def decode_key(data: bytes) -> Any:
-    """Return the key that `encode_key` made `data` of.
+    """Return the key that `encode_key` encoded as `data`.
 
     Raises:
         StateCorrupt: The bytes are no key.
@@ -240,12 +240,12 @@ _DECODERS: dict[bytes, Callable[[bytes], Any]] = {
 
 
 def add_length(data: bytes) -> bytes:
-    """Return `data` behind its 4-byte big-endian length."""
+    """Return `data` with its 4-byte big-endian length before it."""
     return _pack_u32(len(data)) + data
 
 
 def split_length(data: bytes, position: int = 0) -> tuple[bytes, int]:
-    """Return the bytes behind the length at `position`, and where they end.
+    """Return the bytes behind the length at `position`, and their end position.
 
     Raises:
         ValueError: There are fewer bytes than the length says.
@@ -258,7 +258,7 @@ def split_length(data: bytes, position: int = 0) -> tuple[bytes, int]:
 
 
 def hash_python_keys(keys: Sequence[Any]) -> Hashes:
-    """Return `hash_key` of each key; vectorised when they are of one type, as a stream's are.
+    """Return `hash_key` of each key. Vectorised if all keys have one type, as those of a stream do.
 
     Raises:
         BadStateValue: See `hash_key`.
@@ -269,8 +269,8 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
             return hash_keys([pa.array(keys, _ARROW_TYPES[kind])])
         if kind is tuple and len(set(map(len, keys))) == 1 and keys[0]:
             first, *following = zip(*keys, strict=True)
-            # Tuples of one length are columns: their hash is combined column by column, as that of
-            # several key columns is.
+            # Tuples of one length are columns: their hashes are combined column by column, like
+            # those of several key columns.
             hashes = hash_python_keys(first)
             for column in following:
                 combine_hashes(hashes, hash_python_keys(column))
@@ -281,7 +281,7 @@ def hash_python_keys(keys: Sequence[Any]) -> Hashes:
 
 
 def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
-    """Return `encode_key` of each key as a large_binary array; vectorised as `hash_python_keys` is.
+    """Return `encode_key` of each key as a large_binary array, vectorised like `hash_python_keys`.
 
     Raises:
         BadStateValue: See `encode_key`.
@@ -298,8 +298,8 @@ def encode_python_keys(keys: Sequence[Any]) -> pa.Array:
             numbers = np.array(keys, np.int64).view(np.uint64) ^ np.uint64(_SIGN)
         except OverflowError:
             return pa.array(list(map(encode_key, keys)), pa.large_binary())
-        # An array of 9-byte records is the tag and the big-endian number of every key, side by
-        # side: numpy writes in one go what `_encode_int` packs key by key.
+        # An array of 9-byte records holds the tag and the big-endian number of each key, so numpy
+        # writes at once what `_encode_int` packs key by key.
         records = np.zeros(len(keys), np.dtype([("tag", "S1"), ("number", ">u8")]))
         records["tag"], records["number"] = b"i", numbers
         return to_fixed_binary(records)

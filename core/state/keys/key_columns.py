@@ -1,12 +1,11 @@
-"""Key columns of a batch as 8-byte words, read from their Arrow buffers and not row by row.
+"""The key columns of a batch as 8-byte words, read from their Arrow buffers and not row by row.
 
 `FixedKeys` have one or two words a row: integers, dates as days, instants in the column's unit,
-decimals. `BytesKeys` have a run of bytes a row: strings and binary. Word w of a run is its bytes
-8w to 8w + 7, little-endian, and the last word is padded with zero bytes.
+decimals. `BytesKeys` have a run of bytes a row: strings and binary. Word w of a run is its bytes 8w
+to 8w + 7, little-endian, and the last word is padded with zero bytes.
 
-Invariants:
-    two keys of one column are equal  <=>  all their words (and, for bytes, their lengths) are equal
-    len(BytesKeys.data) >= start + length + 8 for every row: a word may be read past a key's end
+Invariants: two keys of one column are equal <=> all their words (and, for bytes, their lengths) are
+equal len(BytesKeys.data) >= start + length + 8 for every row: a word may be read past a key's end
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 PADDING_BYTES = 8
-"""Zeros behind the last key, so that its last word may be loaded as 8 bytes."""
+"""The number of zero bytes behind the last key, so that its last word can be loaded as 8 bytes."""
 WORDS_COMPARED_MAX = 16
-"""Words of a key that are compared for all rows at once; bytes after these 128 row by row."""
+"""The number of words of a key that are compared for all rows at once. Bytes after these 128 are
+compared row by row."""
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], dtype=np.uint64)
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _MS_A_DAY = 86_400_000
@@ -41,9 +41,9 @@ class FixedKeys:
 
     words: tuple[Words, ...]
     hash_factor: int = 1
-    """A word is multiplied by this, modulo 2**64, before it is hashed. Instants are hashed as
-    nanoseconds, so that one instant has one hash in any unit, and compared in the column's unit,
-    where no instant overflows 64 bits."""
+    """The factor of a word, modulo 2**64, in its hash. Instants are hashed as nanoseconds, so that
+    an instant has one hash in any unit. They are compared in the column's unit, in which they fit
+    into 64 bits."""
 
     def __len__(self) -> int:
         return len(self.words[0])
@@ -53,7 +53,7 @@ class FixedKeys:
         return FixedKeys(tuple(plane[rows] for plane in self.words), self.hash_factor)
 
     def equal(self, others: FixedKeys) -> Mask:
-        """Tell for each row whether its key is the one that `others` has there."""
+        """Return for each row True if its key equals the key of `others` in that row."""
         same: Mask = self.words[0] == others.words[0]
         for plane, other in zip(self.words[1:], others.words[1:], strict=True):
             same &= plane == other
@@ -76,7 +76,10 @@ class BytesKeys:
         return BytesKeys(self.data, self.starts[rows], self.lengths[rows])
 
     def word(self, index: int, rows: Ints | None = None) -> Words:
-        """Return word `index` of every row, or of `rows`; each must have it, if only in part."""
+        """Return word `index` of each row, or of `rows`.
+
+        Each key must have at least a part of the word.
+        """
         starts, lengths = self.starts, self.lengths
         if rows is not None:
             starts, lengths = starts[rows], lengths[rows]
@@ -85,25 +88,25 @@ class BytesKeys:
         words: Words = loads[starts + 8 * index]
         remaining = lengths - 8 * index
         if len(remaining) and int(remaining.min()) < 8:
-            # Clears the bytes of a key's last word that belong to what lies behind the key.
+            # Clears the bytes of a key's last word that are behind the end of the key.
             words &= _MASKS[np.minimum(remaining, 8)]
         return words
 
     def equal(self, others: BytesKeys) -> Mask:
-        """Tell for each row whether its key is the one that `others` has there."""
+        """Return for each row True if its key equals the key of `others` in that row."""
         same: Mask = self.lengths == others.lengths
         if not len(same):
             return same
         shortest, longest = int(others.lengths.min()), int(others.lengths.max())
-        # With equal lengths everywhere, whole columns of words are compared. Otherwise rows are
-        # chosen for each word: one whose length differs would read past the end of its key.
+        # If all lengths are equal, whole columns of words are compared. Otherwise rows are selected
+        # for each word: a row whose length differs would read past the end of its key.
         everywhere = bool(same.all())
         for index in range(min((longest + 7) // 8, WORDS_COMPARED_MAX)):
             if everywhere and 8 * index < shortest:
                 same &= self.word(index) == others.word(index)
             else:
                 rows = np.flatnonzero(same & (others.lengths > 8 * index))
-                # Rows that are ruled out already are not among `rows`, and stay so.
+                # Rows that are known to differ are not among `rows`, and stay so.
                 same[rows] = self.word(index, rows) == others.word(index, rows)
         for row in np.flatnonzero(same & (others.lengths > 8 * WORDS_COMPARED_MAX)).tolist():
             same[row] = self.bytes_of(row) == others.bytes_of(row)
@@ -125,7 +128,7 @@ def read_key_columns(
 
     Raises:
         BadStateValue: A key is null.
-        ConfigError: There is no column, or one has a type that cannot be a key.
+        ConfigError: There is no column, or a column has a type that cannot be a key.
     """
     if not arrays:
         raise ConfigError("a key needs at least one column; name one in key_by()")
@@ -134,8 +137,8 @@ def read_key_columns(
 
 
 def equal_keys(columns: Sequence[KeyColumn], others: Sequence[KeyColumn]) -> Mask:
-    """Tell for each row whether its key is the one that `others` have there."""
-    # Columns of one type are read as columns of one kind.
+    """Return for each row True if its key equals the key of `others` in that row."""
+    # Columns of one type are read as key columns of one class.
     every = [
         column.equal(other)  # type: ignore[arg-type]
         for column, other in zip(columns, others, strict=True)
@@ -147,7 +150,7 @@ def equal_keys(columns: Sequence[KeyColumn], others: Sequence[KeyColumn]) -> Mas
 def check_key_type(key_type: pa.DataType, label: str) -> None:
     """Raise ConfigError unless a column of `key_type` can be a key or part of one.
 
-    Floats cannot: they have two zeros, and a NaN that equals nothing.
+    Floats cannot: they have two zeros, and a NaN is not equal to itself.
     """
     try:
         _read(pa.nulls(0, key_type), label)
@@ -156,9 +159,9 @@ def check_key_type(key_type: pa.DataType, label: str) -> None:
 
 
 def check_rows_can_be_divided(schema: pa.Schema) -> None:
-    """Raise ConfigError unless Arrow can take rows of every column, as an exchange by key does.
+    """Raise ConfigError unless Arrow can take rows of each column, as an exchange by key does.
 
-    It cannot for views of strings, for example.
+    Arrow cannot do this for string views, for example.
     """
     none = pa.array([], pa.int64())
     for field in schema:
@@ -194,7 +197,7 @@ def _read(array: pa.Array, label: str) -> KeyColumn:
         return _bytes_keys(array, np.dtype("<i8"))
     if types.is_decimal128(kind):
         start, stop = 2 * array.offset, 2 * (array.offset + len(array))
-        # Arrow has a decimal128 as two little-endian words: every other one is a low word.
+        # Arrow stores a decimal128 as two little-endian words, the low word first.
         flat = _buffer(array.buffers()[1], np.dtype("<u8"))[start:stop]
         return FixedKeys((flat[0::2], flat[1::2]))
     factor = _NANOSECONDS[kind.unit] if types.is_timestamp(kind) else 1
@@ -210,7 +213,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_keys(array: pa.Array, label: str) -> pa.Array:
-    """Return keys without a dictionary, and views or bytes of a fixed size as large ones.
+    """Return keys without a dictionary. Views and fixed-size bytes become large strings or bytes.
 
     Raises:
         BadStateValue: A key is null.
@@ -218,7 +221,7 @@ def plain_keys(array: pa.Array, label: str) -> pa.Array:
     kind = _plain_type(array.type)
     if kind == array.type:
         return array
-    # Not every value type has a cast from its dictionary; all can be decoded.
+    # Not each value type can be cast from its dictionary, but each can be decoded.
     decoded = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
     if decoded.type != kind:
         decoded = cast_rows(decoded, kind)
@@ -238,7 +241,7 @@ def _integers(array: pa.Array, label: str) -> Words:
     if types.is_date32(kind):
         return _words(array.view(pa.int32()))
     if types.is_date64(kind):
-        # To days, so that one date has one key in date32 and date64.
+        # To days, so that a date has one key in date32 and date64.
         days: Ints = array.view(pa.int64()).to_numpy() // _MS_A_DAY
         return days.view(np.uint64)
     if types.is_timestamp(kind):
@@ -249,7 +252,7 @@ def _integers(array: pa.Array, label: str) -> Words:
 def _words(array: pa.Array) -> Words:
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     if values.dtype.kind == "i":
-        # Widened with its sign first: -1 of 8 bits and -1 of 64 bits become the same word.
+        # Sign-extended first, so that -1 of 8 bits and -1 of 64 bits become the same word.
         return values.astype(np.int64).view(np.uint64)
     return values.astype(np.uint64)
 
@@ -269,7 +272,7 @@ def _bytes_keys(array: pa.Array, offset_type: np.dtype[Any]) -> BytesKeys:
         return BytesKeys(np.zeros(PADDING_BYTES, np.uint8), none, none)
     wide = offsets.astype(np.int64)
     first, last = int(wide[0]), int(wide[-1])
-    # A slice's buffer holds the rows of the whole array: only its own bytes are copied.
+    # The buffer of a slice holds the rows of the whole array: only the slice's bytes are copied.
     data = np.zeros(last - first + PADDING_BYTES, np.uint8)
     data[: last - first] = _buffer(data_buffer, np.dtype(np.uint8))[first:last]
     return BytesKeys(data, wide[:-1] - first, np.diff(wide))

@@ -70,7 +70,7 @@ def hash_keys(arrays: Sequence[pa.Array], names: Sequence[str] | None = None) ->
 
 
 def hash_key_columns(columns: Sequence[KeyColumn]) -> Hashes:
-    """Return the same for columns read already."""
+    """Return the 64-bit hash of each row's key, for columns that are already read."""
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
         combine_hashes(hashes, _hash_column(column))
@@ -78,7 +78,7 @@ def hash_key_columns(columns: Sequence[KeyColumn]) -> Hashes:
 
 
 def combine_hashes(hashes: Hashes, following: Hashes) -> None:
-    """Turn the hashes of the columns so far into those with the `following` column, in place."""
+    """Combine the hashes of the previous columns with those of the `following` column, in place."""
     hashes *= _U_GOLDEN
     hashes += following
     _mix(hashes)
@@ -92,7 +92,7 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
     """
     check_max_parallelism(max_parallelism)
     if max_parallelism & (max_parallelism - 1) == 0:
-        # For a power of two the low bits are the remainder; a division costs several times as much.
+        # For a power of two the remainder is the low bits; a division costs several times as much.
         return (hashes & np.uint64(max_parallelism - 1)).astype(np.uint16)
     return (hashes % np.uint64(max_parallelism)).astype(np.uint16)
 
@@ -106,7 +106,7 @@ def check_max_parallelism(max_parallelism: int) -> None:
 def hash_key(key: Any) -> int:
     """Return the hash of one key, given as the Python value of its column, or a tuple of several.
 
-    Equals `hash_keys` of the column that the value came from.
+    Equals the result of `hash_keys` for the column of the value.
 
     Raises:
         BadStateValue: The key is None or of a type that no key column has.
@@ -162,7 +162,10 @@ def _key_bytes(key: Any) -> bytes:
 
 
 def nanoseconds_of(instant: datetime) -> int:
-    """Return nanoseconds since 1970, in UTC when `instant` has a zone; pandas' nanoseconds too."""
+    """Return nanoseconds since 1970, in UTC if `instant` has a zone.
+
+    Includes pandas' nanoseconds.
+    """
     since = instant - (_EPOCH if instant.tzinfo is None else _UTC_EPOCH)
     extra: int = getattr(instant, "nanosecond", 0)
     return (since // _MICROSECOND) * 1000 + extra
@@ -174,10 +177,10 @@ def days_of(day: date) -> int:
 
 
 def to_unscaled(number: Decimal) -> int:
-    """Return the digits of `number` as a signed integer, whatever its exponent.
+    """Return the digits of `number` as a signed integer, ignoring its exponent.
 
     Raises:
-        BadStateValue: It is infinite or not a number.
+        BadStateValue: `number` is infinite or not a number.
     """
     if not number.is_finite():
         raise BadStateValue(f"a decimal key must be finite, got {number}")
@@ -207,7 +210,7 @@ def _hash_column(column: KeyColumn) -> Hashes:
         return _hash_bytes(column)
     hashes = np.full(len(column), ((8 * len(column.words) + 1) * _GOLDEN) & _2_64, np.uint64)
     for plane in column.words:
-        # One instant has one hash, whatever the unit.
+        # An instant has one hash, whatever its unit.
         hashes ^= plane if column.hash_factor == 1 else plane * np.uint64(column.hash_factor)
         _mix(hashes)
     return hashes
@@ -233,7 +236,7 @@ def _hash_bytes(column: BytesKeys) -> Hashes:
 
 
 def _mix_word(column: BytesKeys, index: int, hashes: Hashes) -> None:
-    """Mix word `index` into the rows that have it, the empty ones having one zero word."""
+    """Mix word `index` into the hashes of the rows that have it. An empty key has one zero word."""
     lengths = column.lengths
     has = (lengths > 8 * index) & (lengths <= BYTES_MIXED_MAX)
     rows: Ints = np.flatnonzero(has)

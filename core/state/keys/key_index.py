@@ -1,21 +1,20 @@
 """A hash table of keys, vectorised: it numbers the keys of a whole batch in a few numpy calls.
 
 Each distinct key has one entry, and an entry is a number: 1, 2, 3, … in the order of insertion.
-Whoever keeps something for each key keeps it in arrays that are indexed by entry. Entry 0 stands
-for "no entry". Arrays have an item for it, so they may be indexed with 0 as well.
+Callers store data of each key in arrays that are indexed by entry. Entry 0 stands for "no entry".
+Arrays have an item for it, so they may be indexed with 0 as well.
 
 An arena holds the keys themselves, by entry. Keys are appended and never changed, so a snapshot may
 read them while further ones are appended.
 
-The table is an array of buckets for open addressing with linear probing. A bucket holds an entry, 0
-if it is free. The search for a key starts at the bucket that the top bits of its hash name and goes
-on by one bucket. Two keys with one hash are two entries of one probe sequence.
+The table is an array of buckets for open addressing with linear probing. A bucket holds an entry,
+or 0 if it is free. The search for a key starts at the bucket given by the top bits of its hash and
+continues bucket by bucket. Two keys with one hash are two entries of one probe sequence.
 
-Invariants:
-    what lies before `count` in any array never changes; growing makes a larger array and copies
-    BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is an Arrow buffer as it is
-    entries have no gaps: 1 to `end` - 1
-    2 * `end` <= number of buckets, so every probe sequence reaches a free bucket
+Invariants: items before `count` in any array never change; growing copies them into a larger array
+BytesArena: starts[i + 1] == starts[i] + lengths[i], so the arena is a valid Arrow buffer entries
+have no gaps: 1 to `end` - 1 2 * `end` <= number of buckets, so every probe sequence reaches a free
+bucket
 
 Encoded form of a key (checkpoint format). A single column of bytes: the bytes. Otherwise the
 columns in order: a fixed one as its words of 8 bytes big-endian, one of bytes as a 4-byte
@@ -45,7 +44,8 @@ from onceflow.core.state.keys.key_columns import (
 from onceflow.core.state.keys.key_groups import Hashes
 
 ENTRIES_MAX = (1 << 31) - 2
-"""Buckets are 32-bit integers, to keep the table small in the processor's caches."""
+"""The maximum number of entries. Buckets are 32-bit integers, so that the table fits into caches.
+"""
 
 
 def enlarge(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
@@ -61,7 +61,7 @@ def enlarge(array: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]
 
 
 class FixedArena:
-    """Entries of a column of one or two words."""
+    """The keys of a column of one or two words, by entry."""
 
     def __init__(self, width: int, hash_factor: int = 1) -> None:
         self._planes = [np.zeros(1024, np.uint64) for _ in range(width)]
@@ -69,7 +69,7 @@ class FixedArena:
         self.count = 1
 
     def append(self, keys: FixedKeys) -> None:
-        """Put `keys` into the next entries."""
+        """Append `keys` as the next entries."""
         end = self.count + len(keys)
         for index, plane in enumerate(self._planes):
             larger = enlarge(plane, self.count, end)
@@ -78,16 +78,19 @@ class FixedArena:
         self.count = end
 
     def equal(self, entries: Ints, keys: FixedKeys) -> Mask:
-        """Tell for each row whether its key is the one in its entry."""
+        """Return for each row True if its key equals the key of its entry."""
         return FixedKeys(tuple(plane[entries] for plane in self._planes)).equal(keys)
 
     def view(self) -> FixedKeys:
-        """Return every entry's key, entry 0's included, as of now and for ever."""
+        """Return the keys of all entries, including entry 0.
+
+        Later appends do not change the result.
+        """
         return FixedKeys(tuple(plane[: self.count] for plane in self._planes), self._hash_factor)
 
 
 class BytesArena:
-    """Entries of a column of bytes."""
+    """The keys of a column of bytes, by entry."""
 
     def __init__(self) -> None:
         self._data = np.zeros(1 << 14, np.uint8)
@@ -97,7 +100,7 @@ class BytesArena:
         self.count = 1
 
     def append(self, keys: BytesKeys) -> None:
-        """Put `keys` into the next entries."""
+        """Append `keys` as the next entries."""
         lengths = keys.lengths
         ends = self._used + np.cumsum(lengths)
         used = int(ends[-1]) if len(ends) else self._used
@@ -112,12 +115,12 @@ class BytesArena:
         self._data[self._used : used] = keys.data[sources]
         self._starts[self.count : end] = starts
         self._lengths[self.count : end] = lengths
-        # As Arrow has it, the end of the last key comes behind the starts.
+        # As in Arrow, the end of the last key follows the starts.
         self._starts[end] = used
         self._used, self.count = used, end
 
     def equal(self, entries: Ints, keys: BytesKeys) -> Mask:
-        """Tell for each row whether its key is the one in its entry."""
+        """Return for each row True if its key equals the key of its entry."""
         stored = BytesKeys(self._data, self._starts[entries], self._lengths[entries])
         return stored.equal(keys)
 
@@ -125,11 +128,14 @@ class BytesArena:
         """Return the keys of these entries, as a large_binary array."""
         offsets = pa.py_buffer(self._starts[: self.count + 1])
         buffers = [None, offsets, pa.py_buffer(self._data)]
-        # Arrow copies a whole key at a time, which numpy would do byte by byte.
+        # Arrow copies a whole key at a time; numpy would copy it byte by byte.
         return pa.Array.from_buffers(pa.large_binary(), self.count, buffers).take(pa.array(entries))
 
     def view(self) -> BytesKeys:
-        """Return every entry's key, entry 0's included, as of now and for ever."""
+        """Return the keys of all entries, including entry 0.
+
+        Later appends do not change the result.
+        """
         return BytesKeys(
             self._data[: self._used + PADDING_BYTES],
             self._starts[: self.count],
@@ -141,7 +147,7 @@ KeyArena: TypeAlias = FixedArena | BytesArena
 
 
 def arena_for(column: KeyColumn) -> KeyArena:
-    """Return an empty arena for keys such as those of `column`."""
+    """Return an empty arena for keys of the kind of `column`."""
     if isinstance(column, BytesKeys):
         return BytesArena()
     return FixedArena(len(column.words), column.hash_factor)
@@ -164,10 +170,10 @@ def encode_keys(columns: Sequence[KeyColumn]) -> pa.Array:
 
 
 def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColumn, ...]:
-    """Return the key columns that `encode_keys` was given; `shape` are columns of the same kinds.
+    """Return the key columns that `encode_keys` encoded; `shape` has columns of the same kinds.
 
     Raises:
-        StateCorrupt: The bytes are no such keys.
+        StateCorrupt: The bytes are no keys of these columns.
     """
     whole = _to_bytes_keys(encoded)
     if len(shape) == 1 and isinstance(shape[0], BytesKeys):
@@ -194,13 +200,16 @@ def decode_keys(encoded: pa.Array, shape: Sequence[KeyColumn]) -> tuple[KeyColum
 
 
 def _load(data: npt.NDArray[np.uint8], dtype: str, positions: Ints, ends: Ints) -> npt.NDArray[Any]:
-    """Return the number of type `dtype` at each position; it must end before `ends`."""
+    """Return the number of type `dtype` at each position.
+
+    Raise StateCorrupt if it exceeds `ends`.
+    """
     size = np.dtype(dtype).itemsize
     if bool((positions + size > ends).any()):
         raise StateCorrupt(
             "a key of a snapshot is shorter than its columns; restore an older checkpoint"
         )
-    # A view with a number at every byte, aligned or not: one gather loads them all.
+    # A view with a number at each byte, aligned or not: one gather loads all numbers.
     loads: npt.NDArray[Any] = np.ndarray((len(data) - size + 1,), dtype, data, strides=(1,))
     return loads[positions]
 
@@ -218,7 +227,7 @@ def to_binary(column: BytesKeys) -> pa.Array:
     offsets: Ints = np.zeros(rows + 1, np.int64)
     np.cumsum(column.lengths, out=offsets[1:])
     if rows and np.array_equal(column.starts, offsets[:-1] + column.starts[0]):
-        # The rows lie one behind the other, as Arrow wants them: nothing is copied.
+        # The rows are contiguous, as Arrow needs them: nothing is copied.
         first = int(column.starts[0])
         data = column.data[first : first + int(offsets[-1])]
     else:
@@ -241,12 +250,12 @@ def _to_bytes_keys(array: pa.Array) -> BytesKeys:
 
 
 def _sort_by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
-    """Return `rows` sorted by hash, and for each whether it is the first of its hash.
+    """Return `rows` sorted by hash, and for each row whether it is the first one of its hash.
 
-    Hashes that differ in their lowest bits alone may be taken for one.
+    Hashes that differ only in their lowest bits may be treated as equal.
     """
-    # Hash above, index into `rows` below, in one integer: sorting plain integers is faster
-    # than an argsort. The index takes the lowest bits of the hash.
+    # The hash in the high bits and the index into `rows` in the low bits of one integer: sorting
+    # integers is faster than an argsort. The index replaces the lowest bits of the hash.
     bits = np.uint64(max(len(rows) - 1, 1).bit_length())
     packed = ((hashes[rows] >> bits) << bits) | np.arange(len(rows), dtype=np.uint64)
     packed.sort()
@@ -260,15 +269,16 @@ def _sort_by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
 def number_keys(hashes: Hashes, equal: Callable[[Ints, Ints], Mask]) -> tuple[Ints, Ints]:
     """Return the number of each row's key, from 0, and the first row of each number.
 
-    `hashes` are those of the rows' keys. `equal` tells of pairs of rows, given as two arrays of row
-    indices of which the first are the lower ones, whether their keys are equal. Keys are in no
-    order. A `KeyIndex` does the same, and keeps the keys to find them again, which takes longer.
+    `hashes` are those of the rows' keys. `equal` gets pairs of rows, as two arrays of row indices
+    with the lower index in the first array, and returns whether their keys are equal. The order of
+    the keys is not defined. A `KeyIndex` does the same and also stores the keys, which takes
+    longer.
     """
     numbers: Ints = np.empty(len(hashes), np.int64)
     leaders: list[Ints] = [np.zeros(0, np.int64)]
     count, missing = 0, np.arange(len(hashes))
     while len(missing):
-        # One key of each hash in a round, as in `KeyIndex.resolve`.
+        # One key of each hash in each round, as in `KeyIndex.resolve`.
         order, is_first = _sort_by_hash(missing, hashes)
         chosen = order[is_first]
         of_order = np.cumsum(is_first) - 1
@@ -277,16 +287,19 @@ def number_keys(hashes: Hashes, equal: Callable[[Ints, Ints], Mask]) -> tuple[In
         count += len(chosen)
         others = order[~is_first]
         same = equal(chosen[of_order[~is_first]], others)
-        # Sorted: the first row of a number is the lowest one in the next round, too.
+        # Sorted, so that the first row of a number is the lowest one in the next round, too.
         missing = np.sort(others[~same])
     return numbers, np.concatenate(leaders)
 
 
 class KeyIndex:
-    """Numbers distinct keys: each has an entry of its own."""
+    """Numbers distinct keys: each key has its own entry."""
 
     def __init__(self, shape: Sequence[KeyColumn], bits: int = 12) -> None:
-        """`shape` are columns of the keys' types; the table begins with 2**bits buckets."""
+        """Create an empty index. `shape` has columns of the keys' types.
+
+        There are 2**bits buckets.
+        """
         self._shape = tuple(shape)
         self._arenas: tuple[KeyArena, ...] = tuple(arena_for(column) for column in shape)
         self._hashes: Hashes = np.zeros(1 << (bits - 1), np.uint64)
@@ -299,7 +312,7 @@ class KeyIndex:
         return self.end - 1
 
     def resolve(self, columns: Sequence[KeyColumn], hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return each row's entry, and one row for each entry made by this call, in entry order.
+        """Return each row's entry, and one row for each entry that this call added, in entry order.
 
         Raises:
             StateError: There would be more than 2**31 - 2 entries.
@@ -308,17 +321,17 @@ class KeyIndex:
         missing = np.flatnonzero(entries == 0)
         leaders: list[Ints] = []
         while len(missing):
-            # Inserts one row for each distinct hash among those that are missing. Other rows of
-            # that hash nearly always have the same key, and get its entry. Those with another key
-            # are still missing, and are inserted in the next round.
+            # Inserts one row for each distinct hash among the missing rows. Other rows of that hash
+            # nearly always have the same key, and get its entry. Rows with another key are still
+            # missing, and are inserted in the next round.
             order, is_first = _sort_by_hash(missing, hashes)
             chosen = order[is_first]
             made = self._insert(tuple(column.take(chosen) for column in columns), hashes[chosen])
             entries[chosen] = made
             leaders.append(chosen)
             others = order[~is_first]
-            # Counting the firsts up to a row gives the number of its hash's group, and so the entry
-            # that the group's first row has got.
+            # The number of firsts up to a row is the number of its hash's group, and so gives the
+            # entry of the group's first row.
             guess = made[np.cumsum(is_first)[~is_first] - 1]
             guess[~self._equal(guess, tuple(column.take(others) for column in columns))] = 0
             entries[others] = guess
@@ -327,21 +340,31 @@ class KeyIndex:
         return entries, np.concatenate(leaders) if leaders else none
 
     def view_keys(self) -> tuple[KeyColumn, ...]:
-        """Return the key of every entry, entry 0 included, as of now and for ever."""
+        """Return the keys of all entries, including entry 0.
+
+        Later inserts do not change the result.
+        """
         return tuple(arena.view() for arena in self._arenas)
 
     def take_keys(self, column: int, entries: Ints) -> FixedKeys | pa.Array:
-        """Return one column of the keys of these entries; one of bytes as a large_binary array."""
+        """Return one column of the keys of these entries.
+
+        A column of bytes is a large_binary array.
+        """
         arena = self._arenas[column]
         return arena.view().take(entries) if isinstance(arena, FixedArena) else arena.take(entries)
 
     def view_hashes(self) -> Hashes:
-        """Return the hash of every entry, entry 0 included, as of now and for ever."""
+        """Return the hashes of all entries, including entry 0.
+
+        Later inserts do not change the result.
+        """
         return self._hashes[: self.end]
 
     def copy_some(self, entries: Ints) -> KeyIndex:
-        """Return a new index of these entries' keys alone, numbered from 1 in the order given."""
-        # As large as this table: as many keys may come again, and growing inserts all of them anew.
+        """Return a new index with only these entries' keys, numbered from 1 in the given order."""
+        # As large as this table: as many keys may be inserted again, and growing inserts all keys
+        # anew.
         index = KeyIndex(self._shape, max(12, int(2 * self.end).bit_length()))
         if len(entries):
             index._insert(
@@ -350,11 +373,11 @@ class KeyIndex:
         return index
 
     def find(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
-        """Return each row's entry, 0 if the index does not have its key."""
+        """Return each row's entry, or 0 if the index does not have its key."""
         if not len(hashes):
             return np.zeros(0, np.int64)
-        # All rows look into the first bucket of their key together. Those that see another hash
-        # there go on to the next bucket together, until each has found its hash or a free bucket.
+        # All rows look into the first bucket of their key at once. Rows that find another hash
+        # there continue with the next bucket, until each row has found its hash or a free bucket.
         buckets = self._first_buckets(hashes)
         entries: Ints = self._table[buckets].astype(np.int64)
         active = np.flatnonzero(self._have_other_hashes(entries, hashes))
@@ -364,20 +387,20 @@ class KeyIndex:
                 candidates = self._table[buckets[active]].astype(np.int64)
                 entries[active] = candidates
                 active = active[self._have_other_hashes(candidates, hashes[active])]
-            # Keys are compared once, for other keys nearly always have other hashes. Rows that have
-            # the hash of another key go on behind it.
+            # Keys are compared only once, because different keys nearly always have different
+            # hashes. Rows that found the hash of another key continue behind it.
             active = self._list_rows_of_other_keys(entries, columns)
             if not len(active):
                 return entries
 
     def _have_other_hashes(self, entries: Ints, hashes: Hashes) -> Mask:
-        """Tell for each entry whether it has another hash than its row; no entry (0) has none."""
+        """Return for each row True if its entry has another hash. No entry (0) counts as False."""
         others: Mask = self._hashes[entries] != hashes
         others &= entries != 0
         return others
 
     def _list_rows_of_other_keys(self, entries: Ints, columns: Sequence[KeyColumn]) -> Ints:
-        """Return the rows whose entry has another key; no entry (0) has none."""
+        """Return the rows whose entry has another key. Rows without an entry (0) are left out."""
         if entries.all():
             return np.flatnonzero(~self._equal(entries, columns))
         rows = np.flatnonzero(entries)
@@ -393,7 +416,7 @@ class KeyIndex:
         return same
 
     def _insert(self, columns: Sequence[KeyColumn], hashes: Hashes) -> Ints:
-        """Return a new entry for each row; the keys must be distinct and new."""
+        """Return a new entry for each row. The keys must be distinct and new."""
         end = self.end + len(hashes)
         if end > ENTRIES_MAX:
             raise StateError(f"one subtask cannot hold {end} keys: raise the parallelism")
@@ -407,7 +430,7 @@ class KeyIndex:
             while 2 * end > 1 << self._bits:
                 self._bits += 1
             self._table = np.zeros(1 << self._bits, np.int32)
-            # A bucket follows from the top bits, of which there is one more: all entries move.
+            # A bucket is given by the top bits, of which there is one more now: all entries move.
             self._fill_buckets(np.arange(1, end), self._hashes[1:end])
         else:
             self._fill_buckets(entries, hashes)
@@ -417,12 +440,14 @@ class KeyIndex:
         buckets = self._first_buckets(hashes)
         while len(entries):
             # Several entries may write into one free bucket, and numpy keeps the last one. Reading
-            # it back shows which entries lost, or found it taken: these go on to the next bucket.
+            # it back shows which entries lost, or found it taken: these continue with the next
+            # bucket.
             free = self._table[buckets] == 0
             self._table[buckets[free]] = entries[free]
             lost = self._table[buckets] != entries
             entries, buckets = entries[lost], (buckets[lost] + 1) & (len(self._table) - 1)
 
     def _first_buckets(self, hashes: Hashes) -> Ints:
-        # The top bits: the lowest ones name the key group, and are alike in a subtask with few.
+        # The top bits, because the lowest bits give the key group, and a subtask has few key
+        # groups.
         return (hashes >> np.uint64(64 - self._bits)).view(np.int64)

@@ -1,12 +1,12 @@
-"""Key columns of a batch as the Python values that functions by record receive as keys.
+"""The key columns of a batch as the Python values that functions by record get as keys.
 
-All operators make their keys here, so a key is the same value whichever operator, backend or
-restore it comes from. Each value equals `decode_key(encode_key(value))`:
+All operators convert their keys here, so a key has the same value for each operator and backend,
+and after each restore. Each value equals `decode_key(encode_key(value))`:
 
-    timestamps with a zone       datetimes in UTC: in a zone of its own, the two instants that a
+    timestamps with a zone       datetimes in UTC: in their own zone, the two instants that a
                                  clock shows twice in autumn would be equal
     timestamps without a zone    datetimes
-    other types                  what `to_pylist` returns
+    other types                  the result of `to_pylist`
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAST_US = _microseconds_since_1970(datetime.max)
 
 
 def has_own_python_keys(kind: pa.DataType) -> bool:
-    """Tell whether keys of a column of `kind` differ from what `to_pylist` returns for it."""
+    """Return True if keys of a column of `kind` differ from the values that `to_pylist` returns."""
     if pa.types.is_dictionary(kind):
         return has_own_python_keys(kind.value_type)
     return pa.types.is_timestamp(kind)
@@ -70,7 +70,7 @@ def _as_microseconds(
         _check_rows(ticks == microseconds * 1000, ticks, kind, name, "has nanoseconds")
     else:
         factor = _MICROSECONDS // ticks_a_second
-        # Compared before they are multiplied, which could overflow. -(-a // b) rounds up.
+        # Compared before the multiplication, which could overflow. -(-a // b) rounds up.
         within = (ticks >= -(-_FIRST_US // factor)) & (ticks <= _LAST_US // factor)
         _check_rows(within, ticks, kind, name, "is outside of the years 1 to 9999")
         microseconds = ticks * factor

@@ -1,1 +1,1 @@
-"""Types of keys and values: their bytes, their names in snapshots, and which may change."""
+"""The types of keys and values: their encoding, their names in snapshots, and allowed changes."""

@@ -1,7 +1,7 @@
-"""Many scalars of one class as MessagePack, in one call instead of one for each value.
+"""The MessagePack of many scalars of one class, in one call instead of one for each value.
 
-The encoding of a list is its header and the encodings of its items, one after the other. So the
-items' encodings are cut out of it, once it is known how long each one is.
+The encoding of a list is a header and the encodings of its items, one after the other. So the items
+can be cut out of it, once the length of each item is known.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _encode_list = msgspec.msgpack.Encoder().encode
 def encode_scalars(values: Sequence[Any], kind: type[Any]) -> pa.Array | None:
     """Return the MessagePack of each of `values`, all of class `kind`, as a large_binary array.
 
-    None where they have to be encoded one by one: `kind` is no plain scalar, or a value has no
-    MessagePack of its own, as an integer beyond 64 bits.
+    None if they must be encoded one by one: `kind` is no plain scalar, or a value has no
+    MessagePack form, such as an integer beyond 64 bits.
     """
     measure = _MEASURES.get(kind)
     if measure is None or not values:
@@ -49,7 +49,7 @@ def _list_header_bytes(count: int) -> int:
 
 def _measure_ints(values: Sequence[int]) -> Sizes:
     numbers = np.array(values, np.int64)
-    # One comparison for each limit at which another byte, or twice the bytes, are needed.
+    # One comparison for each limit above which one more byte, or twice the bytes, are needed.
     sizes = np.ones(len(values), np.int64)
     for limit, more in ((1 << 7, 1), (1 << 8, 1), (1 << 16, 2), (1 << 32, 4)):
         sizes += more * (numbers >= limit)

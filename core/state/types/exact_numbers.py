@@ -1,10 +1,11 @@
-"""Checks that a state's type takes values whole: no integer is rounded, and no field is left out.
+"""Checks that a type takes values completely: no integer is rounded, and no field is lost.
 
 A float equals every integer up to 2^53, and only some beyond. So a value is checked when it is set,
-and stored values are checked once, when a state opens under another type than it was written with.
+and stored values are checked once, when a state opens with another type than it was written with.
 
-A class skips fields that it does not have. For stored values that is right: a field was removed.
-In a value that is set, it is a field of a subclass, or a key that a TypedDict does not declare.
+A class ignores fields that it does not have. For stored values this is correct: a field was
+removed. In a value that is set, it is a field of a subclass, or a key that a TypedDict does not
+declare, which would be lost.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from msgspec import inspect
 from onceflow.core.msgspec_decoders import type_info
 
 Check: TypeAlias = Callable[[Any], None]
-"""Raises ValueError unless a decoded MessagePack value is taken whole."""
+"""A function that raises ValueError unless a type takes a decoded MessagePack value completely."""
 
 
 def to_exact_float(number: int) -> float:
     """Return `number` as the float that equals it.
 
     Raises:
-        ValueError: No float does.
+        ValueError: No float equals `number`.
     """
     value = float(number)
     if value != number:
@@ -39,18 +40,17 @@ _ClassKind: TypeAlias = (
 
 
 def make_integers_check(python_type: Any) -> Callable[[bytes], None] | None:
-    """Return a check that raises ValueError if a value's integer would be rounded by `python_type`.
+    """Return a check that raises ValueError if `python_type` would round an integer of a value.
 
-    The check takes the bytes of a value, of which `python_type` reads some integers as floats.
-    None: it has no floats.
+    The check takes the bytes of a value. None if `python_type` has no floats.
     """
     return _make_bytes_check(_Checks(allows_unknown=True).of(type_info(python_type)))
 
 
 def make_given_check(python_type: Any) -> Callable[[bytes], None] | None:
-    """Return the check of a value that is set: of its integers, and of fields that would be lost.
+    """Return a check of a value that is set: raises ValueError if it rounds or loses fields.
 
-    None: `python_type` has neither floats nor classes.
+    The check takes the bytes of a value. None if `python_type` has neither floats nor classes.
     """
     return _make_bytes_check(_Checks(allows_unknown=False).of(type_info(python_type)))
 
@@ -60,13 +60,14 @@ def _make_bytes_check(check: Check) -> Callable[[bytes], None] | None:
 
 
 class _Checks:
-    """Makes the checks of one type."""
+    """Creates the checks of one type."""
 
     def __init__(self, *, allows_unknown: bool) -> None:
-        """`allows_unknown`: whether a value may have fields that its class does not have."""
+        """Set up. If `allows_unknown`, a value may have fields that its class does not have."""
         self._allows_unknown = allows_unknown
         self._classes: dict[int, Check | None] = {}
-        """Checks by the id of a class, which outlives this object; None while one is being made."""
+        """The checks by the id of a class. None while a check is being created. Classes outlive
+        this object."""
 
     def of(self, kind: inspect.Type) -> Check:
         check: Check
@@ -88,15 +89,15 @@ class _Checks:
                 | inspect.NamedTupleType()
             ):
                 check = self._class(kind)
-            case _:  # what has no parts
+            case _:  # types without parts
                 check = _pass
         return check
 
     def _class(self, kind: _ClassKind) -> Check:
         number = id(kind)
         if number not in self._classes:
-            # Set before the fields are looked at: a class that contains itself finds it, and is not
-            # followed for ever.
+            # Set before the fields are visited, so that a class that contains itself ends the
+            # recursion.
             self._classes[number] = None
             checks = {field.encode_name: self.of(field.type) for field in kind.fields}
             tag = _tag_of(kind)
@@ -110,7 +111,7 @@ class _Checks:
         return self._classes[number] or self._later(number)
 
     def _later(self, number: int) -> Check:
-        """Return a check that uses the check of a class once it is made: for recursive classes."""
+        """Return a check that uses the class's check once it is created: for recursive classes."""
 
         def check(value: Any) -> None:
             made = self._classes[number]
@@ -120,7 +121,7 @@ class _Checks:
         return check
 
     def _union(self, alternatives: Sequence[inspect.Type]) -> Check:
-        """Return a check that finds the alternative by the value, as msgspec does."""
+        """Return a check that selects the alternative by the value, as msgspec does."""
         integers = any(isinstance(one, inspect.IntType) for one in alternatives)
         tagged: dict[object, Check] = {}
         arrays: Check = _pass
@@ -146,7 +147,7 @@ class _Checks:
                 find_check(value[:1], arrays)(value)
             elif value.__class__ is dict:
                 find_check((value.get(field) for field in fields), mappings)(value)
-            # Where an integer is among the alternatives it is read as one, and never rounded.
+            # If an integer is among the alternatives, an integer is read as one, and never rounded.
             elif rounds:
                 _check_number(value)
 
@@ -160,7 +161,7 @@ _MAPPINGS = (
     inspect.DataclassType,
     inspect.TypedDictType,
 )
-"""What is a mapping in MessagePack, unless it is stored by position."""
+"""The types that are mappings in MessagePack, unless they are stored by position."""
 
 
 def _tag_of(kind: inspect.Type) -> str | int | None:
@@ -174,7 +175,7 @@ def _is_by_position(kind: inspect.Type) -> bool:
 
 
 def _pass(value: Any) -> None:
-    """Take any value."""
+    """Accept any value."""
 
 
 def _check_number(value: Any) -> None:
@@ -202,7 +203,7 @@ def _entries(check_key: Check, check_value: Check) -> Check:
 def _each(checks: Sequence[Check]) -> Check:
     def check_each(values: Any) -> None:
         # New fields are at the end of the type and missing in old values; elements of removed
-        # fields are at the end of old values. `zip` skips both.
+        # fields are at the end of old values. `zip` ignores both.
         for check, value in zip(checks, values, strict=False):
             check(value)
 
@@ -227,7 +228,7 @@ def _both(first: Check, second: Check) -> Check:
 
 
 def _refuse_unknown(kind: _ClassKind, known: Iterable[str]) -> Check:
-    """Return a check that raises ValueError for a mapping with a key that is no field of `kind`."""
+    """Return a check that raises ValueError if a mapping has a key that is no field of `kind`."""
     names = set(known)
     if isinstance(kind, inspect.StructType) and kind.tag_field is not None:
         names.add(kind.tag_field)
@@ -241,7 +242,7 @@ def _refuse_unknown(kind: _ClassKind, known: Iterable[str]) -> Check:
 
 
 def _refuse_more(kind: _ClassKind, count: int) -> Check:
-    """Return a check that raises ValueError for an array of more than `count` elements."""
+    """Return a check that raises ValueError if an array has more than `count` elements."""
 
     def check_length(values: Any) -> None:
         if len(values) > count:

@@ -1,4 +1,4 @@
-"""Parses the names that `signatures.type_name` gives types."""
+"""A parser for the type names of `signatures.type_name`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.core.errors import InvariantViolation
 
 @dataclass(frozen=True, slots=True)
 class NamedType:
-    """A type without fields, or a class whose fields the name does not have."""
+    """A type without fields, or a class whose fields are not in the name."""
 
     word: str
     arguments: tuple[NamedTypes, ...] = ()
@@ -23,7 +23,7 @@ class NamedType:
 
 @dataclass(frozen=True, slots=True)
 class NameField:
-    """The type of a field, and whether it may be left out."""
+    """The type of a field, and whether the field may be left out."""
 
     type: NamedTypes
     optional: bool
@@ -31,7 +31,7 @@ class NameField:
 
 @dataclass(frozen=True, slots=True)
 class ClassType:
-    """A class with fields: `ParsedName.fields[number]`, as a class may hold itself."""
+    """A class with fields: `ParsedName.fields[number]`. A class may contain itself."""
 
     word: str
     number: int
@@ -42,19 +42,19 @@ class ClassType:
 
 NameElement: TypeAlias = "NamedType | ClassType"
 NamedTypes: TypeAlias = "tuple[NameElement, ...]"
-"""The alternatives."""
+"""The alternatives of a union."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameFields:
-    """The fields of a class, in order, and whether values have them by position or by name."""
+    """The fields of a class, in order, and whether values store them by position or by name."""
 
     by_position: bool
     named: dict[str, NameField]
 
 
 def text_of(kind: NamedTypes) -> str:
-    """Return a name for people: classes without their fields."""
+    """Return a name for people, without the fields of classes."""
     return "|".join(map(str, kind))
 
 
@@ -66,7 +66,7 @@ class ParsedName:
         self._at = 0
         self._classes = 0
         self.fields: dict[int, NameFields] = {}
-        """Fields by the number of a class: 1 is that of the first "{" in the name."""
+        """The fields by the number of a class: number 1 is the first "{" in the name."""
         self.type = self._type()
 
     def _next(self) -> str:

@@ -1,7 +1,7 @@
 """The Python type of a stream's records, for states that keep whole records.
 
 A record is kept as a mapping by column name. Each value has the type of its column, so decimals,
-dates and times read back as they were. Records from before a column was added are without it.
+dates and times are restored exactly. Records older than a new column do not have it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Restore: TypeAlias = Callable[[Any], Any]
 
 
 def record_type(schema: pa.Schema, whose: str) -> Any:
-    """Return the type of records of `schema`; `whose` they are is for errors.
+    """Return the type of records of `schema`. `whose` names their owner in errors.
 
     Raises:
-        ConfigError: Values of a column cannot be kept; names it.
+        ConfigError: Values of a column cannot be kept; names the column.
     """
     types: dict[str, Any] = {}
     for field in schema:
@@ -45,7 +45,7 @@ def value_type(kind: pa.DataType) -> Any:
     """Return the Python type of values of an Arrow type in records.
 
     Raises:
-        ConfigError: They cannot be kept.
+        ConfigError: Values of `kind` cannot be kept.
     """
     if pa.types.is_struct(kind):
         inner: Any = _mapping({field.name: value_type(field.type) for field in kind})
@@ -67,17 +67,17 @@ def value_type(kind: pa.DataType) -> Any:
 
 
 def restore_zones(schema: pa.Schema) -> dict[str, Restore]:
-    """Return what gives a column's values their time zone again, by the names of such columns.
+    """Return functions that restore the time zones of values, by the column's name.
 
-    A state holds points in time in UTC. Arrow's arrays return them in their column's zone, and
-    hours and days depend on it.
+    A state holds points in time in UTC. Arrow's arrays return them in their column's zone, which
+    determines hours and days. Columns without a zone are left out.
     """
     restores = {field.name: _restore_zone(field.type) for field in schema}
     return {name: restore for name, restore in restores.items() if restore is not None}
 
 
 def _restore_zone(kind: pa.DataType) -> Restore | None:
-    """Return what restores the zones of a value of `kind`, None being none; None: it has none."""
+    """Return a function that restores the zones in a value of `kind`, or None without zones."""
     types = pa.types
     if types.is_dictionary(kind):
         return _restore_zone(kind.value_type)

@@ -1,11 +1,11 @@
-"""How values become bytes: typed, named in the snapshot, and refused when the type has changed.
+"""The serializers of values: typed, named in the snapshot, and refused if the type has changed.
 
-A serializer's *signature* is stored with the state. A restore under a signature that does not fit
-is refused by name, before any value is read.
+A serializer's *signature* is stored with the state. A restore with a signature that does not fit is
+refused by name, before any value is read.
 
-Values of `direct_types` (numbers, text, dates) cannot be changed in place: they are kept as they
-are and encoded only for a snapshot. All others are encoded when they are set and decoded when they
-are read. So no snapshot and no other reader ever shares an object with user code.
+Values of `direct_types` (numbers, text, dates) are immutable: they are stored directly and encoded
+only for a snapshot. All others are encoded by `set` and decoded by `get`. So neither a snapshot nor
+another reader ever shares an object with user code.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ DIRECT_TYPES: tuple[type[Any], ...] = (
 )  # fmt: skip
 _PLAIN_TYPES: tuple[type[Any], ...] = (int, float, str, bytes, bool)
 _EXACT_FLOAT_MAX = 2.0**53
-"""Every integer up to this is a float exactly; beyond it only some are."""
+"""The limit up to which each integer is a float exactly; beyond it only some are."""
 _BIG_INTEGER = 1
-"""msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
+"""The msgpack extension code of an integer beyond 64 bits: two's complement, little-endian."""
 
 
 class Serializer(ABC, Generic[T]):
@@ -49,11 +49,11 @@ class Serializer(ABC, Generic[T]):
     @property
     @abstractmethod
     def signature(self) -> str:
-        """The format and type, with a version that changes when old bytes can no longer be read."""
+        """The format and type, with a version that changes if old bytes can no longer be read."""
 
     @property
     def direct_types(self) -> tuple[type[Any], ...]:
-        """Types whose values nobody can change in place, and that decode to what was encoded."""
+        """The types whose values are immutable, and equal after encoding and decoding."""
         return ()
 
     @abstractmethod
@@ -61,26 +61,26 @@ class Serializer(ABC, Generic[T]):
         """Return `value` as bytes.
 
         Raises:
-            TypeError, ValueError: It is no value of this type.
+            TypeError, ValueError: `value` is not of this type.
         """
 
     @abstractmethod
     def decode(self, data: bytes) -> T:
-        """Return the value that `encode` was given.
+        """Return the value that was passed to `encode`.
 
         Raises:
             TypeError, ValueError: The bytes hold no value of this type.
         """
 
     def to_checking(self) -> Serializer[T]:
-        """Return one for values that were written under another type; it refuses to round them."""
+        """Return a serializer for values of another type, which refuses to round them."""
         return self
 
 
 TTL_PREFIX = "ttl/1:"
-"""Precedes the signature of the values in that of values that expire."""
+"""The prefix of the signature of values that expire; the values' signature follows."""
 LIST_PREFIX = "list/1:"
-"""Precedes the signature of the elements in that of a list."""
+"""The prefix of the signature of a list; the elements' signature follows."""
 
 
 class ExpiringSerializer(Serializer[Any]):
@@ -89,23 +89,23 @@ class ExpiringSerializer(Serializer[Any]):
     @property
     @abstractmethod
     def cleans_snapshots(self) -> bool:
-        """Whether a full snapshot leaves out what has expired."""
+        """True if a full snapshot leaves out expired values."""
 
     @abstractmethod
     def stamp(self, data: bytes) -> bytes:
-        """Return the bytes of a value that was stored without a time, with now as its time."""
+        """Return the bytes of a value that was stored without a time, with the time now."""
 
     @abstractmethod
     def are_bytes_expired(self, data: bytes) -> bool:
-        """Tell whether the value of these bytes has expired. Any thread."""
+        """Return True if the value of these bytes has expired. Any thread."""
 
     @abstractmethod
     def is_expired(self, stored: Any) -> bool:
-        """Tell whether a stored value has expired."""
+        """Return True if a stored value has expired."""
 
 
 class MsgpackSerializer(Serializer[Any]):
-    """MessagePack of any type that msgspec knows: builtins, dataclasses, Structs, enums, …."""
+    """MessagePack of any type that msgspec supports: builtins, dataclasses, Structs, enums, …."""
 
     def __init__(self, python_type: Any) -> None:
         self._type = python_type
@@ -118,7 +118,7 @@ class MsgpackSerializer(Serializer[Any]):
         self._check_given = make_given_check(python_type)
 
     def __reduce__(self) -> tuple[type[MsgpackSerializer], tuple[Any]]:
-        # The encoder does not pickle, and each process builds its own.
+        # The encoder cannot be pickled, so each process builds its own.
         return MsgpackSerializer, (self._type,)
 
     @property
@@ -134,17 +134,18 @@ class MsgpackSerializer(Serializer[Any]):
         return (self._type,) if self._type in DIRECT_TYPES else ()
 
     def to_checking(self) -> Serializer[Any]:
-        """Return one that refuses integers that would be rounded, also inside of a value."""
+        """Return a serializer that refuses to round integers, also inside of a value."""
         return _CheckingSerializer(self._type)
 
     def check_given(self, data: bytes, read_back: Any) -> None:
-        """Raise ValueError if `read_back` lacks a field of `data`, or has an integer rounded.
+        """Raise ValueError if `read_back` lacks a field of `data`, or has a rounded integer.
 
-        `data` is what `encode` has made of a value, and `read_back` what `decode` makes of `data`.
+        `data` is the result of `encode` for a value, and `read_back` the result of `decode` for
+        `data`.
         """
-        # Encoding once more is many times as fast as a look at every number, and gives the same
-        # bytes unless there is an integer in the place of a float, a field that the type does not
-        # have, or a set.
+        # Encoding again is many times as fast as a check of each number. It gives the same bytes
+        # unless there is an integer in place of a float, a field that the type does not have, or a
+        # set.
         if self._check_given is not None and self._encode(read_back) != data:
             self._check_given(data)
 
@@ -157,18 +158,18 @@ class MsgpackSerializer(Serializer[Any]):
         except OverflowError:
             if value.__class__ is not int:
                 raise ValueError("an integer inside of it has more than 64 bits") from None
-            # One bit more than the digits have, for the sign.
+            # One bit more than the digits need, for the sign.
             size = value.bit_length() // 8 + 1
             data = value.to_bytes(size, "little", signed=True)
             return self._encode(msgspec.msgpack.Ext(_BIG_INTEGER, data))
 
     def decode(self, data: bytes) -> Any:
-        """Return the value that `data` holds."""
+        """Return the value in `data`."""
         try:
             value = self._decode(data)
         except msgspec.ValidationError:
-            # Only these two may have been written as a number of more than 64 bits, which msgspec
-            # does not take for them.
+            # Only an int or a float may have been written as an integer of more than 64 bits, which
+            # msgspec does not convert.
             if self._type not in (int, float):
                 raise
             value = msgspec.msgpack.decode(data)
@@ -178,24 +179,24 @@ class MsgpackSerializer(Serializer[Any]):
             number = int.from_bytes(value.data, "little", signed=True)
             return to_exact_float(number) if self._type is float else number
         if self._type is float and abs(cast("float", value)) >= _EXACT_FLOAT_MAX:
-            # It may be stored as an integer, which has more digits than a float.
+            # The stored value may be an integer, which has more digits than a float.
             number = msgspec.msgpack.decode(data)
             return to_exact_float(number) if isinstance(number, int) else value
         return value
 
 
 class _CheckingSerializer(MsgpackSerializer):
-    """Reads values that were written under another type; refuses to round an integer in them."""
+    """Reads values that were written with another type; refuses to round an integer in them."""
 
     def decode(self, data: bytes) -> Any:
-        """Return the value that `data` holds."""
+        """Return the value in `data`."""
         if self._check_integers is not None:
             self._check_integers(data)
         return super().decode(data)
 
 
 class ListSerializer(Serializer[list[Any]]):
-    """A list of values, each as `element` encodes it."""
+    """A list of values, each encoded by `element`."""
 
     def __init__(self, element: Serializer[Any]) -> None:
         self._element = element
@@ -206,7 +207,7 @@ class ListSerializer(Serializer[list[Any]]):
         return f"{LIST_PREFIX}{self._element.signature}"
 
     def to_checking(self) -> Serializer[list[Any]]:
-        """Return one that checks each element."""
+        """Return a serializer that checks each element."""
         return ListSerializer(self._element.to_checking())
 
     def encode(self, value: list[Any]) -> bytes:
@@ -214,7 +215,7 @@ class ListSerializer(Serializer[list[Any]]):
         return msgspec.msgpack.encode([self._element.encode(one) for one in value])
 
     def decode(self, data: bytes) -> list[Any]:
-        """Return the elements that `data` holds."""
+        """Return the elements in `data`."""
         return [self._element.decode(one) for one in _decode_bytes(data)]
 
 
@@ -255,7 +256,7 @@ def python_type_of(kind: pa.DataType) -> Any:
     """Return the Python type of the values of an Arrow type.
 
     Raises:
-        ConfigError: There is none that has bytes.
+        ConfigError: No Python type with an encoding fits.
     """
     types_ = pa.types
     for matches, python_type in (

@@ -1,16 +1,16 @@
-"""The name of a type in a state's signature: the same in every process and for every import path.
+"""The name of a type in a state's signature: equal in every process and for every import path.
 
-A class is named without its module, which is `__main__` in one run and not in another, and with its
-fields:
+A class is named without its module, which may be `__main__` in one run and not in another, and with
+its fields:
 
     type    ::= element ("|" element)*                             sorted
     element ::= word | word "[" type ("," type)* "]" | word "{" fields "}" | word "{..." number "}"
-    fields  ::= ["*"] [field ("," field)*]                         "*": kept by position
+    fields  ::= ["*"] [field ("," field)*]                         "*": stored by position
     field   ::= word ["?"] ":" type                                "?": may be left out
 
 `{...2}` is the class whose fields begin at the second "{" of the signature. So each class is
-written once, and the names of classes that hold themselves or each other end. Words do not have
-characters of this grammar or white space: these are escaped as `%` and their number.
+written once, and the names of classes that contain themselves or each other end. Characters of this
+grammar and white space are escaped in words as `%` and their number.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Names:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        """Numbers of the classes that are written already, by id; they outlive this object."""
+        """The numbers of classes that are written already, by id. Classes outlive this object."""
 
     def of(self, kind: inspect.Type) -> str:
         match kind:
@@ -116,5 +116,5 @@ def _word(kind: inspect.Type) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return `text` as a word; two texts are never one word."""
+    """Return `text` escaped as a word. Different texts give different words."""
     return _RESERVED.sub(lambda match: f"%{ord(match[0]):02x}", text)

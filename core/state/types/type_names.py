@@ -1,7 +1,7 @@
-"""Turns the names of types in signatures into columns and Python types.
+"""Converts the names of types in signatures to columns and Python types.
 
 A name is one or several elements with "|" between them. An element is a word, which may have names
-in brackets with "," between them. `signatures.type_name` makes these names.
+in brackets with "," between them. `signatures.type_name` returns these names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow as pa
 from onceflow.core.state.types.serializers import serializer_of
 
 PYTHON_FORMAT = "msgpack/1:"
-"""What the signature of a Python type begins with; its name follows."""
+"""The prefix of the signature of a Python type; the type's name follows."""
 DECIMAL = pa.decimal128(38, 18)
 """The type for decimals of any scale, as for tables of databases."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateType:
-    """A column's type, and how the bytes of one value become what `pa.array` takes for it."""
+    """A column's type, and the function that converts a value's bytes for `pa.array`."""
 
     arrow: pa.DataType
     value: Callable[[bytes], Any]
@@ -37,7 +37,7 @@ class _Known:
     python: Any
     arrow: pa.DataType
     plain: Callable[[Any], Any] = lambda value: value
-    """Converts a value that is not None to one that `pa.array` takes."""
+    """Converts a value that is not None to one that `pa.array` accepts."""
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -61,9 +61,9 @@ _WORD = re.compile(r"[\w.]+")
 
 
 def state_type(name: str) -> StateType | None:
-    """Return the column for values of the type called `name`; None if it needs the user's class.
+    """Return the column for values of the type called `name`, or None if it needs the user's class.
 
-    Numbers beyond 64 bits do not fit their column: `pa.array` raises for them.
+    Numbers beyond 64 bits do not fit into their column: `pa.array` raises for them.
     """
     known, following = _alternatives(name)
     if known is None or following:
@@ -78,13 +78,13 @@ def state_type(name: str) -> StateType | None:
 
 
 def python_type_of(name: str) -> Any | None:
-    """Return the type called `name`; None if it needs the user's class."""
+    """Return the type called `name`, or None if it needs the user's class."""
     known, following = _alternatives(name)
     return None if known is None or following else known.python
 
 
 def _alternatives(text: str) -> tuple[_Known | None, str]:
-    """Return the type that `text` begins with, and the text behind it."""
+    """Return the type at the start of `text`, and the text behind it."""
     types: list[_Known | None] = []
     optional = False
     while True:

@@ -1,12 +1,12 @@
-"""Which states may be asked for under another type than they were written with.
+"""The rules by which a state may be asked for with another type than it was written with.
 
-Types have the names that `signatures.type_name` gives them. A type *widens* another if each of the
-other's values reads as one of its own: `float` and `int | None` widen `int`, and `list[float]`
-widens `list[int]`. A class widens another of the same name if each new field has a default, and the
-type of each field that both have is equal or widened. Fields that are gone are skipped.
+Types have the names of `signatures.type_name`. A type *widens* another if each of the other's
+values can be read as one of its own: `float` and `int | None` widen `int`, and `list[float]` widens
+`list[int]`. A class widens another of the same name if each new field has a default, and the type
+of each common field is equal or widened. Removed fields are ignored.
 
 Some types widen others for some values only: an integer beyond 2^53 may not be a float, and a field
-that has no default any more may be missing. Then all values are read when the state opens.
+that no longer has a default may be missing. Then all values are read when the state opens.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _INT, _FLOAT = NamedType("int"), NamedType("float")
 
 
 def reads_as(stored: str, asked: str) -> bool:
-    """Tell whether values of signature `stored` can be read under signature `asked`.
+    """Return True if values of signature `stored` can be read with signature `asked`.
 
-    A time to live may be added, and not taken away.
+    A time to live may be added, but not removed.
     """
     return stored == asked or explain_misfit(stored, asked) is None
 
 
 def explain_misfit(stored: str, asked: str) -> str | None:
-    """Return why values of signature `stored` cannot be read under signature `asked`, or None.
+    """Return the reason why values of signature `stored` cannot be read with `asked`, or None.
 
-    The text is empty if the two signatures are explanation enough.
+    The text is empty if the two signatures explain the reason.
     """
     return _compare(stored, asked)[0]
 
 
 def depends_on_values(stored: str, asked: str) -> bool:
-    """Tell whether `asked` widens `stored` for some of its values only."""
+    """Return True if `asked` widens `stored` for some of its values only."""
     return stored != asked and _compare(stored, asked)[1]
 
 
@@ -73,21 +73,21 @@ def _compare(stored: str, asked: str) -> tuple[str | None, bool]:
 
 
 class _Comparison:
-    """Whether one type widens another, and for which values."""
+    """Compares two types: whether one widens the other, and for which values."""
 
     def __init__(self, stored: ParsedName, asked: ParsedName) -> None:
         self._stored = stored
         self._asked = asked
         self._met: set[tuple[int, int]] = set()
-        """Pairs of classes that are compared, or are being compared: they may hold themselves."""
+        """The pairs of classes that are or were compared. Classes may contain themselves."""
         self.depends_on_values = False
 
     def misfit(self) -> str | None:
-        """Return what `misfit` returns."""
+        """Return the reason why `asked` does not widen `stored`, or None."""
         return self._compare_types(self._stored.type, self._asked.type, "")
 
     def _compare_types(self, stored: NamedTypes, asked: NamedTypes, where: str) -> str | None:
-        """Return why `asked`, of the field that `where` names, does not widen `stored`, or None."""
+        """Return the reason why `asked`, of field `where`, does not widen `stored`, or None."""
         for old in stored:
             alike = [new for new in asked if new.word == old.word]
             if not alike and old == _INT and _FLOAT in asked:
@@ -101,12 +101,12 @@ class _Comparison:
         return None
 
     def _compare_elements(self, old: NameElement, new: NameElement) -> str | None:
-        """Return why one of two types of one word does not widen the other, or None."""
+        """Return the reason why `new` does not widen `old`, a type of the same word, or None."""
         match old, new:
             case ClassType(), ClassType():
                 return self._compare_classes(old, new)
             case NamedType(arguments=()), ClassType():
-                # The version that wrote it did not name the fields: the values must be read.
+                # The version that wrote it did not store the fields: the values must be read.
                 self.depends_on_values = True
                 return None
             case NamedType(), NamedType():
@@ -150,7 +150,7 @@ class _Comparison:
 
 
 def _explain_moved_field(word: str, kept: NameFields, asked: NameFields) -> str | None:
-    """Return why fields by position are not in their old order, or None."""
+    """Return the reason why fields stored by position are not in their old order, or None."""
     if kept.by_position != asked.by_position:
         before, now = ("by position", "by name")[:: 1 if kept.by_position else -1]
         return f"the fields of {word} were kept {before} and are asked for {now}"
