@@ -1,1 +1,1 @@
-"""What users build with: pipelines, streams, windows, functions, and the graph they make."""
+"""The API that users build jobs with: pipelines, streams, windows, functions, and their graph."""

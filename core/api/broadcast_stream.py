@@ -1,4 +1,4 @@
-"""A stream whose records come to every subtask."""
+"""A stream that sends every record to every subtask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceflow.core.state import MapStateDescriptor
 
 
 class BroadcastStream:
-    """Records that come to every subtask, and the states that they make there."""
+    """A stream that sends every record to every subtask, and the states that its records update."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Two keyed streams for one function, with the state of their key, or by key and window."""
+"""Two keyed streams that one function processes, by key or by key and window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onceflow.core.errors import ConfigError
 
 StreamT = TypeVar("StreamT")
 KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
-"""What flows into an input, and its key."""
+"""The feeds of one input, and its key columns."""
 
 
 def check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
@@ -50,7 +50,7 @@ class KeyedConnectedStreams(Generic[StreamT]):
         *,
         verb: str = "connect",
     ) -> None:
-        """`stream` makes a stream of what an operator emits."""
+        """`stream` builds the stream of an operator's output."""
         types = [[feeds[0].schema.field(name).type for name in key] for feeds, key in inputs]
         if types[0] != types[1]:
             descriptions = [
@@ -70,13 +70,13 @@ class KeyedConnectedStreams(Generic[StreamT]):
     def process(self, function: CoProcessFunction, *, uid: str) -> StreamT:
         """Apply `function` to each record of both with the state of its key.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
         require_function_object(function, CoProcessFunction, "connect(…).process")
         return self.add(function, uid=uid)
 
     def add(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT:
-        """Apply a function, or join the two."""
+        """Add an operator that applies a function to both streams, or that joins them."""
         if isinstance(function, TimedJoin):
             schema = function.output_schema()
             work: Work = JoinConnected(self.keys, function)
@@ -96,14 +96,14 @@ class KeyedConnectedStreams(Generic[StreamT]):
         late_left: OutputTag | None = None,
         late_right: OutputTag | None = None,
     ) -> WindowedConnectedStreams[StreamT]:
-        """Cut the records of each key into windows, those of both streams into the same ones.
+        """Cut the records of each key into windows. Both streams use the same windows.
 
-        As `KeyedStream.window`, with a column of event time and a side output for late records of
-        each stream: the first one is the left one.
+        Works like `KeyedStream.window`. Each stream has its own event-time column and its own side
+        output for late records. The first stream is the left one.
 
         Raises:
-            ConfigError: There is no such column, a stream's sources have no watermarks, or a tag
-                has other columns than its stream.
+            ConfigError: A time column does not exist, a stream's sources have no watermarks, or a
+                tag has other columns than its stream.
         """
         given = ("left", left_time, late_left), ("right", right_time, late_right)
         left, right = (
@@ -138,18 +138,18 @@ class WindowedConnectedStreams(Generic[StreamT]):
         self._inputs = inputs
 
     def co_group(self, function: CoGroupFunction, *, uid: str) -> StreamT:
-        """Return what `function` makes of all records of each key and window, which are kept.
+        """Apply `function` to all records of each key and window. Their state holds all records.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
         require_function_object(function, CoGroupFunction, "co_group")
         return self._process(self._to_windowed(function), uid=uid)
 
     def co_group_batches(self, function: CoGroupBatchFunction, *, uid: str) -> StreamT:
-        """Return what `function` makes of the records of many windows at once, which are kept.
+        """Apply `function` to the records of many windows at once. Their state holds all records.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again, also that of
-        `co_group`.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
+        The state is compatible with that of `co_group`.
 
         Raises:
             ConfigError: The windows are sessions, or in processing time.
@@ -166,11 +166,12 @@ class WindowedConnectedStreams(Generic[StreamT]):
     def join(self, how: JoinKind = "inner") -> JoinedStreams[StreamT]:
         """Join each left record with each right one of its key and window.
 
-        In a `"left"`, `"right"` or `"full"` join records of that side, or of both, come out without
-        a partner where the window has none of the other side.
+        If a window has no records of one side, a `"left"`, `"right"` or `"full"` join emits the
+        records of its outer side without a partner. The outer side of a `"full"` join is both
+        sides.
 
         Raises:
-            ConfigError: `how` is none of these.
+            ConfigError: `how` is not a kind of join.
         """
         sides = mark_outer_sides(self._sides, how)
         outer = sides[0].outer, sides[1].outer

@@ -2,17 +2,17 @@
 
     <checkpoint storage>/<job>/inputs/<uid>/<token>/part-….parquet     as Spark has written them
 
-The first attempt of a job that reads the DataFrame writes it there, and the decision log holds the
-list of its files before the first row is read. Every later attempt, in whatever process, reads
-these files and does not evaluate the DataFrame again: its rows may have changed, or may never come
-in the same order. The files are deleted when all of their rows are committed and the job is over.
+The first attempt of a job that reads the DataFrame writes these files. The decision log records the
+list of files before the first row is read. Every later attempt, in any process, reads the files. It
+does not evaluate the DataFrame again, because the rows could differ or come in another order. The
+job deletes the files when all of their rows are committed and the job has finished.
 
 A split is a run of row groups of one file. Its position, as UTF-8 JSON:
 
     {"file":"<token>/part-….parquet","size":1234,"group":3,"row":20000,"stop":8,"schema":"9f…"}
 
 `row` rows of row group `group` have been read; `stop` is the row group after the split's last one.
-A split that is read to its end leaves the checkpoint.
+A split that has been read to its end is no longer part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -52,24 +52,27 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceflow.dataframes")
 
 ROW_GROUP_BYTES = 8 * 1024 * 1024
-"""What one subtask holds in memory of a file, more or less: Spark counts before compression."""
+"""The approximate memory that one subtask needs for a file. Spark counts bytes before
+compression."""
 SPLIT_BYTES = 32 * 1024 * 1024
-"""Small enough that a DataFrame of few partitions keeps several subtasks busy."""
+"""The size of a split. It is small enough to divide a DataFrame of few partitions among
+subtasks."""
 BATCH_ROWS = 10_000
-"""Rows of one batch that the source emits."""
+"""The number of rows in one batch that the source emits."""
 
 
 def is_dataframe(value: object) -> TypeIs[DataFrame]:
-    """Whether it is a DataFrame of Spark's, whose module is loaded then and is not otherwise."""
+    """Return True if `value` is a Spark DataFrame. Does not import pyspark."""
     sql = sys.modules.get("pyspark.sql")
     return sql is not None and isinstance(value, sql.DataFrame)
 
 
 def schema_of_dataframe(dataframe: DataFrame, what: str) -> pa.Schema:
-    """Return the Arrow schema of a bounded DataFrame; `what` asks for it.
+    """Return the Arrow schema of a bounded DataFrame. `what` names the caller in errors.
 
     Raises:
-        ConfigError: It is a stream, or a column has a type that Arrow batches do not take.
+        ConfigError: The DataFrame is a stream, or a column has a type that Arrow batches do not
+            support.
     """
     if dataframe.isStreaming:
         raise ConfigError(
@@ -113,10 +116,10 @@ class _Position(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class DataFrameSource(Source):
-    """Reads `dataframe` once in the life of job `job`; what `Pipeline.read(dataframe)` makes."""
+    """A source that evaluates a DataFrame once in the life of a job. Built by `Pipeline.read`."""
 
     dataframe: DataFrame | None = field(repr=False)
-    """None in slots, which read the files alone."""
+    """The DataFrame, or None in slots, which only read the files."""
     storage: FileSystemStorage
     job: str
     uid: str
@@ -126,11 +129,11 @@ class DataFrameSource(Source):
     def of(
         cls, dataframe: DataFrame, storage: CheckpointStorage, job: str, uid: str
     ) -> DataFrameSource:
-        """Return the source; evaluates nothing.
+        """Return the source. Does not evaluate the DataFrame.
 
         Raises:
-            ConfigError: The DataFrame is a stream, or has a column of a type that is not taken; or
-                the storage is no directory.
+            ConfigError: The DataFrame is a stream or has a column of an unsupported type, or the
+                storage is not a directory.
         """
         if not isinstance(storage, FileSystemStorage):
             raise ConfigError(
@@ -157,20 +160,21 @@ class DataFrameSource(Source):
 
     @override
     def splits(self) -> Sequence[Split]:
-        """Evaluate the DataFrame into files; return them as splits.
+        """Evaluate the DataFrame into files, and return them as splits.
 
-        Nothing is deleted here: another driver of the same job may be at it, and the decision log
-        says later whose files count. What loses is deleted by `discover` or at the job's end.
+        Deletes no files, because another driver of the same job may be evaluating the DataFrame at
+        the same time. The decision log later decides which driver's files count. `discover` or the
+        end of the job deletes the other files.
 
         Raises:
-            ConfigError: A setting of the session would have Spark write other dates or times.
-            DataFrameFailed: Spark could not, with its own reason. The job ends; it may be started
-                anew.
+            ConfigError: A setting of the session would make Spark write altered dates or times.
+            DataFrameFailed: Spark could not evaluate the DataFrame. The message has Spark's reason.
+                The job ends, and it may be started again.
         """
         assert self.dataframe is not None
         check_session_times(self.dataframe, self.rows_schema, f"read(uid={self.uid!r})")
-        # A directory of its own for each evaluation: two drivers of one job may be at it, and the
-        # log says whose splits count.
+        # Each evaluation gets its own directory, because two drivers of one job may evaluate at the
+        # same time. The log decides whose splits count.
         token, files = secrets.token_hex(8), self._files
         target = files.path(token)
         files.make()
@@ -189,19 +193,19 @@ class DataFrameSource(Source):
             for path in sorted(target.glob("part-*.parquet"))
             for split in _splits_of(path, f"{token}/{path.name}", digest)
         ]
-        # Before the splits are returned: they go into the decision log, which must not name files
-        # that a power cut takes away.
+        # The files must be durable before the splits are returned. The splits go into the decision
+        # log, which must not name files that a power failure can delete.
         files.make_durable(token)
         _log.info("source %s: the DataFrame is in %s, %d splits", self.uid, target, len(splits))
         return splits
 
     @override
     def discover(self, known: Sequence[Split]) -> Sequence[Split]:
-        """Return `known`, whose files are there; delete what no split needs.
+        """Check the files of `known`, delete files that no split needs, and return `known`.
 
         Raises:
             StateIncompatible: The DataFrame has other columns than the one that was evaluated.
-            OffsetOutOfRange: Files are gone or damaged.
+            OffsetOutOfRange: A file is missing, or its size has changed.
         """
         files = self._files
         positions = [_Position.of(split) for split in known]
@@ -222,14 +226,13 @@ class DataFrameSource(Source):
                     f" from one with {_columns(pq.read_schema(str(path)))}: give a DataFrame of the"
                     " old columns, or another uid to the new one"
                 )
-        # After the check of all files: what a lost evaluation has left is deleted only once ours is
-        # known to be whole.
+        # Delete the files of other evaluations only after all of our own files are found complete.
         files.delete(besides={position.token for position in positions})
         return known
 
     @override
     def on_finished(self, splits: Sequence[Split]) -> None:
-        """Delete the files of which all rows are committed."""
+        """Delete the files that are read to their end. Keep those that `splits` still need."""
         self._files.delete(besides={_Position.of(split).token for split in splits})
 
     @override
@@ -251,7 +254,7 @@ def _columns(schema: pa.Schema) -> str:
 
 
 def _splits_of(path: Path, file: str, digest: str) -> Iterator[Split]:
-    """Yield runs of row groups, each of about `SPLIT_BYTES`."""
+    """Yield splits: runs of row groups of about `SPLIT_BYTES` each."""
     footer = pq.read_metadata(str(path))
     size = path.stat().st_size
     first, held = 0, 0
@@ -266,7 +269,7 @@ def _splits_of(path: Path, file: str, digest: str) -> Iterator[Split]:
 
 
 class DataFrameReader(SourceReader):
-    """Reads one split after the other, a row group at a time."""
+    """A reader that reads its splits one after the other, a row group at a time."""
 
     def __init__(self, files: InputFiles, schema: pa.Schema, splits: Sequence[Split]) -> None:
         self._files = files
@@ -280,8 +283,8 @@ class DataFrameReader(SourceReader):
     def poll(self, timeout_s: float) -> pa.RecordBatch | EndOfInput | None:
         del timeout_s
         while self._left:
-            # Always the first one left: a dict keeps its order, so a restart reads on where the
-            # last one stood.
+            # Read the first remaining split. A dict keeps its order, so a restarted reader
+            # continues with the split that the previous reader was in.
             split_id = next(iter(self._left))
             position = self._left[split_id]
             if position.is_read:
@@ -318,7 +321,7 @@ class DataFrameReader(SourceReader):
         self._open = None
 
     def _batches(self, position: _Position) -> Iterator[pa.RecordBatch]:
-        """Yield what is left of the position's row group."""
+        """Yield the remaining rows of the position's row group."""
         path = self._files.path(position.file)
         try:
             with pq.ParquetFile(
@@ -326,8 +329,8 @@ class DataFrameReader(SourceReader):
             ) as file:
                 skipped = 0
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[position.group]):
-                    # Parquet has no row numbers to begin from: what the snapshot has read of the
-                    # group is decoded again and passed over.
+                    # Parquet readers cannot start at a row number. So the rows that were read
+                    # before the snapshot are decoded again and skipped.
                     rows = batch.slice(max(0, position.row - skipped))
                     skipped += batch.num_rows
                     if rows.num_rows:
@@ -340,7 +343,7 @@ class DataFrameReader(SourceReader):
                 raise SourceUnavailable(
                     f"{what}; does this machine see the job's checkpoint storage?"
                 ) from error
-            # Arrow's own: what is read is not what was written.
+            # Arrow's own error without an errno: the file's content is damaged.
             raise OffsetOutOfRange(f"{what}; restore it from a copy of the storage") from error
 
 

@@ -1,7 +1,8 @@
-"""Dates and times of a DataFrame that Spark's Parquet files would not hold as they are.
+"""The checks for dates and times of a DataFrame that Spark's Parquet files would alter.
 
-Some settings of a session have Spark write other values, and INT96, which Spark writes timestamps
-as, does not keep all of them. Both are refused by name. Source: Spark SQL guide, "Parquet Files".
+Some session settings make Spark write altered values. INT96, Spark's format for timestamps, cannot
+represent all timestamps. Both cases are refused with an error that names the setting or the column.
+Source: Spark SQL guide, "Parquet Files".
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
 _OUTPUT_TYPE = "spark.sql.parquet.outputTimestampType"
 _INT96 = "INT96"
 _ALTERING_SETTINGS: tuple[tuple[str, str, str], ...] = (
-    # Cuts microseconds to milliseconds.
+    # Truncates microseconds to milliseconds.
     (_OUTPUT_TYPE, "TIMESTAMP_MILLIS", "TIMESTAMP_MICROS"),
-    # Both write days before 1582-10-15 by the Julian calendar, under other numbers.
+    # Both write days before 1582-10-15 in the Julian calendar, as different numbers.
     ("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY", "CORRECTED"),
     ("spark.sql.parquet.int96RebaseModeInWrite", "LEGACY", "CORRECTED"),
 )
-"""A setting, the value under which Spark writes other times, and the value to give instead."""
+"""Triples of a setting, the value with which Spark alters times, and the value to use instead."""
 _INT96_FIRST_US = -210_866_716_800_000_000
 _INT96_LAST_US = 2**63 - 1 - 210_866_803_200_000_000
-"""The microseconds since 1970 that INT96 keeps on the way from Spark to Arrow: Spark counts them
-from Julian day 0 in 64 bits, and Arrow takes a day of 0 for null and has no negative ones."""
+"""The range of microseconds since 1970 that survives INT96 between Spark and Arrow. Spark counts
+from Julian day 0 in 64 bits. Arrow reads day 0 as null and has no negative days."""
 
 
 def check_session_times(dataframe: DataFrame, schema: pa.Schema, what: str) -> None:
-    """Raise ConfigError unless the session writes dates and times as `dataframe` has them.
+    """Raise ConfigError if the session would write altered dates or times for `dataframe`.
 
     Args:
-        dataframe: What Spark is to write as Parquet.
-        schema: Its columns in Arrow.
-        what: The call that reads the DataFrame, for errors.
+        dataframe: The DataFrame that Spark is to write as Parquet.
+        schema: The Arrow schema of the DataFrame.
+        what: The call that reads the DataFrame, which errors name.
     """
     if not any(holds(column.type, _is_date_or_timestamp) for column in schema):
         return
@@ -53,9 +54,9 @@ def check_session_times(dataframe: DataFrame, schema: pa.Schema, what: str) -> N
 
 
 def refuse_beyond_int96(dataframe: DataFrame) -> DataFrame:
-    """Return `dataframe` with an error of Spark's for each timestamp that would be read as another.
+    """Return `dataframe` with a check that fails in Spark for each timestamp beyond INT96's range.
 
-    The error comes when Spark evaluates the row, and names the column.
+    Spark raises the error when it evaluates the row. The error names the column.
     """
     if dataframe.sparkSession.conf.get(_OUTPUT_TYPE, _INT96) != _INT96:
         return dataframe
@@ -68,7 +69,7 @@ def refuse_beyond_int96(dataframe: DataFrame) -> DataFrame:
             f" which INT96 does not keep; set {_OUTPUT_TYPE} of the session to TIMESTAMP_MICROS,"
             " or leave such rows out"
         )
-        # Octets, because no rule for quotes and escapes holds in all sessions.
+        # The message is written as hex octets, because quoting rules differ between sessions.
         error = f"raise_error(decode(X'{message.encode().hex()}', 'UTF-8'))"
         expressions.append(
             f"CASE WHEN {condition} THEN {error} ELSE {name} END AS {name}" if condition else name
@@ -77,7 +78,7 @@ def refuse_beyond_int96(dataframe: DataFrame) -> DataFrame:
 
 
 def _to_condition(value: str, kind: DataType, depth: int = 0) -> str:
-    """Return in SQL whether `value` has a timestamp beyond INT96; empty if it can have none."""
+    """Return the SQL condition for "`value` has a timestamp beyond INT96", or "" if it cannot."""
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     if isinstance(kind, TimestampType):

@@ -1,4 +1,4 @@
-"""Where a record's event time is, and how much later than others it may come."""
+"""The event time of records: the column that holds it, and the allowed out-of-orderness."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from onceflow.core.state.keys.key_groups import nanoseconds_of
 
 @dataclass(frozen=True, slots=True)
 class WatermarkStrategy:
-    """Event time by a column of a source: `WatermarkStrategy("ts", max_out_of_orderness="5 s")`.
+    """A column of a source as event time: `WatermarkStrategy("ts", max_out_of_orderness="5 s")`.
 
-    `column` holds timestamps, or whole milliseconds since 1970; a null has no event time. In each
-    split a record may be older by `max_out_of_orderness` than one before it. A split without
-    records for `idle_after` does not hold up the others; None: it does, for ever.
+    `column` holds timestamps, or whole milliseconds since 1970. A record with a null has no event
+    time. In each split a record may be up to `max_out_of_orderness` older than a record before it.
+    If a split has no records for `idle_after`, the watermark no longer waits for it. If
+    `idle_after` is None, the watermark waits without limit.
     """
 
     column: str
@@ -40,18 +41,18 @@ class WatermarkStrategy:
 
     @property
     def delay_ms(self) -> int:
-        """How much older a record may be than one before it."""
+        """The time by which a record may be older than a record before it, in milliseconds."""
         return round(seconds_of(self.max_out_of_orderness, setting="max_out_of_orderness") * 1000)
 
     @property
     def idle_after_s(self) -> float | None:
-        """A split without records for so long is idle."""
+        """The time without records after which a split is idle, in seconds, or None for never."""
         return (
             None if self.idle_after is None else seconds_of(self.idle_after, setting="idle_after")
         )
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise ConfigError unless `schema` has the column, and it holds times."""
+        """Raise ConfigError if `schema` lacks the column or the column cannot hold event times."""
         if self.column not in schema.names:
             raise ConfigError(
                 f"WatermarkStrategy({self.column!r}): no such column; there are"
@@ -60,24 +61,24 @@ class WatermarkStrategy:
         check_time_type(schema.field(self.column).type, f"WatermarkStrategy({self.column!r})")
 
     def latest_ms(self, rows: pa.RecordBatch) -> int | None:
-        """Return the latest event time of `rows`, `FARTHEST_MS` at most; None when all are null."""
+        """Return the latest event time of `rows`, up to `FARTHEST_MS`, or None if all are null."""
         latest = pc.max(rows.column(self.column))
         if not latest.is_valid:
             return None
-        # As operators round them: otherwise a record could be late for a watermark of its own.
-        # Within what they take: a filter behind the source may leave such a record out.
+        # Round as operators do. Otherwise a record could be late for its own watermark. Limit to
+        # the range that operators accept: a filter after the source may drop a record beyond it.
         return min(max(_round_to_ms(latest), -FARTHEST_MS), FARTHEST_MS)
 
 
 def _round_to_ms(time: pa.Scalar) -> int:
-    """Return an event time of any distance from 1970 in milliseconds, rounded down."""
+    """Return an event time in milliseconds since 1970, rounded down. Its range is not limited."""
     if not pa.types.is_timestamp(time.type):
         return int(time.as_py())
     return int(time.cast(pa.int64()).as_py()) * 1_000 // _A_SECOND[time.type.unit]
 
 
 def check_time_type(kind: pa.DataType, label: str) -> None:
-    """Raise ConfigError unless a column of this type can hold event times."""
+    """Raise ConfigError if a column of this type cannot hold event times."""
     if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind)):
         raise ConfigError(
             f"{label}: the column is {kind}; event time is a timestamp, or int64 milliseconds since"
@@ -93,12 +94,13 @@ def event_time_column(
     verb: str = "window",
     parameter: str = "time",
 ) -> str:
-    """Return the column of `schema` that `verb` goes by: `time`, or that of the sources, `known`.
+    """Return the event-time column: `time` if given, or else the sources' only column in `known`.
 
-    `parameter` is the one of `verb` that `time` was given for.
+    `verb` and `parameter` name the user's call and its argument for `time` in errors.
 
     Raises:
-        ConfigError: No source has watermarks, they have several columns, or it is not there.
+        ConfigError: No source has watermarks, the sources have several columns, or `schema` lacks
+            the column.
     """
     if not known:
         raise ConfigError(
@@ -122,7 +124,8 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
     """Return a record's event time in milliseconds since 1970, rounded down.
 
     Raises:
-        ValueError: It is null, which has this consequence, or too far from 1970.
+        ValueError: The event time is null or too far from 1970. If null, the message has
+            `consequence`.
     """
     at = record[column]
     if at is None:
@@ -140,8 +143,8 @@ def record_time_ms(record: Mapping[str, Any], column: str, consequence: str) -> 
 
 
 FARTHEST_MS = 1 << 62
-"""Event times may be so far from 1970, about 146 million years. Where windows begin and end, and
-until when they are kept, is then within 64 bits, too."""
+"""The greatest distance of an event time from 1970, about 146 million years. It leaves room in 64
+bits for the starts, ends and expiry times of windows."""
 _A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -151,8 +154,8 @@ def times_ms(
     """Return event times as milliseconds since 1970, rounded down.
 
     Raises:
-        BadStateValue: One is null, which has this consequence, or too far from 1970; says in which
-            row.
+        BadStateValue: An event time is null or too far from 1970. The error has the number of the
+            row. If null, its message has `consequence`.
     """
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -168,7 +171,7 @@ def times_ms(
     if a_second > 1_000:
         return times // (a_second // 1_000)
     factor = 1_000 // a_second
-    # Compared before they are multiplied: what leaves 64 bits would be another time.
+    # Compare before multiplying: a product that overflows 64 bits would be a wrong time.
     farthest = FARTHEST_MS // factor
     far = (times < -farthest) | (times > farthest)
     if far.any():

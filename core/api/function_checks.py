@@ -1,7 +1,7 @@
-"""What a method of a stream is given to call, checked when the pipeline is built.
+"""The checks of the functions that a user passes to stream methods.
 
-What is no function, or a function object of another method, fails here by its name, and not in a
-slot by an AttributeError.
+They run when the pipeline is built. A wrong argument fails here with an error that names it, not
+later in a slot with an AttributeError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _METHODS: dict[type[object], str] = {
 
 
 def require_function(function: object, method: str) -> None:
-    """Raise ConfigError unless `function` can be called, as `method` needs."""
+    """Raise ConfigError if `function`, an argument of `method`, is not callable."""
     if not callable(function):
         raise ConfigError(
             f"{method}() takes a function, and was given {_describe(function)}{_advice(function)}"
@@ -41,7 +41,7 @@ def require_function(function: object, method: str) -> None:
 
 
 def require_function_object(function: object, expected: type[object], method: str) -> None:
-    """Raise ConfigError unless `function` is an object of the class that `method` needs."""
+    """Raise ConfigError if `function` is not an instance of `expected`, which `method` needs."""
     if isinstance(function, expected):
         return
     name, given = expected.__name__, _describe(function)
@@ -65,7 +65,7 @@ def _is_class_of(given: object, expected: type[object]) -> bool:
 
 
 def require_aggregates(aggregates: Mapping[str, object], method: str) -> None:
-    """Raise ConfigError unless all that `method` computes are aggregates."""
+    """Raise ConfigError if an argument of `method` is not an aggregate."""
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigError(
@@ -82,7 +82,7 @@ def _describe(given: object) -> str:
 
 
 def _advice(function: object) -> str:
-    """Return where an object of another method's class belongs."""
+    """Return a hint at the method that takes `function`, or "" if there is none."""
     for kind, method in _METHODS.items():
         if isinstance(function, kind):
             return f", a {kind.__name__}: that is for {method}"

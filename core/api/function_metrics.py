@@ -1,4 +1,4 @@
-"""Metrics of a user's own functions, which the driver shows beside those of the job."""
+"""The metrics of user functions, which the driver publishes together with the job's metrics."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from onceflow.core.errors import ConfigError
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 NAME_LENGTH_MAX = 64
 METRICS_MAX = 50
-"""Of one operator: each goes with every heartbeat, and is a series a subtask."""
+"""The limit for one operator. Every heartbeat carries all metrics, and each metric is one series
+for each subtask."""
 BUCKETS_MAX = 50
 
 DEFAULT_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds for what takes milliseconds to minutes, in seconds."""
+"""The default upper bounds, in seconds, for durations from milliseconds to minutes."""
 
 
 class FunctionCounter(Protocol):
-    """A sum that only rises. It counts again what is processed again after a restart."""
+    """A sum that only rises. Records that are processed again after a restart are counted again."""
 
     def add(self, amount: float = 1) -> None:
         """Add `amount`, which is 0 or more. Called by the function's own thread."""
@@ -31,7 +32,7 @@ class FunctionCounter(Protocol):
 
 
 class FunctionGauge(Protocol):
-    """A value as of now."""
+    """A current value."""
 
     def set(self, value: float) -> None:
         """Replace the value. Called by the function's own thread."""
@@ -47,17 +48,18 @@ class FunctionHistogram(Protocol):
 
 
 class MetricsAccess(Protocol):
-    """Hands a function metrics by name; asked in `open`. The same name is the same metric.
+    """Gives a function its metrics by name. Call it in `open`. Equal names give the same metric.
 
     A name is lower case with underscores and ends in its unit, if it has one (`wait_seconds`).
-    Prometheus shows it as `onceflow_user_<name>`, a counter with `_total` behind it.
+    Prometheus shows the metric as `onceflow_user_<name>`, and adds `_total` for a counter.
     """
 
     def counter(self, name: str) -> FunctionCounter:
         """Return the counter `name`.
 
         Raises:
-            ConfigError: The name is in use by another kind, is none, or there are too many.
+            ConfigError: A metric of another kind has this name, the name is invalid, or the
+                operator has too many metrics.
         """
         ...
 
@@ -70,16 +72,16 @@ class MetricsAccess(Protocol):
         ...
 
     def histogram(self, name: str, buckets: Sequence[float] = DEFAULT_BUCKETS) -> FunctionHistogram:
-        """Return the histogram `name`; `buckets` are its upper bounds, rising.
+        """Return the histogram `name`. `buckets` are its upper bounds in rising order.
 
         Raises:
-            ConfigError: As `counter`, or the bounds do not rise.
+            ConfigError: As in `counter`, or the bounds do not rise.
         """
         ...
 
 
 def check_metric_name(name: str) -> None:
-    """Raise ConfigError unless Prometheus takes `name` behind our prefix, as it is."""
+    """Raise ConfigError if `name` cannot be used unchanged after our prefix in Prometheus."""
     if not NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX or name.endswith("_total"):
         raise ConfigError(
             f"metric {name!r}: use up to {NAME_LENGTH_MAX} lower case letters, digits and single"
@@ -88,7 +90,7 @@ def check_metric_name(name: str) -> None:
 
 
 def check_buckets(name: str, buckets: Sequence[float]) -> None:
-    """Raise ConfigError unless `buckets` are rising upper bounds."""
+    """Raise ConfigError if `buckets` are not rising upper bounds."""
     rises = all(lower < upper for lower, upper in pairwise(buckets))
     if not rises or not 1 <= len(buckets) <= BUCKETS_MAX or buckets[-1] == float("inf"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What users write or name to compute: functions of records and batches, keyed functions."""
+"""The functions that users write: of records, of batches, with keyed state, and aggregates."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ from onceflow.core.state import (
 from onceflow.core.state.api.descriptors import DIGITS_MAX
 
 Record: TypeAlias = dict[str, Any]
-"""One row: column name to Python value, as `pyarrow.RecordBatch.to_pylist` gives it."""
+"""A row: column name to Python value, as in `pyarrow.RecordBatch.to_pylist`."""
 
 BatchFunction: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 ArrowIteratorFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-"""What Spark's `mapInArrow` takes."""
+"""A function for Spark's `mapInArrow`."""
 PandasIteratorFunction: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
-"""What Spark's `mapInPandas` takes: DataFrames of pandas in and out."""
+"""A function for Spark's `mapInPandas`: pandas DataFrames in and out."""
 
 _ITERATES = re.compile(r"(\w+\.)*(Iterator|Iterable|Generator)\b")
 
 
 def takes_iterator(function: Callable[..., Any]) -> bool:
-    """Whether `function` takes an iterator of batches, and not one: it yields, or says so.
+    """Return True if `function` takes an iterator of batches instead of one batch.
 
-    It says so by the annotation of its parameter or of what it returns.
+    A function takes an iterator if it is a generator function, or if a type annotation of its
+    parameter or result says so.
     """
     called: Any = function
     while isinstance(called, functools.partial):
@@ -75,12 +76,12 @@ AggregateOp: TypeAlias = Literal["sum", "count", "min", "max", "avg"]
 class OutputTag:
     """A side output of a function: `OutputTag("late", "account STRING, amount BIGINT")`.
 
-    `schema` is that of its records: an Arrow schema, a Spark `StructType` or DDL text. The function
-    asks for it in `open`, by `side_output(tag)`; the stream of what it emits there is
+    `schema` is the schema of its records: an Arrow schema, a Spark `StructType` or DDL text. The
+    function opens the side output in `open` with `side_output(tag)`. The stream of its records is
     `stream.side_output(tag)`.
 
     Raises:
-        ConfigError: The name is empty or holds a space, or the schema is none.
+        ConfigError: The name is empty or contains a space, or the schema is invalid.
     """
 
     name: str
@@ -94,27 +95,28 @@ class OutputTag:
 
 
 class SideOutput(Protocol):
-    """Takes records besides those that a function returns."""
+    """An additional output of a function."""
 
     def emit(self, record: Record) -> None:
-        """Send `record` to the stream of this side output; nowhere when no stream is taken of it.
+        """Send `record` to the stream of this side output. If no stream uses it, drop the record.
 
-        It belongs to the checkpoint of the record or timer at hand, as what is returned does.
+        It belongs to the same checkpoint as the record or timer that is being processed, like
+        returned records.
         """
         ...
 
 
 class OperatorAccess(Protocol):
-    """Hands a function the state of its subtask, which belongs to no key."""
+    """Gives a function the state of its subtask, which does not belong to a key."""
 
     @property
     def metrics(self) -> MetricsAccess:
-        """Metrics of the function's own, by name; asked for in `open`."""
+        """The function's own metrics, by name. Use it in `open`."""
         ...
 
     @property
     def is_restored(self) -> bool:
-        """Whether the job goes on from a checkpoint that holds state of this operator."""
+        """True if the job was restored from a checkpoint that contains state of this operator."""
         ...
 
     @property
@@ -124,127 +126,129 @@ class OperatorAccess(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """How many subtasks there are."""
+        """The number of subtasks."""
         ...
 
     def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list whose elements are spread evenly over all subtasks at a restore."""
+        """Return a list state. A restore distributes its elements evenly over all subtasks."""
         ...
 
     def union_list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return a list whose elements, those of all subtasks, go to every subtask at a restore."""
+        """Return a list state. A restore gives every subtask the elements of all subtasks."""
         ...
 
     def side_output(self, tag: OutputTag) -> SideOutput:
-        """Return what takes records for `stream.side_output(tag)`; asked for in `open`."""
+        """Return the output for `stream.side_output(tag)`. Call it in `open`."""
         ...
 
 
 class StateAccess(Protocol):
-    """Hands a keyed function its state: that of the record's key, unless it says otherwise."""
+    """Gives a keyed function its state, by default the state of the current record's key."""
 
     @property
     def metrics(self) -> MetricsAccess:
-        """Metrics of the function's own, by name; asked for in `open`."""
+        """The function's own metrics, by name. Use it in `open`."""
         ...
 
     @property
     def operator(self) -> OperatorAccess:
-        """What hands out the state of the subtask, which belongs to no key."""
+        """The access to the state of the subtask, which does not belong to a key."""
         ...
 
     def raw_keyed_state(self, name: str) -> RawKeyedState:
-        """Return bytes for each key group, which go where the group's keys go."""
+        """Return the state of raw bytes for each key group. It moves with the keys of its group."""
         ...
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> ValueState[Any]:
-        """Return the state of one value a key."""
+        """Return the state of one value for each key."""
         ...
 
     def list_state(self, descriptor: ListStateDescriptor[Any]) -> ListState[Any]:
-        """Return the state of a list a key."""
+        """Return the state of one list for each key."""
         ...
 
     def map_state(self, descriptor: MapStateDescriptor[Any, Any]) -> MapState[Any, Any]:
-        """Return the state of a mapping a key."""
+        """Return the state of one mapping for each key."""
         ...
 
     def reducing_state(self, descriptor: ReducingStateDescriptor[Any]) -> ReducingState[Any]:
-        """Return the state of one value a key, which a function folds others into."""
+        """Return the state of one value for each key, with which a function combines new values."""
         ...
 
     def aggregating_state(
         self, descriptor: AggregatingStateDescriptor[Any, Any, Any]
     ) -> AggregatingState[Any, Any]:
-        """Return the state of one accumulator a key."""
+        """Return the state of one accumulator for each key."""
         ...
 
     def namespace(self, kind: Any) -> Namespace[Any]:
-        """Return what hands out states for each value of type `kind`, besides the key."""
+        """Return access to states that belong to a key and a namespace value of type `kind`."""
         ...
 
     def timers(self) -> Timers:
-        """Return the timers of the record's key; asked for in `open` as a state is."""
+        """Return the timers of the current record's key. Call it in `open`, as for a state."""
         ...
 
     def side_output(self, tag: OutputTag) -> SideOutput:
-        """Return what takes records for `stream.side_output(tag)`; asked for in `open`."""
+        """Return the output for `stream.side_output(tag)`. Call it in `open`."""
         ...
 
 
 class BatchStates(Protocol):
-    """Hands a `KeyedBatchFunction` its states: those of a batch's keys and others."""
+    """Gives a `KeyedBatchFunction` its states: those of the batch's keys, and operator states."""
 
     @property
     def metrics(self) -> MetricsAccess:
-        """Metrics of the function's own, by name; asked for in `open`."""
+        """The function's own metrics, by name. Use it in `open`."""
         ...
 
     @property
     def operator(self) -> OperatorAccess:
-        """What hands out the state of the subtask, which belongs to no key."""
+        """The access to the state of the subtask, which does not belong to a key."""
         ...
 
     def raw_keyed_state(self, name: str) -> RawKeyedState:
-        """Return bytes for each key group, which go where the group's keys go."""
+        """Return the state of raw bytes for each key group. It moves with the keys of its group."""
         ...
 
     def value_state(self, descriptor: ValueStateDescriptor[Any]) -> BatchValueState:
-        """Return the state of one value a key."""
+        """Return the state of one value for each key."""
         ...
 
     def timers(self) -> BatchTimers:
-        """Return the timers of the batch's keys; asked for in `open` as a state is."""
+        """Return the timers of the batch's keys. Call it in `open`, as for a state."""
         ...
 
 
 class FunctionOfRecords:
-    """What functions of records and timers share. Pickled: make resources in `open`."""
+    """The base of functions of records and timers. It is pickled: create resources in `open`."""
 
     def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow now that `timer` has fired, or None.
+        """Return the output records for the fired `timer`, or None for no output.
 
-        The states are those of `timer.key`. Called once for each timer of a restored and continued
-        stream, as `process` is for each record. Needed only where timers are registered.
+        The keyed states are those of `timer.key`. Called once for each timer, with the same
+        guarantee across restores as `process` for records. Needed only if the function registers
+        timers.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timer() to take them"
         )
 
     def on_end(self) -> Record | Iterable[Record] | None:
-        """Return the last record or records, now that all input of this subtask has ended.
+        """Return the last output records after all input of this subtask has ended.
 
-        Called once, with all rows of bounded input decided or by a stop that drains, before the
-        last snapshot; not when a job stops otherwise. There is no key here: what is kept by key
-        comes out by timers. What it returns is committed once, whatever is killed: an attempt that
-        fails before is repeated with the state of the last checkpoint.
+        Called once, before the last snapshot, when all rows of bounded input are decided or when a
+        stop drains the job. Not called when a job stops in another way. There is no current key:
+        use timers to emit keyed state. The returned records are committed exactly once, even if
+        processes are killed. If the attempt fails before the commit, it is repeated from the last
+        checkpoint.
         """
         return None
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+        """Update the operator states. `checkpoint` stores them as they are when this returns.
 
-        As in `ProcessFunction`. There is no key here: keyed states are up to date already.
+        As in `ProcessFunction`. There is no current key, and keyed states are already up to date.
         """
 
     def close(self) -> None:
@@ -254,9 +258,9 @@ class FunctionOfRecords:
 class KeyedFunction(FunctionOfRecords, ABC):
     """A function of one record and the state of its key.
 
-    Pickled to the slots: build connections and other resources in `open`, not in `__init__`. One
-    instance serves one subtask, on one thread; the records of one key come in the order in which
-    each source split holds them.
+    Pickled to the slots: create connections and other resources in `open`, not in `__init__`. One
+    instance serves one subtask on one thread. Records of one key and one source split come in the
+    order of the split.
     """
 
     @abstractmethod
@@ -264,25 +268,25 @@ class KeyedFunction(FunctionOfRecords, ABC):
         """Return the schema of the records that `process` returns. Runs on the driver."""
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of every state. Called once, after restore, before the first record.
+        """Open every state. Called once, after restore, before the first record.
 
-        A restored state that is not asked for here is refused by name, and so is one that is asked
-        for later.
+        If a restored state is not opened here, the restore fails with an error that names it.
+        Opening a state later fails, too.
         """
 
     @abstractmethod
     def process(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from `record`, or None for none of them.
+        """Return the output records for `record`, or None for no output.
 
-        Raising ends the attempt; the record is processed again after the restart.
+        An exception ends the attempt, and the record is processed again after the restart.
         """
 
 
 class KeyedBatchFunction(ABC):
     """A function of an Arrow batch and the states of all its keys at once.
 
-    Pickled to the slots, as a `KeyedFunction` is. Which rows are in one batch is chance: what it
-    returns for a row must not depend on that.
+    Pickled to the slots, like a `KeyedFunction`. The grouping of rows into batches is arbitrary.
+    The result for a row must not depend on the other rows in the batch.
     """
 
     @abstractmethod
@@ -290,22 +294,22 @@ class KeyedBatchFunction(ABC):
         """Return the schema of the batches that `process` returns. Runs on the driver."""
 
     def open(self, state: BatchStates) -> None:  # noqa: B027 - optional hook
-        """Take hold of every state. Called once, after restore, before the first batch."""
+        """Open every state. Called once, after restore, before the first batch."""
 
     @abstractmethod
     def process(self, batch: KeyedBatch) -> pa.RecordBatch | None:
-        """Return the records that follow from `batch`, in any number, or None for none of them.
+        """Return the output records of `batch`, any number of them, or None for no output.
 
-        Raising ends the attempt; the records are processed again after the restart.
+        An exception ends the attempt, and the records are processed again after the restart.
         """
 
     def on_timers(self, timers: KeyedBatch, domain: TimeDomain) -> pa.RecordBatch | None:
-        """Return what follows now that `timers`, of one time domain, have fired, or None.
+        """Return the output for fired `timers` of one time domain, or None for no output.
 
-        Its rows are the key columns and `timer_ms`, the time that each was registered for; those of
-        one key are in the order of their times. The states are those of its keys. Which timers are
-        in one call is chance, and deleting one that is due already may come too late. Needed only
-        where timers are registered.
+        `timers` has the key columns and `timer_ms`, the time that each timer was registered for.
+        Timers of one key are in time order. The states are those of these keys. The grouping of
+        timers into calls is arbitrary. A timer that is already due may fire even if it is deleted
+        now. Needed only if the function registers timers.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timers() to take them"
@@ -314,16 +318,17 @@ class KeyedBatchFunction(ABC):
     def on_end(self) -> pa.RecordBatch | None:
         """Return the last batch, now that all input of this subtask has ended.
 
-        Called once, with all rows of bounded input decided or by a stop that drains, before the
-        last snapshot; not when a job stops otherwise. What it returns is committed once, whatever
-        is killed: an attempt that fails before is repeated with the state of the last checkpoint.
+        Called once, before the last snapshot, when all rows of bounded input are decided or when a
+        stop drains the job. Not called when a job stops in another way. The returned records are
+        committed exactly once, even if processes are killed. If the attempt fails before the
+        commit, it is repeated from the last checkpoint.
         """
         return None
 
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
-        """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
+        """Update the operator states. `checkpoint` stores them as they are when this returns.
 
-        As in `ProcessFunction`. There is no batch here: states of keys are up to date already.
+        As in `ProcessFunction`. There is no current batch, and keyed states are already up to date.
         """
 
     def close(self) -> None:  # noqa: B027 - optional hook
@@ -338,18 +343,18 @@ class Aggregate:
     column: str | None
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """Return the type of what the aggregate over `schema` comes to.
+        """Return the type of the aggregate's result over `schema`.
 
         Raises:
-            ConfigError: The column is not there or cannot be aggregated.
+            ConfigError: The column does not exist or cannot be aggregated.
         """
         return self.total("", schema).result_type
 
     def total(self, name: str, schema: pa.Schema) -> AccumulatorColumn:
-        """Return what is kept of the aggregate called `name` over `schema`.
+        """Return the accumulator column for this aggregate over `schema`, named `name`.
 
         Raises:
-            ConfigError: The column is not there or cannot be aggregated.
+            ConfigError: The column does not exist or cannot be aggregated.
         """
         return AccumulatorColumn(name, self.op, self._total_type(schema))
 
@@ -383,33 +388,34 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def sum_(column: str) -> Aggregate:
-    """Return the running sum of `column`; nulls are skipped; overflow is an error.
+    """Return the running sum of `column`. Nulls are skipped. Overflow is an error.
 
-    Of integers 64 bits, of decimals 38 digits and the column's scale, of floats a float64.
+    The result is int64 for integers, a decimal of 38 digits and the column's scale for decimals,
+    and float64 for floats.
     """
     return Aggregate("sum", column)
 
 
 def count() -> Aggregate:
-    """Return the running number of records, 1 for the first record of a key."""
+    """Return the running number of records. It is 1 for the first record of a key."""
     return Aggregate("count", None)
 
 
 def min_(column: str) -> Aggregate:
-    """Return the smallest value of `column` so far; nulls are skipped, and -0.0 is below 0.0."""
+    """Return the smallest value of `column` so far. Nulls are skipped. -0.0 is below 0.0."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """Return the largest value of `column` so far; nulls are skipped, and 0.0 is above -0.0."""
+    """Return the largest value of `column` so far. Nulls are skipped. 0.0 is above -0.0."""
     return Aggregate("max", column)
 
 
 def avg(column: str) -> Aggregate:
-    """Return the average of `column` so far; nulls are skipped, null until there is a value.
+    """Return the average of `column` so far. Nulls are skipped. It is null until the first value.
 
-    Of decimals it has four more digits, up to 38 in all, the last of them rounded half away from
-    zero; of integers and floats it is a float64.
+    For decimals, the result has four more digits, up to 38 in total. The last digit is rounded half
+    away from zero. For integers and floats, the result is a float64.
     """
     return Aggregate("avg", column)
 
@@ -418,7 +424,7 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
     """Return `schema` with one more column for each aggregate, in the order given.
 
     Raises:
-        ConfigError: There is none, a name is taken, or a column cannot be aggregated.
+        ConfigError: There is no aggregate, a name is in use, or a column cannot be aggregated.
     """
     if not aggregates:
         raise ConfigError("running() needs at least one aggregate, such as balance=sum_('amount')")
@@ -431,7 +437,7 @@ def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate]) -> pa
 
 
 def check_running_ttl(ttl: object) -> None:
-    """Raise ConfigError unless running aggregates may have this time to live.
+    """Raise ConfigError if running aggregates cannot have this time to live.
 
     Aggregates cannot return values that have expired.
     """

@@ -1,14 +1,15 @@
-"""The logical dataflow: operators as the user named them, cut into chains where rows change hands.
+"""The logical dataflow: the user's operators, divided into chains at each exchange.
 
-An operator has no input (a source), one, or two; several streams may flow into one input. A chain
-begins at a source, behind an exchange, or where streams of several chains meet. It holds every
-operator that follows without another of these; its subtask i runs on one thread of slot i.
+An operator has no input (a source), one, or two. Several streams may flow into one input. A chain
+starts at a source, after an exchange, or where streams of several chains meet. It contains the
+operators that follow, up to the start of the next chain. Subtask i of a chain runs on one thread of
+slot i.
 
 Invariants:
     uid is unique in a graph; a chain's id is the uid of its first operator
-    a sink id is unique in a graph: it says whose a transaction is, and whose staged rows are
-    an operator stands after all that flows into it in `Graph.operators` and `Chain.operators`
-    what flows into one input has one schema, and comes by one kind of exchange and one key
+    a sink id is unique in a graph: it identifies the owner of transactions and staged rows
+    in `Graph.operators` and `Chain.operators` an operator stands after its inputs
+    all feeds of one input have the same schema, the same kind of exchange and the same key
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from onceflow.core.spi.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG
 from onceflow.core.state import MapStateDescriptor, StateTtlConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""The form of a job's name and of an operator's uid."""
+"""The pattern of a job's name and of an operator's uid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class MapInArrow:
 
 @dataclass(frozen=True, slots=True)
 class MapInPandas:
-    """Applies a function of an iterator of pandas' DataFrames."""
+    """Applies a function of an iterator of pandas DataFrames."""
 
     function: PandasIteratorFunction
 
@@ -91,7 +92,7 @@ class JoinTable:
 
 @dataclass(frozen=True, slots=True)
 class SelectSql:
-    """Replaces each batch by what a query makes of it, row by row."""
+    """Replaces each batch by the result of a query that computes row by row."""
 
     sql: StreamSql
 
@@ -112,7 +113,7 @@ class FlatMapRecords:
 
 @dataclass(frozen=True, slots=True)
 class FilterRecords:
-    """Keeps the records for which a function is true."""
+    """Keeps the records for which a function returns a true value."""
 
     function: Callable[[Record], Any]
 
@@ -124,7 +125,7 @@ class ProcessKeyed:
     key: tuple[str, ...]
     function: KeyedFunction
     compiled: CompiledFunction | None = None
-    """The function in the form in which slots compile it; None: it runs as Python."""
+    """The function in the form that slots compile, or None to run it as Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class ProcessConnected:
 
 @dataclass(frozen=True, slots=True)
 class JoinConnected:
-    """Joins two streams by their key and how far apart they are in time."""
+    """Joins two streams by key and by distance in time."""
 
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     join: TimedJoin
@@ -145,10 +146,10 @@ class JoinConnected:
 
 @dataclass(frozen=True, slots=True)
 class ProcessBroadcast:
-    """Applies a function of one stream and of one whose records come to every subtask."""
+    """Applies a function of a stream and a broadcast stream."""
 
     key: tuple[str, ...]
-    """The key of the first stream; empty when it is not keyed."""
+    """The key of the first stream; empty if the stream is not keyed."""
     function: BroadcastProcessFunction
     states: tuple[MapStateDescriptor[Any, Any], ...]
 
@@ -170,26 +171,26 @@ class ProcessBatches:
 
 @dataclass(frozen=True, slots=True)
 class RunAggregates:
-    """Adds running aggregates of each key as columns, a whole batch at a time."""
+    """Adds running aggregates of each key as columns, batch by batch."""
 
     key: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     ttl: StateTtlConfig | None = None
-    """After how long without a record a key begins anew; None: never."""
+    """The time without records after which a key's aggregates start again, or None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateWindows:
-    """Replaces the records of each key and window by aggregates, a whole batch at a time."""
+    """Replaces the records of each key and window by aggregates, batch by batch."""
 
     key: tuple[str, ...]
     windows: WindowAssigner
     time: str | None
-    """The column of event time; None: by the clock."""
+    """The column of event time, or None for processing time."""
     lateness_ms: int
     aggregates: Mapping[str, Aggregate]
     late: OutputTag | None = None
-    """The side output of records that are too late; None: they are left out."""
+    """The side output for records that are too late, or None to drop them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +201,11 @@ class WriteTo:
     sink_id: str
     on_bad_row: OnBadRow = OnBadRow.FAIL
     takes_dead_letters: bool = False
-    """Whether it takes what its input refused, instead of what its input emits."""
+    """True if the sink gets the dead letters of its input instead of its output."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Columns by which rows meet in one subtask; empty when any subtask may write any row."""
+        """The columns by which rows are routed; empty if any subtask may write any row."""
         return self.sink.routing_key()
 
 
@@ -219,7 +220,7 @@ StatelessWork: TypeAlias = (
     | FlatMapRecords
     | FilterRecords
 )
-"""What takes rows as they come, without a key, and is not told of their end."""
+"""The kinds of work without key and state that are not notified of the end of input."""
 Work: TypeAlias = (
     StatelessWork
     | ProcessKeyed
@@ -236,7 +237,7 @@ Work: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Rows of `schema` that leave operator `uid`: what it emits, or what it hands to `tag`."""
+    """The rows that leave operator `uid`: its output, or the side output `tag`."""
 
     uid: str
     schema: pa.Schema
@@ -245,10 +246,10 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One step of the dataflow.
+    """A step of the dataflow.
 
-    `schema` is that of its output. `inputs` are what flows into each of its inputs: several feeds
-    of one schema where streams are united.
+    `schema` is the schema of its output. `inputs` has the feeds of each input. An input has several
+    feeds of the same schema if it is a union of streams.
     """
 
     uid: str
@@ -258,7 +259,7 @@ class Operator:
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """All that flows into it."""
+        """The feeds of all inputs."""
         return tuple(feed for feeds in self.inputs for feed in feeds)
 
     @property
@@ -268,19 +269,19 @@ class Operator:
 
 
 class Exchange(Enum):
-    """The rule by which a subtask of a chain gets a row."""
+    """The rule that determines which subtask of a chain gets a row."""
 
     FORWARD = "forward"
-    """The one of the same number."""
+    """The subtask with the same number."""
     BY_KEY = "by_key"
-    """The owner of the row's key group."""
+    """The subtask that owns the row's key group."""
     BROADCAST = "broadcast"
-    """Every one."""
+    """Every subtask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The way of `feed` into input `input` of a chain's first operator."""
+    """The connection of `feed` to an input of a chain's first operator."""
 
     feed: Feed
     above: str
@@ -288,20 +289,20 @@ class Edge:
     input: int
     exchange: Exchange
     key: tuple[str, ...]
-    """The columns by which rows meet; empty unless they are exchanged by key."""
+    """The columns of the key; empty if the exchange is not by key."""
     has_event_time: bool
-    """Whether watermarks come this way."""
+    """True if the edge carries watermarks."""
 
     def channels(self, parallelism: int) -> int:
-        """Return from how many subtasks rows come to one."""
+        """Return the number of upstream subtasks from which one subtask gets rows."""
         return 1 if self.exchange is Exchange.FORWARD else parallelism
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Operators that run together on one thread, and the edges that lead there: none to a source.
+    """Operators that run on one thread, and their input edges. A source has no edges.
 
-    A subtask's channels are those of its edges, in this order.
+    The channels of a subtask are those of its edges, in the order of `edges`.
     """
 
     id: str
@@ -310,7 +311,7 @@ class Chain:
 
     @property
     def head(self) -> Operator:
-        """The operator that the chain is named for."""
+        """The first operator, whose uid is the chain's id."""
         return self.operators[0]
 
 
@@ -328,7 +329,7 @@ class Graph:
                     f"uid {operator.uid!r} is used twice; each operator needs one of its own"
                 )
             seen.add(operator.uid)
-        # A side output is known by its name alone: two tags of one name would share one channel.
+        # A side output is identified by its name only: two tags of one name would share a channel.
         tags: dict[tuple[str, str | None], pa.Schema] = {}
         for feed in (feed for operator in self.operators for feed in operator.feeds):
             schema = tags.setdefault((feed.uid, feed.tag), feed.schema)
@@ -367,7 +368,7 @@ class Graph:
         return frozenset[str]().union(*(self.sources_of(feed.uid) for feed in operator.feeds))
 
     def makes_last_rows(self) -> bool:
-        """Return whether a function makes rows at the end of its input."""
+        """Return True if a function may emit rows at the end of its input."""
         return any(_has_on_end(operator.work) for operator in self.operators)
 
     def sinks(self) -> tuple[tuple[Operator, WriteTo], ...]:
@@ -388,8 +389,8 @@ class Graph:
 
     def chains(self) -> tuple[Chain, ...]:
         """Return the chains, upstream first."""
-        # Operators come with their inputs first, so the chain of whatever feeds one is known by
-        # now. It joins that chain if all its rows come from it, without an exchange.
+        # Operators come after their inputs, so the chains of an operator's inputs are already
+        # known. The operator joins their chain if there is only one and no exchange in between.
         home: dict[str, str] = {}
         members: dict[str, list[Operator]] = {}
         for operator in self.operators:
@@ -419,12 +420,12 @@ class Graph:
         """Return (all subtasks, those that read a source) of a run with `parallelism` slots."""
         chains = self.chains()
         everyone = frozenset(SubtaskRef(c.id, i) for c in chains for i in range(parallelism))
-        # A chain without edges begins at a source: nothing else has no input.
+        # A chain without edges starts at a source, because only sources have no input.
         sources = {chain.id for chain in chains if not chain.edges}
         return everyone, frozenset(ref for ref in everyone if ref.chain in sources)
 
     def _exchange(self, operator: Operator, number: int) -> tuple[Exchange, tuple[str, ...]]:
-        """Return how rows come to input `number` of `operator`, and by which key."""
+        """Return the exchange and the key of input `number` of `operator`."""
         key: tuple[str, ...] = ()
         work = operator.work
         if isinstance(work, StatelessWork):
@@ -451,12 +452,12 @@ class Graph:
         return (Exchange.BY_KEY if key else Exchange.FORWARD), key
 
     def _have_met(self, operator: Operator, work: WriteTo) -> bool:
-        """Whether all rows of a key of the sink come from one subtask as it is."""
+        """Return True if the rows of each sink key already come from one subtask."""
         feeds = operator.feeds
         if work.takes_dead_letters or len(feeds) != 1:
             return False
         before = self.operator(feeds[0].uid).work
-        # Aggregates pass their key columns on as they are.
+        # RunAggregates leaves its key columns unchanged.
         return isinstance(before, RunAggregates) and before.key == work.key
 
     def _with_event_time(self) -> frozenset[str]:
@@ -464,17 +465,17 @@ class Graph:
         timed: set[str] = set()
         for operator in self.operators:
             begins = isinstance(operator.work, ReadFrom) and operator.work.watermarks is not None
-            # One input with event time is enough: a watermark waits for the slowest of the inputs
-            # that have one.
+            # One input with event time is enough: the watermark is the lowest of the inputs that
+            # have one.
             if begins or any(feed.uid in timed for feed in operator.feeds):
                 timed.add(operator.uid)
         return frozenset(timed)
 
     def check_complete(self) -> None:
-        """Raise ConfigError unless the graph can run.
+        """Raise ConfigError if the graph is incomplete.
 
         Raises:
-            ConfigError: There is no source, or rows are computed that go nowhere.
+            ConfigError: There is no source, or the output of an operator is not used.
         """
         if not self.sources():
             raise ConfigError("the pipeline reads nothing: call pipeline.read(source, uid=…) first")
@@ -497,25 +498,26 @@ class Graph:
 
 
 class GraphBuilder:
-    """Takes the operators of one pipeline in the order in which its streams name them."""
+    """The builder of a graph. Streams add operators in the order of the user's calls."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._operators: list[Operator] = []
 
     def graph(self) -> Graph:
-        """Return what there is so far."""
+        """Return the graph of the operators so far."""
         return Graph(tuple(self._operators))
 
     def sink_id(self, uid: str) -> str:
-        """Return the sink id of operator `uid` unless the user chooses another one."""
+        """Return the default sink id of operator `uid`."""
         return sink_id_of(self._job, uid)
 
     def event_time_of(self, feeds: Sequence[Feed]) -> frozenset[str]:
-        """Return the columns of event time of the sources that `feeds` come from."""
+        """Return the event-time columns of the sources that `feeds` come from."""
         graph = self.graph()
         seen: set[str] = set()
-        # A stack and no recursion: a program may chain more operators than Python has frames.
+        # Use a stack instead of recursion: a program may have more operators than the recursion
+        # limit.
         waiting = [feed.uid for feed in feeds]
         columns: set[str] = set()
         while waiting:
@@ -538,13 +540,14 @@ class GraphBuilder:
         uid: str | None,
         schema: pa.Schema,
     ) -> Operator:
-        """Add one operator, with what flows into each of its inputs, and return it.
+        """Add an operator with the feeds of each of its inputs, and return it.
 
         Raises:
-            ConfigError: The uid is in use or not a name.
+            ConfigError: The uid is in use or invalid.
         """
-        # Numbered by position: the name stays while operators are only added behind it, and state
-        # goes by the name. Documents advise a uid for whatever has state.
+        # The default name has the operator's position. It stays the same if operators are only
+        # added after it. State is found by this name, so the documentation advises a uid for
+        # operators with state.
         name = uid if uid is not None else f"{verb}-{len(self._operators)}"
         if not NAME.fullmatch(name):
             raise ConfigError(
@@ -552,13 +555,14 @@ class GraphBuilder:
                 " digit"
             )
         operator = Operator(name, work, inputs, schema)
-        # Building the graph checks it, so that the mistake is told at the call that has made it.
+        # Building the graph checks it, so that an error is raised by the user's call that caused
+        # it.
         Graph((*self._operators, operator))
         self._operators.append(operator)
         return operator
 
     def add_dead_letters(self, refusing: Operator, sink: Sink) -> None:
-        """Write what `refusing` refuses to `sink`."""
+        """Write the dead letters of operator `refusing` to `sink`."""
         uid = f"{refusing.uid}-dead-letters"
         work = WriteTo(sink, self.sink_id(uid), takes_dead_letters=True)
         letters = (Feed(refusing.uid, DEAD_LETTERS, DEAD_LETTERS_TAG),)
@@ -576,8 +580,8 @@ def _has_on_end(work: Work) -> bool:
             | ProcessRecords(function=function)
             | ProcessBatches(function=function)
         ):
-            # Whether the user has overridden it: an inherited method is the same object as its
-            # base's.
+            # Test whether the user has overridden `on_end`: an inherited method is the same object
+            # as that of its base class.
             known = (
                 KeyedFunction,
                 KeyedBatchFunction,

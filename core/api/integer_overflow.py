@@ -1,9 +1,9 @@
-"""Finds integers of a query that leave their type, which DataFusion lets wrap around in silence.
+"""The check for integer overflow in SQL queries, which DataFusion lets wrap around silently.
 
-Of all that it computes only sums, differences, products and negations of integers wrap; quotients,
-casts, decimals and times are checked by the engine itself. So these expressions are looked for in
-the plan, and what they compute from is computed once more and checked by Arrow. A part of a CASE,
-or the right side of AND and OR, is checked for the rows for which it counts.
+In DataFusion, only sums, differences, products and negations of integers wrap around. The engine
+itself checks quotients, casts, decimals and times. This module finds the wrapping expressions in
+the plan, computes their operands again, and lets Arrow check the operation. A branch of a CASE, or
+the right side of AND and OR, is checked only for rows whose result depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHECKED: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """One expression that may wrap around, and the rows for which it counts."""
+    """An expression that may wrap around, and the conditions of the rows that depend on it."""
 
     text: str
     operator: str
@@ -39,15 +39,15 @@ class _Arithmetic:
 
 
 def computes_integers(context: Any, plan: Any) -> bool:
-    """Return whether a logical plan computes anything that might wrap around."""
+    """Return True if a logical plan has an expression that might wrap around."""
     return any(True for _ in _select_integers(context, plan))
 
 
 def check_integers(context: Any, plan: Any) -> None:
-    """Raise if an integer leaves its type for a row that `plan` reads.
+    """Raise OverflowError if an integer overflows for a row that `plan` reads.
 
     Raises:
-        OverflowError: One does; names the expression and both values.
+        OverflowError: An integer overflows. The message names the expression and both values.
     """
     for group, frame in _select_integers(context, plan):
         for rows in frame.collect():
@@ -56,9 +56,9 @@ def check_integers(context: Any, plan: Any) -> None:
 
 
 def _select_integers(context: Any, plan: Any) -> Iterator[tuple[list[_Arithmetic], Any]]:
-    """Yield expressions that make integers of the same rows, and what selects these rows.
+    """Yield groups of integer expressions over the same rows, each with a frame of these rows.
 
-    It has three columns of each expression: the result, and both sides.
+    The frame has three columns for each expression: the result and both operands.
     """
     by_rows = groupby(
         _find_in_plan(plan), key=lambda one: (id(one[0]), *map(id, one[1].conditions))
@@ -85,8 +85,8 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
     try:
         compute(cast_rows(left, kind), cast_rows(right, kind))
     except pa.ArrowInvalid:
-        # Arrow names no row, so it is looked for; this is the end of the job, and may take its
-        # time.
+        # Arrow does not say which row overflowed, so search for it. The job fails anyway, so the
+        # search may be slow.
         for row in range(len(result)):
             one, other = left.slice(row, 1), right.slice(row, 1)
             try:
@@ -99,7 +99,7 @@ def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right
 
 
 def _find_in_plan(plan: Any) -> Iterator[tuple[Any, _Arithmetic]]:
-    """Yield each such expression of `plan`, with the plan whose rows it is computed from."""
+    """Yield each expression of `plan` that may wrap, with the plan that provides its input rows."""
     node = plan.to_variant()
     expressions: list[Any] = []
     kind = type(node).__name__
@@ -125,12 +125,12 @@ def _find_in_expression(expression: Any, conditions: tuple[Any, ...]) -> Iterato
     if operator in ("AND", "OR"):
         left, right = operands
         yield from _find_in_expression(left, conditions)
-        # The engine may compute the right side for all rows and throw it away where the left one
-        # decides: only what counts must not overflow.
+        # The engine may compute the right side for all rows and ignore it where the left side
+        # decides. Check only the rows that use the right side.
         decides_not = _is_true(left) if operator == "AND" else ~_is_true(left)
         yield from _find_in_expression(right, (*conditions, decides_not))
         return
-    # A negation is checked as 0 - x: it leaves its type for the lowest value alone.
+    # A negation is checked as 0 - x. It overflows only for the lowest value.
     if operator in _CHECKED or variant == "Negative":
         literal: Any = import_module("datafusion").lit
         left, right = operands if operator else (literal(0), operands[0])
@@ -149,7 +149,7 @@ def _find_in_case(case: Any, conditions: tuple[Any, ...]) -> Iterator[_Arithmeti
         yield from _find_in_expression(wrap(when), conditions)
         holds = wrap(when) if subject is None else wrap(subject) == wrap(when)
         yield from _find_in_expression(wrap(then), (*conditions, _is_true(holds)))
-        # A branch counts where none before it has held.
+        # A branch applies only where no earlier condition held.
         conditions = (*conditions, ~_is_true(holds))
     if otherwise is not None:
         yield from _find_in_expression(wrap(otherwise), conditions)
@@ -166,5 +166,5 @@ def _operands(expression: Any) -> list[Any]:
         return []
     try:
         return list(expression.rex_call_operands())
-    except Exception:  # a kind of expression that has none
+    except Exception:  # this kind of expression has no operands
         return []

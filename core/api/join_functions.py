@@ -1,7 +1,7 @@
-"""What two streams are joined into, and by what: their times, or windows.
+"""The functions that process the pairs of a join, by time or by windows.
 
-In an interval join the time is that of the event. In a regular join it is that of the slot's clock
-when the record comes, and the interval is how long each side is kept.
+In an interval join, the time of a record is its event time. In a regular join, it is the slot's
+clock when the record arrives, and the interval is the time for which each side is kept.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.state.kept_rows import check_rows_can_be_kept
 
 STEP_MS = 1_000
-"""The moments at which records are dropped are this far apart at least."""
+"""The minimum time between two moments at which records are dropped."""
 STEPS_AN_INTERVAL = 8
-"""Steps in the reach of a join: a row is kept an eighth of it too long at the most."""
+"""The number of steps in the reach of a join. A row is kept too long by at most one step."""
 FOREVER_MS = 1 << 60
-"""How long a side of a regular join is kept that has no time to live."""
+"""The retention of a side of a regular join that has no time to live."""
 
 Results: TypeAlias = Record | Iterable[Record] | None
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full"]
@@ -37,31 +37,32 @@ class ProcessJoinFunction(FunctionOfKeys, ABC):
 
     @abstractmethod
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Return the schema of what `process` returns, from that of the streams.
+        """Return the schema of the records that `process` returns.
 
         Runs on the driver.
         """
 
     @abstractmethod
     def process(self, left: Record, right: Record) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from a pair, or None for none of them."""
+        """Return the output records for a pair, or None for no output."""
 
     def process_left(self, left: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a left record without a partner, or None for nothing.
+        """Return the output for a left record without a partner, or None for no output.
 
-        Called in left and full outer joins, once it can have none any more.
+        Called in left and full outer joins, when no partner can arrive any more.
         """
         raise NotImplementedError
 
     def process_right(self, right: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a right record without a partner, as `process_left` does."""
+        """Return the output for a right record without a partner, like `process_left`."""
         raise NotImplementedError
 
 
 class MergedColumns(ProcessJoinFunction):
-    """Makes one record of a pair: the columns of the left one, then those of the right one.
+    """Merges a pair into one record: the columns of the left record, then those of the right.
 
-    Key columns of one name come once. Of other columns of one name each gets its side's suffix.
+    Key columns with equal names appear once. Other columns with equal names get the suffix of their
+    side.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class MergedColumns(ProcessJoinFunction):
         suffixes: tuple[str, str],
         outer: tuple[bool, bool] = (False, False),
     ) -> None:
-        """`outer` says of each side whether its records come out without a partner, too."""
+        """`outer` is True for a side whose records are emitted without a partner, too."""
         self._shared = shared = {one for one, other in zip(*keys, strict=True) if one == other}
         twice = (set(left.names) & set(right.names)) - shared
         self._columns: list[tuple[int, str, str]] = []
@@ -83,8 +84,8 @@ class MergedColumns(ProcessJoinFunction):
                     continue
                 name = field.name + (suffixes[side] if field.name in twice else "")
                 self._columns.append((side, field.name, name))
-                # The other side's outer records have nothing in this side's columns; a shared key
-                # they have themselves.
+                # The other side's records without a partner are null in this side's columns, except
+                # for a shared key.
                 may_lack = outer[1 - side] and field.name not in shared
                 fields.append(field.with_name(name).with_nullable(field.nullable or may_lack))
         names = [name for _, _, name in self._columns]
@@ -97,27 +98,27 @@ class MergedColumns(ProcessJoinFunction):
         self._schema = pa.schema(fields)
 
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Return the columns of both."""
+        """Return the merged schema."""
         return self._schema
 
     def process(self, left: Record, right: Record) -> Record:
-        """Return the columns of both; one that a record was kept without is null."""
+        """Return the columns of both records. A column that a stored record lacks is null."""
         pair = (left, right)
         return {name: pair[side].get(column) for side, column, name in self._columns}
 
     def process_left(self, left: Record) -> Record:
-        """Return the record's columns, with nulls for those of the other side."""
+        """Return the left record's columns, with nulls for the right side."""
         return self.process(left, {})
 
     def merge(
         self, left: pa.RecordBatch | None, right: pa.RecordBatch | None, count: int
     ) -> pa.RecordBatch:
-        """Return `process` of `count` pairs; None is a side of records without a partner."""
+        """Return the merged batch of `count` pairs. A side that is None has no records."""
         pair = (left, right)
         arrays: list[pa.Array] = []
         for (side, column, name), field in zip(self._columns, self._schema, strict=True):
-            # Shared keys stand on the left, and are taken from the right where there is no left
-            # record.
+            # A shared key comes from the left side, or from the right side if there are no left
+            # records.
             mine = pair[1] if left is None and name in self._shared else pair[side]
             if mine is None:
                 arrays.append(pa.nulls(count, field.type))
@@ -126,21 +127,21 @@ class MergedColumns(ProcessJoinFunction):
         return pa.record_batch(arrays, schema=self._schema)
 
     def process_right(self, right: Record) -> Record:
-        """Return the record's columns and key, with nulls for those of the other side."""
+        """Return the right record's columns and key, with nulls for the left side."""
         return self.process({name: right[name] for name in self._shared}, right)
 
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One of two streams that are joined: its columns, and what becomes of its late records."""
+    """A side of a join: its columns and the side output for its late records."""
 
     name: str
     schema: pa.Schema
     time: str | None
-    """The column of event time; None: the clock says it when a record comes."""
+    """The column of event time, or None for the clock when the record arrives."""
     late: OutputTag | None
     outer: bool = False
-    """Whether a record that finds no partner comes out without one."""
+    """True if records without a partner are emitted, too."""
 
     def __post_init__(self) -> None:
         check_rows_can_be_kept(self.schema, f"the {self.name} side of a join")
@@ -149,10 +150,10 @@ class JoinSide:
 
 @dataclass(frozen=True)
 class TimedJoin:
-    """Which records of two streams are joined, by how far apart they are in time, and into what.
+    """A join of records whose times are at most a given distance apart.
 
-    The distance is the right record's time less the left one's. Of both sides the times are in
-    event time, or of both by the clock.
+    The distance is the right record's time minus the left record's time. Both sides use event time,
+    or both use the clock.
     """
 
     lower_ms: int
@@ -162,17 +163,17 @@ class TimedJoin:
 
     @property
     def reach_ms(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The least and the greatest distance in time of a partner, for each side."""
+        """The least and the greatest distance in time to a partner, for each side."""
         return (self.lower_ms, self.upper_ms), (-self.upper_ms, -self.lower_ms)
 
     @property
     def by_clock(self) -> bool:
-        """Whether a record's time is when it comes."""
+        """True if the time of a record is the clock when it arrives."""
         return self.sides[0].time is None
 
     @property
     def steps_ms(self) -> tuple[int, int]:
-        """How far apart the moments are at which records are dropped, for each side."""
+        """The time between two moments at which records of a side are dropped, in ms."""
         left, right = (
             max(STEP_MS, (last if self.by_clock else last - first) // STEPS_AN_INTERVAL)
             for first, last in self.reach_ms
@@ -180,20 +181,20 @@ class TimedJoin:
         return left, right
 
     def output_schema(self) -> pa.Schema:
-        """Return that of the function."""
+        """Return the output schema of the function."""
         return self.function.output_schema(*(side.schema for side in self.sides))
 
 
 class WindowPairs(CoGroupFunction):
-    """Hands a function the pairs of records that are in one window."""
+    """Calls a join function for the pairs of records in one window."""
 
     def __init__(self, outer: tuple[bool, bool], function: ProcessJoinFunction) -> None:
-        """`outer` says of each side whether its records come out without a partner, too."""
+        """`outer` is True for a side whose records are emitted without a partner, too."""
         self.outer = outer
         self.function = function
 
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Return that of the function."""
+        """Return the output schema of the function."""
         return self.function.output_schema(left, right)
 
     def open(self, state: StateAccess) -> None:
@@ -203,7 +204,7 @@ class WindowPairs(CoGroupFunction):
     def process(
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
     ) -> list[Record]:
-        """Return what follows from each left record with each right one, or from those alone."""
+        """Return the output for all pairs, or for records of an outer side without a partner."""
         function = self.function
         if left and right:
             return all_of(function.process(one, other) for one in left for other in right)
@@ -211,7 +212,7 @@ class WindowPairs(CoGroupFunction):
         return made + all_of(map(function.process_right, right if self.outer[1] else ()))
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Have the function do it."""
+        """Call the function's `snapshot_state`."""
         self.function.snapshot_state(checkpoint)
 
     def close(self) -> None:
@@ -220,5 +221,5 @@ class WindowPairs(CoGroupFunction):
 
 
 def all_of(results: Iterable[Results]) -> list[Record]:
-    """Return copies of the records of several results."""
+    """Return copies of the records of all results, as one list."""
     return [record for result in results for record in copy_records(result)]

@@ -1,4 +1,4 @@
-"""Two keyed streams that are joined: by event time, by how long they are kept, or by windows."""
+"""The joins of two keyed streams: by event time, by retention time, or by windows."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ StreamT_co = TypeVar("StreamT_co", covariant=True)
 Keys = tuple[tuple[str, ...], tuple[str, ...]]
 Sides: TypeAlias = tuple[JoinSide, JoinSide]
 JoinTtl: TypeAlias = float | str | None
-"""How long the records of a side are kept; None: for ever."""
+"""The time for which the records of a side are kept, or None for no limit."""
 SUFFIXES = ("_left", "_right")
 
 
 class AddsOperator(Protocol[StreamT_co]):
-    """Adds an operator of a function to two streams, and returns what follows."""
+    """A callable that adds an operator for two streams and returns the stream of its output."""
 
     def __call__(self, function: CoProcessFunction | TimedJoin, *, uid: str) -> StreamT_co:
-        """Add it under this uid."""
+        """Add the operator under this uid."""
         ...
 
 
 def join_side(
     name: str, schema: pa.Schema, known: Collection[str], time: str | None, late: OutputTag | None
 ) -> JoinSide:
-    """Return a stream as a side of an interval join; `known` is event time of its sources.
+    """Return the side of an interval join. `known` are the event-time columns of its sources.
 
     Raises:
-        ConfigError: It has no event time, `time` is no such column, or a column cannot be kept.
+        ConfigError: The stream has no event time, `time` is not an event-time column, or state
+            cannot hold a column.
     """
     parameter = f"{name}_time"
     column = event_time_column(time, known, schema, verb="interval_join", parameter=parameter)
@@ -55,10 +56,10 @@ def join_side(
 
 
 def mark_outer_sides(sides: Sides, how: JoinKind) -> Sides:
-    """Return the sides of a join of this kind.
+    """Return the sides, marked as outer or not for this kind of join.
 
     Raises:
-        ConfigError: There is no such kind.
+        ConfigError: `how` is not a kind of join.
     """
     if how not in get_args(JoinKind):
         raise ConfigError(f"how={how!r}: choose one of {', '.join(get_args(JoinKind))}")
@@ -70,7 +71,7 @@ def mark_outer_sides(sides: Sides, how: JoinKind) -> Sides:
 
 
 class IntervalJoin(Generic[StreamT]):
-    """Two streams, left and right, with one key: say next how far apart pairs may be."""
+    """Two streams with one key. `between` sets how far apart the times of a pair may be."""
 
     def __init__(self, process: AddsOperator[StreamT], sides: Sides, keys: Keys) -> None:
         self._process = process
@@ -85,14 +86,15 @@ class IntervalJoin(Generic[StreamT]):
         lower_inclusive: bool = True,
         upper_inclusive: bool = True,
     ) -> JoinedStreams[StreamT]:
-        """Join a left record with the right ones from `lower` to `upper` after it.
+        """Join a left record with the right records whose time is `lower` to `upper` after it.
 
-        Both are seconds or texts such as `"10 min"`, with a minus sign for before it: between
-        `"-5 min"` and `"1 h"`. In whole milliseconds. Without `lower_inclusive` a record at just
-        `lower` is not joined; likewise `upper`.
+        Both are seconds or texts such as `"10 min"`. A minus sign means before the left record, as
+        in between `"-5 min"` and `"1 h"`. Both are rounded to milliseconds. If `lower_inclusive` is
+        False, a record at exactly `lower` is not joined. `upper_inclusive` does the same for
+        `upper`.
 
         Raises:
-            ConfigError: One is no duration, or no time is between them.
+            ConfigError: An argument is not a duration, or no time is between them.
         """
         lower_ms, upper_ms = _to_signed_ms(lower, "lower"), _to_signed_ms(upper, "upper")
         first, last = lower_ms + (not lower_inclusive), upper_ms - (not upper_inclusive)
@@ -114,10 +116,10 @@ def regular_join(
     keys: Keys,
     ttl: JoinTtl | tuple[JoinTtl, JoinTtl],
 ) -> JoinedStreams[StreamT]:
-    """Return the join of sides whose records are kept for `ttl` each, by the clock.
+    """Return the join of two sides whose records are kept for `ttl` of processing time.
 
     Raises:
-        ConfigError: `ttl` is no duration, or less than a millisecond.
+        ConfigError: `ttl` is not a duration, or is less than a millisecond.
     """
     left_ms, right_ms = map(_ttl_ms, ttl if isinstance(ttl, tuple) else (ttl, ttl))
     function = partial(TimedJoin, 1 - right_ms, left_ms - 1, sides)
@@ -134,19 +136,20 @@ class JoinedStreams(Generic[StreamT]):
         sides: Sides,
         keys: Keys,
     ) -> None:
-        """`function` makes what is applied to the streams of what is applied to the pairs."""
+        """`function` converts a function of pairs to the function of the two streams."""
         self._process = process
         self._function = function
         self._sides = sides
         self._keys = keys
 
     def process(self, function: ProcessJoinFunction, *, uid: str) -> StreamT:
-        """Return what `function` makes of each pair.
+        """Apply `function` to each pair.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
 
         Raises:
-            ConfigError: The join is outer, and `function` takes no records without a partner.
+            ConfigError: The join is outer, and `function` lacks the method for records without a
+                partner.
         """
         require_function_object(function, ProcessJoinFunction, "join(…).process")
         for side in self._sides:
@@ -161,13 +164,13 @@ class JoinedStreams(Generic[StreamT]):
         return self._process(self._function(function), uid=uid)
 
     def merge(self, *, uid: str, suffixes: tuple[str, str] = SUFFIXES) -> StreamT:
-        """Return each pair as one record: the columns of the left one, then those of the right one.
+        """Merge each pair into one record: the columns of the left record, then those of the right.
 
-        Key columns of one name come once. Of other columns of one name each gets its suffix. A
-        record without a partner has nulls for the other one's columns.
+        Key columns with equal names appear once. Other columns with equal names get a suffix each.
+        A record without a partner has nulls in the columns of the other side.
 
         Raises:
-            ConfigError: Two columns have one name all the same.
+            ConfigError: Two columns still have the same name.
         """
         left, right = self._sides
         outer = (left.outer, right.outer)

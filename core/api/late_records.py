@@ -1,4 +1,4 @@
-"""Records that come after event time has passed them: put aside, or left out and counted."""
+"""The handling of late records: they go to a side output, or are dropped and counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("onceflow.runtime")
 
 
 def check_late(tag: OutputTag | None, schema: pa.Schema, parameter: str) -> None:
-    """Raise ConfigError unless `tag`, the value of `parameter`, has the columns of `schema`."""
+    """Raise ConfigError if `tag`, the value of `parameter`, has other columns than `schema`."""
     if tag is not None and tag.schema != schema:
         raise ConfigError(
             f"{parameter}={tag.name!r}: late records are as they came, with columns {schema}, and"
@@ -23,24 +23,24 @@ def check_late(tag: OutputTag | None, schema: pa.Schema, parameter: str) -> None
 
 
 class CountsRejected(Protocol):
-    """What the engine's own access to state has besides: it counts what is left out."""
+    """The method that the engine's StateAccess has in addition: it counts dropped records."""
 
     def count_rejected(self, records: int) -> None:
-        """Add to the operator's `rejected`."""
+        """Add `records` to the operator's `rejected` count."""
         ...
 
 
 class LateRecords:
-    """Takes the late records of one input of a function. Used by the function's thread."""
+    """The handler for late records of one input. Used only on the function's thread."""
 
     def __init__(self, whose: str, why: str, tag: OutputTag | None) -> None:
-        """`whose` and `why` are for the log; without `tag` the records are left out."""
+        """`whose` and `why` appear in the log. If `tag` is None, the records are dropped."""
         self._whose = whose
         self._why = why
         self._tag = tag
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of the side output, if there is one."""
+        """Open the side output if there is a tag."""
         self._output: SideOutput | None = None
         if self._tag is not None:
             self._output = state.side_output(self._tag)
@@ -48,14 +48,14 @@ class LateRecords:
         self._count = 0
 
     def take(self, record: Record, watermark: int) -> None:
-        """Put one more record aside, or leave it out."""
+        """Emit a late record to the side output, or drop and count it."""
         if self._output is not None:
             self._output.emit(record)
         else:
             self._leave_out(1, record, watermark)
 
     def take_rows(self, rows: pa.RecordBatch, watermark: int) -> None:
-        """Put more records aside, or leave them out."""
+        """Emit late records to the side output, or drop and count them."""
         if self._output is not None:
             for record in rows.to_pylist():
                 self._output.emit(record)
@@ -66,7 +66,8 @@ class LateRecords:
         before = self._count
         self._count += records
         self._rejected.count_rejected(records)
-        # At 1, 10, 100 …: a stream of late records must not fill the disk with log lines.
+        # Log at 1, 10, 100 … records, so that many late records do not fill the disk with log
+        # lines.
         if not before or len(str(before)) < len(str(self._count)):
             _log.warning(
                 "%s leaves out late records, %d so far: event time is at %d ms, and %s; one of"

@@ -1,6 +1,6 @@
-"""A table that a stream is joined with: small, bounded, and the same in every subtask.
+"""The lookup table of a join: small, bounded, and the same in every subtask.
 
-It is loaded when the pipeline is started, and travels to the slots with the program.
+The driver loads it when the pipeline starts, and sends it to the slots with the program.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
 JoinType = Literal["inner", "left"]
 LOOKUP_BYTES_MAX = 64 * 1024 * 1024
-"""The size in Arrow. Every slot holds the table once a join, and gets it with each attempt."""
+"""The default limit of the size in Arrow. Every slot holds one copy for each join and receives it
+at each attempt."""
 _LOOKUP_ROWS_MAX = 10_000_000
-"""Read of a DataFrame before its size is known."""
+"""The limit of rows that are read from a DataFrame before its size is known."""
 
 
 class LookupTable:
-    """The right side of a join. Pickles with its rows, once they are loaded."""
+    """The right side of a join. If its rows are loaded, the pickle contains them."""
 
     def __init__(
         self, table: DataFrame | pa.Table, stream: pa.Schema, on: Sequence[str], bytes_max: int
     ) -> None:
-        """Look at columns only; nothing is evaluated.
+        """Check the columns. Does not evaluate the table.
 
         Raises:
-            ConfigError: A key is not in both, has types that do not fit or cannot be a key; or a
-                column's name is in both.
+            ConfigError: A key is missing on one side, its types do not match, its type cannot be a
+                key, or both sides have another column of the same name.
         """
         if is_dataframe(table):
             schema = schema_of_dataframe(table, "join(dataframe)")
@@ -51,24 +52,24 @@ class LookupTable:
         """The table's schema, with its keys in the types of the stream's keys."""
         self.on = tuple(on)
         self.rows: pa.Table = self.schema.empty_table()
-        """None of them before `load`."""
+        """The rows. Empty before `load`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None}
 
     def to_joined_schema(self, stream: pa.Schema, how: JoinType) -> pa.Schema:
-        """Return the stream's columns, and then the table's but for the keys."""
+        """Return the stream's columns, followed by the table's columns without the keys."""
         added = [column for column in self.schema if column.name not in self.on]
         if how == "left":
             added = [column.with_nullable(True) for column in added]
         return pa.schema([*stream, *added])
 
     def load(self) -> None:
-        """Evaluate the table as of now. Runs on the driver, at each start of the pipeline.
+        """Evaluate the table. Runs on the driver at each start of the pipeline.
 
         Raises:
-            ConfigError: It is too large.
-            DataFrameFailed: Spark could not evaluate it.
+            ConfigError: The table is too large.
+            DataFrameFailed: Spark could not evaluate the DataFrame.
         """
         source = self._source
         assert source is not None

@@ -1,4 +1,4 @@
-"""The pipeline: where a user begins, and the handle of the job that it becomes."""
+"""The pipeline, which is the entry point of the API, and the handle of a started job."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A started pipeline. Losing the handle does not end the job; the end of the process does.
+    """A started pipeline. The job ends with the process, but not when the handle is dropped.
 
-    When the main thread ends while the job runs, it is cancelled as by `cancel`: wait for it.
+    If the main thread ends while the job runs, the job is cancelled as by `cancel`. So call `wait`.
 
-    A job that lost its process goes on, exactly once, when the same pipeline is started again under
-    the same name and checkpoint storage, in this or any other process.
+    If the process of a job is lost, start the same pipeline again with the same name and checkpoint
+    storage, in this or another process. The job then continues, exactly once.
     """
 
     def __init__(self, driver: JobDriver) -> None:
         self._driver = driver
 
     def status(self) -> JobStatus:
-        """Return the job as of now; never waits."""
+        """Return the current status of the job, without waiting."""
         return self._driver.status()
 
     def add_listener(self, listener: JobListener) -> None:
-        """Call `listener(event, status)` with each event from now on, and the status as of it.
+        """Call `listener(event, status)` for each event from now on, with the status at the event.
 
-        Runs on the driver, on a thread of the listener's own. What it raises is logged and stops
-        nothing. One that is so slow that 1,000 events wait for it misses some, and is told how many
-        by `EventsDropped`; the job never waits for it. `JobEnded` is never missed: `wait` returns
-        when the listener has taken it, or after 5 s.
+        Each listener runs on the driver, on its own thread. Exceptions of a listener are logged and
+        ignored. The job does not wait for listeners. If more than 1,000 events are queued for a
+        listener, events are dropped, and `EventsDropped` has their number. `JobEnded` is not
+        dropped: `wait` returns after the listener has processed it, or after 5 s.
         """
         self._driver.add_listener(listener)
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint now; returns at once. One that fails is followed by another."""
+        """Request a checkpoint, without waiting for it. If it fails, another one follows."""
         self._driver.request(CheckpointKind.MANUAL)
 
     def savepoint(
@@ -88,19 +88,20 @@ class Job:
         *,
         form: Literal["canonical", "native"] = "canonical",
     ) -> str:
-        """Take a savepoint; return its directory, which is new, once all of it is durable.
+        """Take a savepoint. Return its new directory when it is completely durable.
 
-        It is yours: nothing of the job names it, no checkpoint replaces it, and it may be moved. It
-        commits nothing and the job goes on; savepoints that are asked for at once are taken one
-        after the other. `path` is the directory to make it in; default: as `Checkpointing` says.
-        `form` "native" is written and restored faster, and by the same state backend alone.
+        The savepoint belongs to the user: the job does not refer to it, no checkpoint replaces it,
+        and it may be moved. It commits nothing, and the job continues. Concurrent requests are
+        processed one after the other. `path` is the parent directory of the savepoint (default:
+        that of `Checkpointing`). `form="native"` is faster to write and restore, but only the same
+        state backend can restore it.
 
         Raises:
-            ConfigError: `path` is nowhere that the checkpoint storage can reach.
-            StorageError: `path` cannot be written to.
+            ConfigError: The checkpoint storage cannot reach `path`.
+            StorageError: `path` is not writable.
             SavepointFailed: A subtask could not take part, the job restarted or ended, or the state
-                could not be written. The job goes on if it can.
-            TimeoutError: It was not done after `timeout_s`; it may still be.
+                could not be written. The job continues if it can.
+            TimeoutError: The savepoint was not complete after `timeout_s`. It may still complete.
         """
         asked = self._driver.savepoint(
             CheckpointKind.SAVEPOINT, path, choice_of(StateForm, form, setting="form")
@@ -108,16 +109,17 @@ class Job:
         return _result(asked.done, timeout_s)
 
     def look_up(self, uid: str, key: object, *, state: str | None = None) -> StateAnswer:
-        """Return what operator `uid` holds under `key`, as of the last completed checkpoint.
+        """Return the state of operator `uid` for `key` in the last completed checkpoint.
 
-        `key` is the value of the key column, or a tuple of several; `state` the state's name, where
-        the operator has several. Reads the checkpoint's files, so the job does not feel it, and the
-        answer says which checkpoint it is of. For a few keys: all of them are a DataFrame, by
+        `key` is the value of the key column, or a tuple if there are several key columns. `state`
+        is the name of the state; it may be omitted if the operator has only one. Reads the
+        checkpoint's files, so the running job is not affected. The answer names the checkpoint. Use
+        it for a few keys. To read all keys as a DataFrame, use
         `spark.read.format("onceflow-state")`.
 
         Raises:
-            ConfigError: No such operator or state, with the nearest names; no checkpoint yet; or
-                the files that may hold the key have more than 256 MB.
+            ConfigError: There is no such operator or state (the message has similar names), there
+                is no checkpoint yet, or the files that may contain the key have more than 256 MB.
             CheckpointCorrupt: A state file is damaged or missing.
         """
         return self._driver.look_up(uid, state, [key])
@@ -130,21 +132,22 @@ class Job:
         drain: bool = False,
         form: Literal["canonical", "native"] = "canonical",
     ) -> JobStatus:
-        """Stop reading, take a last checkpoint, commit everything, and end.
+        """Stop reading, take a last checkpoint, commit all transactions, and end the job.
 
-        When it returns, every record that was read is committed, and a later start goes on with the
-        next one. A last checkpoint that fails is followed by another, also after a restart.
+        When `stop` returns, every record that was read is committed, and a later start continues
+        with the next record. If the last checkpoint fails, another one is taken, after a restart if
+        necessary.
 
-        With `savepoint` (True, or the directory to make it in) a savepoint is taken first, with
-        nothing read after it: `JobStatus.savepoints[-1].place`. If it fails, the job restarts and
-        goes on. With `drain` besides, sources end as bounded ones do before the savepoint is taken.
-        `form` is as in `savepoint`.
+        With `savepoint` (True, or its parent directory) a savepoint is taken first, and no record
+        is read after it. Its path is `JobStatus.savepoints[-1].place`. If it fails, the job
+        restarts and continues. With `drain`, sources also end like bounded sources before the
+        savepoint is taken. `form` is as in `savepoint`.
 
         Raises:
             ConfigError: `drain` without `savepoint`.
-            SavepointFailed: The savepoint was not taken; the job has restarted.
-            TimeoutError: The job had not ended after `timeout_s`; it is still stopping.
-            OnceflowError: The job failed instead.
+            SavepointFailed: The savepoint failed, and the job has restarted.
+            TimeoutError: The job had not ended after `timeout_s`. It is still stopping.
+            OnceflowError: The job failed while it stopped.
         """
         if not savepoint:
             if drain:
@@ -156,7 +159,7 @@ class Job:
         directory = savepoint if isinstance(savepoint, str) else None
         asked = self._driver.savepoint(kind, directory, choice_of(StateForm, form, setting="form"))
         location = _result(asked.done, timeout_s)
-        # One timeout for both waits: the end of the job gets what the savepoint has left.
+        # Both waits share one timeout: the wait for the job's end gets the remaining time.
         left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic() + began)
         try:
             return self.wait(left_s)
@@ -164,20 +167,20 @@ class Job:
             raise type(error)(f"{error} (savepoint {location} was taken before)") from error
 
     def cancel(self, timeout_s: float | None = 60.0) -> JobStatus:
-        """End without a checkpoint: a later start repeats from the last one, exactly once."""
+        """End without a checkpoint. A later start repeats from the last one, exactly once."""
         self._driver.cancel()
         return self.wait(timeout_s)
 
     @without_internal_frames
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Wait until the job has ended: all input committed, or stopped, or cancelled.
+        """Wait until the job has ended: its input is committed, or it was stopped or cancelled.
 
-        While the main thread waits here, SIGINT and SIGTERM stop the job as `stop` does, and the
-        call returns its status; see `stopping_on_signals`.
+        While the main thread waits here, SIGINT and SIGTERM stop the job like `stop`, and the call
+        returns its status. See `stopping_on_signals`.
 
         Raises:
-            TimeoutError: It had not after `timeout_s`.
-            OnceflowError: It failed, and its restart strategy allows no further attempt.
+            TimeoutError: The job had not ended after `timeout_s`.
+            OnceflowError: The job failed, and its restart strategy allows no further attempt.
         """
         with self.stopping_on_signals():
             ended = self._driver.wait(timeout_s)
@@ -199,14 +202,15 @@ class Job:
         state: JobState = JobState.RUNNING,
         timeout_s: float = 120.0,
     ) -> JobStatus:
-        """Wait until the job stands in `state` and has come as far as is asked; return its status.
+        """Wait until the job is in `state` and has the given progress. Return its status.
 
-        For tests, and for programs that act at a certain moment. `checkpoints` are those completed
-        since `start`, `records` those read by all sources in the present attempt.
+        For tests, and for programs that act at a certain moment. `checkpoints` is the number of
+        checkpoints completed since `start`. `records` is the number of records that all sources
+        have read in the current attempt.
 
         Raises:
-            TimeoutError: It had not after `timeout_s`; says where it stands.
-            OnceflowError: The job ended before. If it failed, this is its error.
+            TimeoutError: The job had not got there after `timeout_s`. The message has its status.
+            OnceflowError: The job ended before. If the job failed, its error is raised.
         """
         goal = f"{checkpoints} checkpoints and {records} records in state {state.value}"
         deadline = time.monotonic() + timeout_s
@@ -232,67 +236,69 @@ class Job:
             self._driver.wait(0.02)
 
     def stopping_on_signals(self) -> AbstractContextManager[None]:
-        """Return what makes SIGINT and SIGTERM stop all jobs of this process while it is entered.
+        """Return a context manager in which SIGINT and SIGTERM stop all jobs of this process.
 
-        `wait`, `stop` and `cancel` do it by themselves; this is for a program that does something
-        else while its job runs. The first signal asks for a last checkpoint, and cancels what has
-        not stopped after `RuntimeSettings.stop_timeout_s`. Another one, a second or more later,
-        cancels. Does nothing off the main thread, where the program has set a handler of its own,
-        or with `RuntimeSettings(stop_on_signals=False)`.
+        `wait`, `stop` and `cancel` already do this. Use it in a program that does something else
+        while its job runs. The first signal requests a last checkpoint. Jobs that have not stopped
+        after `RuntimeSettings.stop_timeout_s` are cancelled. A further signal, a second or more
+        later, cancels at once. The context manager does nothing outside the main thread, if the
+        program has set its own signal handler, or with `RuntimeSettings(stop_on_signals=False)`.
         """
         return self._driver.stopping_on_signals()
 
     @property
     def state(self) -> JobState:
-        """Where the job stands."""
+        """The current state of the job."""
         return self.status().state
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDescription:
-    """A pipeline as it would start: for people, and for tools that look at it."""
+    """A description of a pipeline as it would start, for people and tools."""
 
     name: str
     graph: GraphView
     settings: tuple[EffectiveSetting, ...]
     storage: CheckpointStorage
     sources: Mapping[str, Source]
-    """By uid."""
+    """The sources by uid."""
     sinks: Mapping[str, Sink]
-    """All sinks by uid, those for dead letters among them."""
+    """The sinks by uid, including those for dead letters."""
 
 
 class Pipeline:
-    """Describes a dataflow, operator by operator, and starts it on `cluster`.
+    """A dataflow that a program builds operator by operator and starts on `cluster`.
 
-    `cluster` is a Spark session, also one of Spark Connect; or `LocalProcesses()`, for tests and
-    small jobs on one machine.
-    `name` is the job's identity: its checkpoints and its transactions go by it. `parallelism` is
-    the number of slots, each one Spark task, or one local process, for as long as the job runs.
-    `max_parallelism` (the number of key groups) is fixed with the first checkpoint. `restart` says
-    how often and how soon a failed attempt is followed by another; default: for ever, after 0.1 s
-    at first, 5 s at most, but not when a function fails on the same record in the same way for the
-    third time.
+    `cluster` is a Spark session, a Spark Connect session, or `LocalProcesses()` for tests and small
+    jobs on one machine. `name` is the identity of the job: it names its checkpoints and
+    transactions. `parallelism` is the number of slots. Each slot is one Spark task or one local
+    process for as long as the job runs. `max_parallelism` (the number of key groups) is fixed by
+    the first checkpoint. `restart` sets how often and how soon a new attempt follows a failed one.
+    By default the job restarts without limit, after 0.1 s at first and 5 s at most. The exception:
+    if a function fails on the same record in the same way for the third time, the job fails.
 
-    `retired_sinks` are sinks that the job once wrote to and writes to no more, by sink id: at the
-    start everything that was decided for them is committed and the rest rolled back, again after
-    the first checkpoint, and then the job forgets them. A job that has written under a sink id and
-    is started without it is refused otherwise. None in place of a sink leaves what is in doubt as
-    it is: for a target that is gone, or after `onceflow txn` has settled all. An id that the job no
-    longer remembers is ignored, so an entry may stay.
+    `retired_sinks` are, by sink id, sinks that the job once wrote to and no longer writes to. At
+    the start, the job commits their decided transactions and rolls back the others. It does so
+    again after the first checkpoint, and then forgets these sinks. If a job has written under a
+    sink id and is started without this sink and without such an entry, the start fails. None in
+    place of a sink leaves its prepared transactions as they are. Use it if the target no longer
+    exists, or after `onceflow txn` has completed all transactions. An id that the job no longer
+    remembers is ignored, so an entry may stay.
 
-    With `allow_non_restored_state` what the restored checkpoint holds and the pipeline does not
-    take (a state of another name or type, an aggregate, an operator) is dropped, logged and listed
-    in `JobStatus.dropped_state`; all else is kept. A job that would drop any is refused otherwise.
+    With `allow_non_restored_state`, state in the restored checkpoint that the pipeline does not use
+    (a state of another name or type, an aggregate, an operator) is dropped, logged and listed in
+    `JobStatus.dropped_state`. All other state is kept. Without it, a start that would drop state
+    fails.
 
-    `listeners` are told of every event of the job from its start on; see `Job.add_listener`.
+    `listeners` get every event of the job from its start on. See `Job.add_listener`.
 
-    `endpoint` says where the driver answers `onceflow status`, `savepoint`, `stop` and the like,
-    for as long as it owns the job; None: nowhere. `metrics` says where Prometheus finds the job's
-    metrics besides.
+    `endpoint` is the address at which the driver answers `onceflow status`, `savepoint`, `stop` and
+    other commands while it owns the job, or None for no endpoint. `metrics` is an additional
+    address at which Prometheus finds the job's metrics.
 
-    What is left open is as `config` says, a file of settings or a loaded `Configuration`; default:
-    the file that ONCEFLOW_CONFIG names, and the environment. `state_backend` may be a name.
+    Settings that are not given here come from `config`: a file of settings or a loaded
+    `Configuration`. By default they come from the file that ONCEFLOW_CONFIG names, and from the
+    environment. `state_backend` may be a name.
     """
 
     def __init__(
@@ -319,8 +325,8 @@ class Pipeline:
                 " digit; checkpoints and transactions go by it"
             )
         configured = config if isinstance(config, Configuration) else Configuration.load(config)
-        # What the program itself has said, before a file or the environment fills the rest:
-        # `onceflow` shows where each setting comes from.
+        # Keep the program's own values before the file and the environment are merged: `onceflow`
+        # shows the origin of each setting.
         asked_parallelism, asked_max_parallelism = parallelism, max_parallelism
         asked_endpoint = endpoint if isinstance(endpoint, Endpoint) else None
         parallelism = configured.parallelism(parallelism)
@@ -341,9 +347,9 @@ class Pipeline:
             },
         )
         self.name = name
-        """The job's identity."""
+        """The identity of the job."""
         self.cluster = cluster
-        """Where its slots run."""
+        """The cluster that runs the slots."""
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._configured = configured
@@ -372,20 +378,21 @@ class Pipeline:
         dead_letters: Sink | None = None,
         watermarks: WatermarkStrategy | None = None,
     ) -> Stream:
-        """Begin a stream with the records of `source`; `uid` names its position in checkpoints.
+        """Return a stream of the records of `source`. `uid` names its position in checkpoints.
 
-        A bounded Spark DataFrame is evaluated once in the job's life, when it first starts, into
-        files of the checkpoint storage. All attempts and later starts read these; they are deleted
-        when the job has finished. Spark's executors must see the storage, too.
+        A bounded Spark DataFrame is evaluated once in the life of the job, at its first start, into
+        files in the checkpoint storage. All attempts and later starts read these files. They are
+        deleted when the job has finished. Spark's executors need access to the storage, too.
 
-        A source that is told to hand out bad records (`KafkaSource(on_bad_record="dead_letter")`)
-        needs the sink `dead_letters`, which gets them as rows of `DEAD_LETTERS`, exactly once.
+        If a source is set to emit bad records (`KafkaSource(on_bad_record="dead_letter")`), it
+        needs the sink `dead_letters`. This sink gets them as rows of `DEAD_LETTERS`, exactly once.
 
-        `watermarks` says where the records' event time is, by which timers in event time go.
+        `watermarks` names the column of event time. Event-time timers and windows need it.
 
         Raises:
-            ConfigError: The uid is in use, or only one of source and `dead_letters` is set so; or
-                the DataFrame is a stream or has a column that Arrow batches do not take.
+            ConfigError: The uid is in use, only one of the source's setting and `dead_letters` is
+                given, the DataFrame is a stream, or it has a column that Arrow batches do not
+                support.
         """
         if is_dataframe(source):
             source = DataFrameSource.of(
@@ -414,15 +421,16 @@ class Pipeline:
         allow_non_restored_state: bool | None = None,
         allow_rewind: bool = False,
     ) -> Job:
-        """Start the job, from its last completed checkpoint if it has one; return its handle.
+        """Start the job, from its last completed checkpoint if it has one. Return its handle.
 
-        `from_savepoint` is the directory of a savepoint to begin from instead, or a retained
-        checkpoint: its number, or `<storage>/<job>/chk-<number>`. Its state is copied;
-        with `claim` the savepoint is deleted once the job has begun from it. A job that has begun
-        from it before goes on from its last checkpoint, so a start may be repeated as it is. One
-        that has committed more since is refused, and says what, unless `allow_rewind` says that
-        those rows may be written again. What is refused, and why a savepoint's files cannot be
-        used, is raised by `Job.wait`. `allow_non_restored_state`: as in `Pipeline`, for this start.
+        `from_savepoint` is the directory of a savepoint to start from, or a retained checkpoint:
+        its number, or `<storage>/<job>/chk-<number>`. The state is copied. With `claim`, the
+        savepoint is deleted after the job has started from it. If the job has started from this
+        savepoint before, it continues from its last checkpoint, so the same start can be repeated.
+        If the job has committed more since the savepoint, the start fails with a list of it, unless
+        `allow_rewind` permits that those rows are written again. `Job.wait` raises this refusal,
+        and the error if the savepoint's files cannot be used. `allow_non_restored_state` is as in
+        `Pipeline`, for this start only.
 
         Raises:
             ConfigError: The graph is incomplete or the cluster cannot host it.
@@ -432,8 +440,8 @@ class Pipeline:
         if from_savepoint is None and (claim or allow_rewind):
             raise ConfigError("claim and allow_rewind are about from_savepoint, which is missing")
         graph = self._complete_graph()
-        # Once a start, and before the plan is pickled: all slots and all attempts of this start
-        # join with the same rows.
+        # Load once for each start, before the plan is pickled, so that all slots and attempts of
+        # this start join with the same rows.
         for table in graph.tables():
             table.load()
         plan = self._make_plan(
@@ -448,24 +456,24 @@ class Pipeline:
         return Job(driver)
 
     def validate(self) -> tuple[Finding, ...]:
-        """Ask everything that `start` asks before it changes anything; return what was found.
+        """Run the checks that `start` runs before it changes anything. Return the findings.
 
-        Sources and sinks are asked whether they can be read and written, the cluster whether it
-        has the slots, and the checkpoint storage what the job would go on from. Nothing is created,
-        claimed or started, so a running job of the same name is not disturbed. A finding of level
-        `PROBLEM` would make the start fail.
+        Checks that sources can be read, that sinks can be written, that the cluster has the slots,
+        and from which checkpoint the job would continue. Creates, claims and starts nothing, so a
+        running job of the same name is not disturbed. A finding of level `PROBLEM` would make the
+        start fail.
 
         Raises:
-            ConfigError: The graph is incomplete, or a sink that is written is retired.
+            ConfigError: The graph is incomplete, or a sink is both written and retired.
         """
         plan = self._make_plan(self._complete_graph(), None, None)
         return check_job(_to_cluster(self.cluster), plan)
 
     def describe(self) -> PipelineDescription:
-        """Return the operators, how they are connected, and every setting with its origin.
+        """Return the operators, their connections, and every setting with its origin.
 
         Raises:
-            ConfigError: The graph is incomplete, or a sink that is written is retired.
+            ConfigError: The graph is incomplete, or a sink is both written and retired.
         """
         graph = self._complete_graph()
         return PipelineDescription(
@@ -517,12 +525,12 @@ class Pipeline:
 
     @without_internal_frames
     def run(self, timeout_s: float | None = None) -> JobStatus:
-        """Start the job and wait for its end, which SIGINT and SIGTERM bring; see `Job.wait`."""
+        """Start the job and wait for its end. SIGINT and SIGTERM stop it. See `Job.wait`."""
         return self.start().wait(timeout_s)
 
 
 def _check_parallelism(parallelism: int, max_parallelism: int | None) -> None:
-    """Raise ConfigError unless each slot can have a key group."""
+    """Raise ConfigError if there are fewer key groups than slots, or a number is out of range."""
     groups = max_parallelism or default_max_parallelism(max(parallelism, 1))
     if not 1 <= parallelism <= groups <= PARALLELISM_MAX:
         raise ConfigError(
@@ -541,11 +549,11 @@ def _result(asked: Future[str], timeout_s: float | None) -> str:
 
 
 def _to_cluster(cluster: SparkSession | ConnectSession | LocalProcesses) -> Cluster:
-    """Return `cluster` as the runtime sees it. Spark is imported only where it is used."""
+    """Return the runtime's cluster for `cluster`. Imports Spark only if it is used."""
     if isinstance(cluster, LocalProcesses):
         return cluster
-    # By the name of its module: importing Connect's classes to ask would need grpc, which a plain
-    # Spark has not.
+    # Compare the module's name: importing the classes of Spark Connect needs grpc, which a plain
+    # Spark installation lacks.
     if type(cluster).__module__.startswith("pyspark.sql.connect."):
         from onceflow.core.runtime.cluster.spark_connect import SparkConnectCluster
 

@@ -1,4 +1,4 @@
-"""Functions of two streams, of a broadcast one, and of records without a key."""
+"""Functions of two streams, of a broadcast stream, and of records without a key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onceflow.core.state import MapState, MapStateDescriptor
 
 
 class FunctionOfKeys:
-    """What functions share that the engine's own functions of keys call: of windows, of pairs."""
+    """The base of functions that the engine calls for a key's windows or pairs."""
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of states and side outputs: what is the key's is shared by all its windows."""
+        """Open states and side outputs. All windows of a key share its keyed state."""
 
     def snapshot_state(self, checkpoint: int) -> None:
         """Bring states up to date that are not kept by key; `checkpoint` takes them as they are.
@@ -31,71 +31,69 @@ class FunctionOfKeys:
 class CoProcessFunction(FunctionOfRecords, ABC):
     """A function of two streams' records that share the state and the timers of their key.
 
-    One instance serves one subtask, on one thread. The records of one key and one split come in
-    their order; those of the two streams interleave as they come.
+    One instance serves one subtask on one thread. Records of one key and one split come in the
+    order of the split. Records of the two streams interleave in order of arrival.
     """
 
     fires_at_end: bool = False
-    """Whether timers in processing time fire at the end of bounded inputs that are not due then."""
+    """True if processing-time timers that are not due yet fire at the end of bounded inputs."""
 
     @abstractmethod
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
-        """Return the schema of what is returned, from that of the streams. Runs on the driver."""
+        """Return the schema of the returned records. Runs on the driver."""
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of every state; as in `KeyedFunction`."""
+        """Open every state, as in `KeyedFunction`."""
 
     @abstractmethod
     def process_1(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a record of the first stream, or None for nothing."""
+        """Return the output for a record of the first stream, or None for no output."""
 
     @abstractmethod
     def process_2(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a record of the second stream, or None for nothing."""
+        """Return the output for a record of the second stream, or None for no output."""
 
 
 class BroadcastAccess(StateAccess, Protocol):
-    """Hands a function its broadcast states besides those of its records' key.
-
-    Where the stream is not keyed there are no others.
-    """
+    """Gives a function its broadcast states, and the keyed states if the stream is keyed."""
 
     def broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> MapState[Any, Any]:
-        """Return a state that `broadcast(descriptor)` has named."""
+        """Return a state that was declared with `broadcast(descriptor)`."""
         ...
 
 
 class BroadcastProcessFunction(FunctionOfRecords, ABC):
-    """A function of one stream's records and of a state that another stream's records make.
+    """A function of one stream's records and of a state that a broadcast stream updates.
 
-    Each record of the broadcast stream comes to every subtask, each record of the other to one. All
-    subtasks hold the same broadcast state as long as `process_broadcast` does the same on each.
+    Every subtask gets each record of the broadcast stream. One subtask gets each record of the
+    other stream. All subtasks have equal broadcast state if `process_broadcast` does the same in
+    each.
     """
 
     @abstractmethod
     def output_schema(self, records: pa.Schema, broadcast: pa.Schema) -> pa.Schema:
-        """Return the schema of what is returned, from that of the streams. Runs on the driver."""
+        """Return the schema of the returned records. Runs on the driver."""
 
     def open(self, state: BroadcastAccess) -> None:
-        """Take hold of every state; as in `KeyedFunction`."""
+        """Open every state, as in `KeyedFunction`."""
 
     @abstractmethod
     def process(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a record; broadcast states may be read."""
+        """Return the output for a record. May read broadcast states."""
 
     @abstractmethod
     def process_broadcast(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return what follows from a broadcast record; broadcast states may be changed.
+        """Return the output for a broadcast record. May change broadcast states.
 
-        What it returns is emitted by every subtask. There is no key, and no state of one.
+        Every subtask emits the returned records. There is no current key and no keyed state.
         """
 
 
 class ProcessFunction(ABC):
     """A function of one record at a time, with state of its subtask and side outputs.
 
-    One instance serves one subtask, on one thread. Which records come to which subtask follows from
-    the source; it may differ after a restart.
+    One instance serves one subtask on one thread. The source determines which subtask gets a
+    record. This may differ after a restart.
     """
 
     @abstractmethod
@@ -103,14 +101,14 @@ class ProcessFunction(ABC):
         """Return the schema of the records that `process` returns. Runs on the driver."""
 
     def open(self, state: OperatorAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of every state, which holds what was restored. Called once, before all else."""
+        """Open every state; its content is restored. Called once, before all other methods."""
 
     @abstractmethod
     def process(self, record: Record) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from `record`, or None for none of them."""
+        """Return the output records for `record`, or None for no output."""
 
     def on_end(self) -> Record | Iterable[Record] | None:
-        """Return the last record or records, now that all input of this subtask has ended.
+        """Return the last output records after all input of this subtask has ended.
 
         Called once, with all rows of bounded input decided or by a stop that drains, before the
         last snapshot; not when a job stops otherwise. What it returns is committed once, whatever
@@ -119,9 +117,10 @@ class ProcessFunction(ABC):
         return None
 
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
-        """Bring the states up to date: `checkpoint` takes them as they are when this returns.
+        """Update the states. `checkpoint` stores them as they are when this returns.
 
-        Called between the records before its barrier and those behind it. It may never complete.
+        Called after the records before the checkpoint's barrier and before those after it. The
+        checkpoint may never complete.
         """
 
     def close(self) -> None:  # noqa: B027 - optional hook

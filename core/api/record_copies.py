@@ -1,7 +1,7 @@
-"""Copies of what functions return, taken at once: the function may change it afterwards.
+"""The copies of records that functions return or yield.
 
-A generator may yield one dict again and again, and a function may return a list that it keeps. What
-counts is what such a value holds when it is yielded or returned.
+A generator may yield the same dict repeatedly, and a function may keep and change a list that it
+returned. A copy keeps the values that the record had when it was returned or yielded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onceflow.core.api.functions import Record
 
 def copy_value(value: Any) -> Any:
     """Return `value`, with every list, dict, set, bytearray and numpy array in it copied."""
-    # The exact classes first: nearly all values are of one of them, and `isinstance` with an
+    # Test for the exact classes first. Most values have one of them, and `isinstance` with an
     # abstract class is slow.
     kind = value.__class__
     if kind is list or kind is tuple:
@@ -27,7 +27,7 @@ def copy_value(value: Any) -> Any:
         return [copy_value(one) for one in cast("Iterable[Any]", value)]
     if isinstance(value, Mapping):
         return {key: copy_value(one) for key, one in _items_of(value)}
-    # numpy arrays; scalars of numpy, which have it too, are cheap to copy.
+    # numpy arrays. numpy scalars also have these attributes and are cheap to copy.
     return value.copy() if hasattr(value, "__array__") and hasattr(value, "copy") else value
 
 
@@ -37,7 +37,7 @@ def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def copy_records(result: Record | Iterable[Record] | None) -> Iterator[Record]:
-    """Yield a copy of each record that a function has returned, or yields, as it comes."""
+    """Yield a copy of each record of a function's result, at the time the function yields it."""
     if isinstance(result, Mapping):
         yield copy_value(result)
     elif result is not None:

@@ -1,4 +1,4 @@
-"""Streams: the methods by which a user builds the dataflow, one operator a call."""
+"""Streams, whose methods build the dataflow. Each call adds one operator."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ _WITH_SIDE_OUTPUTS = (
 
 
 class Stream:
-    """Records of one schema on their way; each method adds an operator and returns what follows.
+    """A stream of records with one schema. Each method adds an operator and returns its output.
 
-    Nothing runs before `Pipeline.start`. A stream may be used more than once: each use gets all of
-    its records.
+    No records flow before `Pipeline.start`. A stream may be used several times, and each use gets
+    all of its records.
     """
 
     def __init__(self, graph: GraphBuilder, *feeds: Feed) -> None:
-        """`feeds` have one schema."""
+        """`feeds` must have the same schema."""
         self._graph = graph
         self._feeds = feeds
 
@@ -109,12 +109,13 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """Return the records of this stream and of `others` as one stream.
 
-        All have the same columns. The records of each come in their order, those of several
-        interleave as they come. Event time is that of the slowest among those that have any. A
-        stream that is in it twice gives its records twice.
+        All streams must have the same columns. Records of one stream keep their order. Records of
+        several streams interleave in order of arrival. The watermark is the lowest watermark of the
+        streams that have one. A stream that is passed twice contributes its records twice.
 
         Raises:
-            ConfigError: There is no other one, it is of another pipeline, or its columns differ.
+            ConfigError: No other stream is given, a stream belongs to another pipeline, or its
+                columns differ.
         """
         if not others:
             raise ConfigError("union() needs another stream")
@@ -147,15 +148,15 @@ class Stream:
         schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Apply `function` to Arrow record batches: the fast way.
+        """Apply `function` to Arrow record batches. This is the fastest way to process records.
 
-        It takes a batch and returns one; or it is what Spark's `mapInArrow` takes, an iterator of
-        batches in and one out, which is known by its `yield` or its annotations. `schema` is that
-        of the result (default: unchanged).
+        `function` takes a batch and returns a batch. Or it is a function for Spark's `mapInArrow`,
+        which takes and returns an iterator of batches; it is recognized by its `yield` or its
+        annotations. `schema` is the schema of the result (default: unchanged).
 
-        Batches have no fixed size, so the result for a row must not depend on its neighbours. A
-        function of an iterator is called anew after each barrier, and its iterator ends before the
-        next one.
+        Batches have no fixed size, so the result for a row must not depend on other rows in the
+        batch. A function of an iterator is called again after each checkpoint barrier, and its
+        iterator ends before the next barrier.
         """
         require_function(function, "map_batches")
         if takes_iterator(function):
@@ -171,10 +172,11 @@ class Stream:
         *,
         uid: str | None = None,
     ) -> Stream:
-        """Apply a function of Spark's `mapInPandas`: an iterator of DataFrames in, one out.
+        """Apply a function for Spark's `mapInPandas`, from an iterator of DataFrames to another.
 
-        `schema` is that of the result (default: unchanged). The function is called anew after each
-        barrier, and its iterator ends before the next one. Needs pandas where the slots run.
+        `schema` is the schema of the result (default: unchanged). The function is called again
+        after each checkpoint barrier, and its iterator ends before the next barrier. The slots need
+        pandas.
         """
         require_function(function, "map_pandas")
         return self._then(MapInPandas(function), "map_pandas", uid, schema)
@@ -186,7 +188,7 @@ class Stream:
         schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Apply `function` to each record, a dict; `schema` is that of the result."""
+        """Apply `function` to each record, a dict. `schema` is the schema of the result."""
         require_function(function, "map")
         return self._then(MapRecords(function), "map", uid, schema)
 
@@ -197,7 +199,7 @@ class Stream:
         schema: SchemaLike | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Replace each record by those that `function` returns, in that order."""
+        """Replace each record by the records that `function` returns, in the same order."""
         require_function(function, "flat_map")
         return self._then(FlatMapRecords(function), "flat_map", uid, schema)
 
@@ -212,14 +214,15 @@ class Stream:
     ) -> Stream:
         """Add the columns of a small table to the records with equal values of the columns `on`.
 
-        `table` is a bounded Spark DataFrame, or an Arrow table. It is evaluated at each start of
-        the pipeline and is the same for all subtasks and all attempts of that start. A record with
-        several rows in the table comes out several times; one with none, or with a null in its key,
-        is left out (`how="inner"`) or gets nulls (`"left"`).
+        `table` is a bounded Spark DataFrame or an Arrow table. It is evaluated once at each start
+        of the pipeline. All subtasks and all attempts of that start use the same rows. A record
+        that matches several rows is emitted once for each row. A record that matches no row, or has
+        a null in its key, is dropped (`how="inner"`) or gets nulls (`"left"`).
 
         Raises:
-            ConfigError: A key is not in both or cannot be one, or a column's name is in both. At
-                the start: the table has more than `bytes_max` bytes in Arrow.
+            ConfigError: A key column is missing on one side or cannot be a key, or both sides have
+                another column of the same name. At the start: the table has more than `bytes_max`
+                bytes in Arrow.
         """
         if how not in ("inner", "left"):
             raise ConfigError(f"join(how={how!r}): choose one of inner, left")
@@ -229,29 +232,31 @@ class Stream:
         return self._then(work, "join", uid, lookup.to_joined_schema(self.schema, how))
 
     def sql(self, query: str, *, uid: str | None = None) -> Stream:
-        """Replace the records by what `query`, a SELECT from the table `stream`, makes of them.
+        """Replace the records by the result of `query`, a SELECT from the table `stream`.
 
-        Columns, expressions, WHERE and unnest(): what looks at one record at a time. Aggregates,
-        DISTINCT, ORDER BY, LIMIT, joins, windows and subqueries are refused, for which records are
-        in one batch is chance. The dialect and the functions are DataFusion's; names of columns
-        keep their letters. Needs `onceflow[sql]`, here and where the slots run.
+        A query may use what needs only one record at a time: columns, expressions, WHERE and
+        unnest(). Aggregates, DISTINCT, ORDER BY, LIMIT, joins, windows and subqueries are refused,
+        because the grouping of records into batches is arbitrary. The dialect and the functions are
+        those of DataFusion. Column names are case-sensitive. Needs `onceflow[sql]` on the driver
+        and in the slots.
 
         Raises:
-            ConfigError: It is no such query; says which part of its plan, or which word, it is.
+            ConfigError: The query is invalid or refused. The message names the part of its plan, or
+                the word.
         """
         sql = StreamSql(query, self.schema)
         return self._then(SelectSql(sql), "sql", uid, sql.resolve_schema())
 
     def filter(self, function: Callable[[Record], Any], *, uid: str | None = None) -> Stream:
-        """Keep the records for which `function` returns something true."""
+        """Keep the records for which `function` returns a true value."""
         require_function(function, "filter")
         return self._then(FilterRecords(function), "filter", uid, None)
 
     def key_by(self, *columns: str) -> KeyedStream:
-        """Bring all records of one key to one subtask.
+        """Group the records by key: one subtask gets all records of a key.
 
         Raises:
-            ConfigError: No column is named, or one is not there or of a type that has no keys.
+            ConfigError: No column is named, a column does not exist, or its type cannot be a key.
         """
         _check_key(columns, self.schema)
         return KeyedStream(self._graph, self._feeds, columns)
@@ -259,19 +264,20 @@ class Stream:
     def process(self, function: ProcessFunction, *, uid: str) -> Stream:
         """Apply `function` to each record, with state of its subtask.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
         require_function_object(function, ProcessFunction, "process")
         work = ProcessRecords(function)
         return self._then(work, "process", uid, function.output_schema(self.schema))
 
     def broadcast(self, *states: MapStateDescriptor[Any, Any]) -> BroadcastStream:
-        """Have every record come to every subtask of what is connected with this stream.
+        """Send every record to every subtask of the operator that this stream is connected with.
 
-        `states` are the broadcast states that the records are to make there.
+        `states` are the broadcast states that the records update there.
 
         Raises:
-            ConfigError: There is none, two have one name, or one has a time to live.
+            ConfigError: No state is given, two states have the same name, or a state has a time to
+                live.
         """
         return BroadcastStream(self._graph, self._feeds, states)
 
@@ -284,12 +290,13 @@ class Stream:
     def connect(
         self, other: Stream | BroadcastStream
     ) -> ConnectedStreams | BroadcastConnectedStream:
-        """Put this stream and another one, whatever its columns, into one function.
+        """Connect this stream with another, which may have other columns, for one function.
 
-        Two streams need a key next; one that is connected with a broadcast stream may have none.
+        Two streams need `key_by` next. A stream that is connected with a broadcast stream needs no
+        key.
 
         Raises:
-            ConfigError: It is of another pipeline.
+            ConfigError: `other` belongs to another pipeline.
         """
         if isinstance(other, Stream):
             return ConnectedStreams(self, other)
@@ -306,15 +313,16 @@ class Stream:
     ) -> None:
         """Write every record to `sink`, exactly once.
 
-        `uid` names the operator and, with the job's name, the sink id under which transactions are
-        prepared, unless `sink_id` does. A job that is started without a sink id that it has written
-        under is refused: see `Pipeline(retired_sinks=…)`. Rows that the target can never take fail
-        the job (`on_bad_row="fail"`), are left out, counted and logged (`"drop"`), or go to the
-        sink `dead_letters` as rows of `DEAD_LETTERS`, in the same checkpoint.
+        `uid` names the operator. The sink id identifies the prepared transactions; it is `sink_id`,
+        or by default built from the job's name and `uid`. If a job has written under a sink id and
+        is started without it, the start fails: see `Pipeline(retired_sinks=…)`. A row that the
+        target can never accept fails the job (`on_bad_row="fail"`), is dropped, counted and logged
+        (`"drop"`), or goes to the sink `dead_letters` as a row of `DEAD_LETTERS` in the same
+        checkpoint.
 
         Raises:
             ConfigError: The uid is in use, a column that the sink routes by is missing, or
-                `on_bad_row` does not go with `dead_letters`.
+                `on_bad_row` and `dead_letters` do not match.
         """
         policy = bad_row_policy(on_bad_row, dead_letters is not None)
         for column in sink.routing_key():
@@ -337,7 +345,7 @@ class Stream:
 
 
 class KeyedStream:
-    """Records grouped by key; what follows has state for each key."""
+    """A stream that is grouped by key. Its operators have state for each key."""
 
     def __init__(self, graph: GraphBuilder, feeds: tuple[Feed, ...], key: tuple[str, ...]) -> None:
         self._graph = graph
@@ -352,18 +360,19 @@ class KeyedStream:
     def process(self, function: KeyedFunction, *, uid: str, compiled: bool = False) -> Stream:
         """Apply `function` to each record with the state of its key.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again. With `compiled`
-        it runs as machine code, which needs the extra `compiled`, gives the same results, and keeps
-        its state as functions of batches do.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
+        With `compiled`, the function runs as machine code with the same results. This needs the
+        extra `compiled`, and the state is stored like that of functions of batches.
 
         Raises:
-            ConfigError: It cannot be compiled; names the line and the reason.
+            ConfigError: The function cannot be compiled. The message has the line and the reason.
         """
         require_function_object(function, KeyedFunction, "key_by(…).process")
         schema = function.output_schema(self.schema)
         program = translate_function(function, self.schema, schema) if compiled else None
         if program is not None:
-            # What numba does not take is known now, and slots here find it on disk.
+            # Compile now, so that code that numba cannot compile fails here. Slots on this machine
+            # find the result on disk.
             load_kernel(program)
         return self._then(ProcessKeyed(self._key, function, program), uid, schema)
 
@@ -376,10 +385,10 @@ class KeyedStream:
     def connect(
         self, other: KeyedStream | BroadcastStream
     ) -> KeyedConnectedStreams[Stream] | BroadcastConnectedStream:
-        """Put this stream and another one, keyed by the same or broadcast, into one function.
+        """Connect this stream with a stream of the same key, or with a broadcast stream.
 
         Raises:
-            ConfigError: It is of another pipeline, or the types of the keys differ.
+            ConfigError: `other` belongs to another pipeline, or the types of the keys differ.
         """
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self._graph, self._feeds, self._key, other)
@@ -395,17 +404,17 @@ class KeyedStream:
         late_right: OutputTag | None = None,
         how: JoinKind = "inner",
     ) -> IntervalJoin[Stream]:
-        """Join this stream, the left one, with another by key and by how far apart in time.
+        """Join this stream, the left one, with another by key and by distance in time.
 
-        The times are the columns of event time (default: those of the sources' watermarks). A
-        record that comes when event time has passed it is joined with nothing: it goes to the side
-        output of its side, or is left out and counted. In a `"left"`, `"right"` or `"full"` join
-        records of that side, or of both, that find no partner come out when none can come any more.
+        `left_time` and `right_time` are event-time columns (default: the column of the sources'
+        watermarks). A late record is not joined. It goes to the side output of its side, or is
+        dropped and counted. A `"left"`, `"right"` or `"full"` join also emits records of that side,
+        or of both sides, without a partner, when no partner can arrive any more.
 
         Raises:
-            ConfigError: It is of another pipeline, the types of the keys differ, there is no such
-                column, a stream's sources have no watermarks, a column's values cannot be kept, or
-                a tag has other columns than its stream.
+            ConfigError: `other` belongs to another pipeline, the types of the keys differ, a time
+                column does not exist, a stream's sources have no watermarks, state cannot hold a
+                column's values, or a tag has other columns than its stream.
         """
         connected = self._connect(other, "interval_join")
         sides = (
@@ -421,16 +430,17 @@ class KeyedStream:
         ttl: JoinTtl | tuple[JoinTtl, JoinTtl],
         how: JoinKind = "inner",
     ) -> JoinedStreams[Stream]:
-        """Join each record of this stream, the left one, with all of its key that are kept.
+        """Join this stream, the left one, with another by key, within a time to live.
 
-        A record is kept for `ttl`, by the clock of the slot: seconds or a text such as `"1 d"`;
-        None: for ever. Two values are those of the left and the right stream. In a `"left"`,
-        `"right"` or `"full"` join records of that side, or of both, that have found no partner come
-        out once, when their `ttl` or the input ends.
+        Each record is joined with all stored records of the other side that have its key. A record
+        is stored for `ttl` by the slot's clock: seconds, a text such as `"1 d"`, or None for no
+        limit. A pair of values sets `ttl` for the left and the right stream. A `"left"`, `"right"`
+        or `"full"` join emits records of that side, or of both sides, that have found no partner
+        once, when their `ttl` or the input ends.
 
         Raises:
-            ConfigError: It is of another pipeline, the types of the keys differ, a column's values
-                cannot be kept, or an option is none of these.
+            ConfigError: `other` belongs to another pipeline, the types of the keys differ, state
+                cannot hold a column's values, or an argument is invalid.
         """
         connected = self._connect(other, "join")
         sides = (
@@ -442,7 +452,8 @@ class KeyedStream:
     def process_batches(self, function: KeyedBatchFunction, *, uid: str) -> Stream:
         """Apply `function` to each Arrow batch with the states of all its keys at once.
 
-        Vectorised: as fast as what it does with columns. `uid` names the state in checkpoints.
+        Vectorised: its speed is that of the function's column operations. `uid` names the state in
+        checkpoints.
         """
         require_function_object(function, KeyedBatchFunction, "process_batches")
         work = ProcessBatches(self._key, function)
@@ -451,14 +462,15 @@ class KeyedStream:
     def running(
         self, *, uid: str, ttl: StateTtlConfig | None = None, **aggregates: Aggregate
     ) -> Stream:
-        """Add a column for each aggregate: its value over the key's records up to this one.
+        """Add a column for each aggregate: its value over the key's records so far.
 
-        Vectorised: many times as fast as `process` with a function that does the same. With `ttl`,
-        a key that has had no record for so long, by the clock of the slot, begins anew.
+        Vectorised: many times as fast as `process` with an equivalent function. The current record
+        is included. If a key has had no record for `ttl` by the slot's clock, its aggregates start
+        again.
 
         Raises:
-            ConfigError: There is no aggregate, a name is taken, a column cannot be aggregated, or
-                `ttl` asks for what has expired to be handed out.
+            ConfigError: There is no aggregate, a name is in use, a column cannot be aggregated, or
+                `ttl` allows expired values to be returned.
         """
         require_aggregates(aggregates, "running")
         check_running_ttl(ttl)
@@ -475,14 +487,14 @@ class KeyedStream:
     ) -> WindowedStream[Stream]:
         """Cut the records of each key into windows.
 
-        `time` is the column of event time (default: that of the source's watermarks). Windows in
-        event time are due when the watermark has come to their end. A record that comes later, by
-        no more than `allowed_lateness`, has its window emitted anew; a later one goes to the side
-        output `late`, or is left out.
+        `time` is the event-time column (default: the column of the source's watermarks). An
+        event-time window is due when the watermark reaches its end. For a record up to
+        `allowed_lateness` later, its window is emitted again. A record that is later still goes to
+        the side output `late`, or is dropped.
 
         Raises:
-            ConfigError: There is no such column, the sources have no watermarks, or `late` has
-                other columns than the stream.
+            ConfigError: The time column does not exist, the sources have no watermarks, or `late`
+                has other columns than the stream.
         """
         stream = window_input(self._graph, self._feeds, self._key, windows, time, late)
         lateness_ms = lateness_ms_of(windows, allowed_lateness)
@@ -502,7 +514,7 @@ class KeyedStream:
 
 
 class ConnectedStreams:
-    """Two streams whose records are to meet by key."""
+    """Two connected streams that still need a key."""
 
     def __init__(self, first: Stream, second: Stream) -> None:
         self._first = first
@@ -511,19 +523,19 @@ class ConnectedStreams:
     def key_by(
         self, first: str | Sequence[str], second: str | Sequence[str]
     ) -> KeyedConnectedStreams[Stream]:
-        """Bring the records of both to one subtask where `first` of one is `second` of the other.
+        """Group both streams by key: columns `first` of one equal columns `second` of the other.
 
-        Each is a column, or several.
+        Each is one column name, or several.
 
         Raises:
-            ConfigError: A column is not there, or their numbers or types differ.
+            ConfigError: A column does not exist, or the numbers or types of the columns differ.
         """
         keys = [(key,) if isinstance(key, str) else tuple(key) for key in (first, second)]
         return self._first.key_by(*keys[0]).connect(self._second.key_by(*keys[1]))
 
 
 class BroadcastConnectedStream:
-    """A stream, keyed or not, with one whose records come to every subtask."""
+    """A stream, keyed or not, that is connected with a broadcast stream."""
 
     def __init__(
         self,
@@ -541,7 +553,7 @@ class BroadcastConnectedStream:
     def process(self, function: BroadcastProcessFunction, *, uid: str) -> Stream:
         """Apply `function` to each record, and to each broadcast record in every subtask.
 
-        `uid` names the state in checkpoints: keep it, and the state is found again.
+        `uid` names the state in checkpoints. If you change it, the job no longer finds its state.
         """
         require_function_object(function, BroadcastProcessFunction, "connect(broadcast).process")
         schema = function.output_schema(self._feeds[0].schema, self._broadcast.feeds[0].schema)
@@ -566,7 +578,7 @@ def _check_key(columns: Sequence[str], schema: pa.Schema) -> None:
 
 
 def _advise_on_nested_key(column: str, schema: pa.Schema) -> str:
-    """Return how to key by a field of a struct, if `column` names one as "column.field"."""
+    """Return a hint how to key by a struct's field if `column` is "column.field", or ""."""
     outer, dot, field = column.partition(".")
     if not dot or outer not in schema.names or not pa.types.is_struct(schema.field(outer).type):
         return ""

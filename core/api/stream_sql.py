@@ -1,9 +1,8 @@
-"""SQL over the batches of a stream: projection, filter and unnest, row by row, by DataFusion.
+"""SQL over the batches of a stream with DataFusion: projection, filter and unnest of single rows.
 
-A batch is an accident: its rows came together by chance, and come in other company after a restart.
-So a query may look at one row at a time only. What it does is read off the plan that the engine has
-made of it, node by node; a plan with any other node (aggregate, sort, limit, join, window,
-subquery) is refused by that node's name.
+The grouping of rows into batches is arbitrary and differs after a restart. So a query may only
+compute from one row at a time. The engine's plan is checked node by node. A plan with any other
+node (aggregate, sort, limit, join, window, subquery) is refused with an error that names the node.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from onceflow.core.imports.extras import naming_extras
 
 _TABLE = "stream"
 _ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
-"""Nodes of a logical plan, besides the scan of the one table."""
+"""The nodes that a logical plan may have in addition to the scan of the table."""
 _PHYSICAL = frozenset(
     {
         *("CoalesceBatchesExec", "CooperativeExec", "DataSourceExec", "EmptyExec", "FilterExec"),
         *("PlaceholderRowExec", "ProjectionExec", "RepartitionExec", "UnnestExec"),
     }
 )
-"""The same of a physical plan, where subqueries inside of expressions show."""
+"""The nodes that a physical plan may have. It shows subqueries inside expressions."""
 _INSTEAD = {
     "Aggregate": "key_by(…).running(…) keeps aggregates of all records of a key",
     "Distinct": "key_by(…).process(…) can remember what has been there",
@@ -41,7 +40,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class StreamSql:
-    """A query over a stream of `schema`. Pickles as its text; the engine is made where it runs."""
+    """A query over a stream of `schema`. Pickles as text; each process creates its own engine."""
 
     query: str
     schema: pa.Schema
@@ -50,8 +49,8 @@ class StreamSql:
         """Return the schema of the result.
 
         Raises:
-            ConfigError: It is no query over `stream`, it needs more than one row at a time, or
-                there is no DataFusion here.
+            ConfigError: The query does not read `stream` or is invalid, it needs several rows at a
+                time, or DataFusion is not installed.
         """
         context = self._engine(_rows_of(self.schema))
         try:
@@ -65,14 +64,14 @@ class StreamSql:
         return pa.schema([field.with_type(_plain(field.type)) for field in made])
 
     def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield what the query makes of `rows`, in their order.
+        """Yield the query's result for `rows`, in their order.
 
         Raises:
-            OverflowError: An integer leaves its type, or a decimal has more digits than its type;
-                names the expression and both values, or the column and the value.
+            OverflowError: An integer overflows, or a decimal has more digits than its type. The
+                message names the expression and both values, or the column and the value.
         """
         context = self._context
-        # Planned anew for each batch: a plan holds the rows of the table that it was made for.
+        # Plan again for each batch, because a plan holds the rows of its table.
         context.deregister_table(_TABLE)
         context.register_record_batches(_TABLE, [[rows]])
         frame = self._plan(context)
@@ -96,10 +95,9 @@ class StreamSql:
     def _engine(self, rows: pa.RecordBatch) -> Any:
         with naming_extras():
             datafusion: Any = import_module("datafusion")
-        # One partition: several would be computed on threads of their own, and come back in any
-        # order.
+        # Use one partition: several partitions run on several threads and return in any order.
         settings = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(65_536)
-        # Columns are called what they are called; Spark, too, keeps their letters.
+        # Do not lower-case column names. Spark keeps their case, too.
         settings = settings.set("datafusion.sql_parser.enable_ident_normalization", "false")
         context = datafusion.SessionContext(settings)
         context.register_record_batches(_TABLE, [[rows]])
@@ -116,11 +114,12 @@ class StreamSql:
         scans = names.count("TableScan")
         strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
-            # Again after the optimizer, which turns some subqueries into joins.
+            # Check again after the optimizer, which turns some subqueries into joins.
             names = list(_logical_nodes(frame.optimized_logical_plan()))
             strange = [name for name in names if name not in _ROW_BY_ROW and name != "TableScan"]
         if not strange:
-            # Last, for a subquery inside of an expression is no node of a logical plan.
+            # Check the physical plan, because a logical plan does not show subqueries inside
+            # expressions.
             strange = self._strange_physical(frame)
         if strange:
             node = strange[0].removesuffix("Expr").removesuffix("Exec")
@@ -142,9 +141,9 @@ class StreamSql:
 
 
 def _require_digits(rows: pa.RecordBatch) -> None:
-    """Raise OverflowError unless each decimal has the digits of its type.
+    """Raise OverflowError if a decimal has more digits than its type.
 
-    DataFusion computes decimals in 128 bits, which hold some numbers of 39 digits.
+    DataFusion computes decimals in 128 bits, which can hold some numbers of 39 digits.
     """
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if holds(field.type, pa.types.is_decimal):
@@ -158,7 +157,7 @@ def _require_digits(rows: pa.RecordBatch) -> None:
 
 
 def _rows_of(schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch without rows."""
+    """Return an empty batch."""
     return pa.RecordBatch.from_pylist([], schema)
 
 
@@ -175,7 +174,7 @@ def _physical_nodes(plan: Any) -> Iterator[str]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that sinks know for one that only the engine uses inside."""
+    """Return the plain type for a view type, which sinks do not support."""
     if kind == pa.string_view():
         return pa.string()
     return pa.binary() if kind == pa.binary_view() else kind

@@ -1,4 +1,4 @@
-"""Shows a mistake of the user's program where the program made the call, without our own frames."""
+"""The shortening of tracebacks for user errors, so that they end at the user's own call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 def without_internal_frames(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return `call`, whose errors of domain "user" have no traceback of the engine.
+    """Wrap `call`, so that its errors of domain "user" have no traceback frames of the engine.
 
-    The error and its causes stay. A log line of level DEBUG has the whole traceback.
+    The error keeps its causes. A DEBUG log line has the whole traceback.
     """
 
     @wraps(call)
@@ -37,7 +37,7 @@ def without_internal_frames(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _shorten_cause(error: BaseException) -> BaseException | None:
-    """Return the first cause of `error` that is no earlier form of it, without tracebacks."""
+    """Return the first cause of another type, and remove the tracebacks of it and its causes."""
     cause = error.__cause__
     while cause is not None and type(cause) is type(error):
         cause = cause.__cause__

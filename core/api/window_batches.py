@@ -1,4 +1,4 @@
-"""Functions of many windows of two streams at once, whose records they get as Arrow batches."""
+"""Functions that process many windows of two streams at once, as Arrow batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from onceflow.core.state.keys.key_columns import Ints
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """The records that the windows of a batch have of one stream, sorted by window.
+    """The records of one stream in the windows of a batch, sorted by window.
 
-    Those of window w are the rows `firsts[w]` to `firsts[w] + counts[w] - 1`, in the order in which
-    they came.
+    Window w has the rows `firsts[w]` to `firsts[w] + counts[w] - 1`, in arrival order.
     """
 
     rows: pa.RecordBatch
@@ -29,42 +28,42 @@ class WindowRows:
     firsts: Ints
     """The first row of each window."""
     counts: Ints
-    """How many rows each window has; 0 where it has none of this stream."""
+    """The number of rows in each window; 0 if the window has no rows of this stream."""
 
     def spread(self, per_window: pa.Array | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each row the value of its window."""
+        """Return an array with, for each row, its window's element of `per_window`."""
         spread: npt.NDArray[Any] = np.repeat(np.asarray(per_window), self.counts)
         return spread
 
 
 @dataclass(frozen=True, slots=True)
 class CoGroupBatch:
-    """Windows of keys of two streams, numbered from 0.
+    """A batch of windows of two streams, numbered from 0.
 
-    No two of them have one key and one start. Those that are due together are sorted by their
-    start, and those that come again with late records are in the order of these.
+    Each combination of key and start appears once. Windows that are due together are sorted by
+    start. Windows that are emitted again are in the order of their late records.
     """
 
     keys: pa.RecordBatch
     """The key columns, named as in the left stream, with a row for each window."""
     starts_ms: Ints
-    """When each window begins, in milliseconds since 1970."""
+    """The start of each window, in milliseconds since 1970."""
     ends_ms: Ints
-    """When it ends (exclusive)."""
+    """The end of each window (exclusive), in milliseconds since 1970."""
     left: WindowRows
     right: WindowRows
 
     @property
     def window_count(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return len(self.starts_ms)
 
 
 class CoGroupBatchFunction(ABC):
-    """A function of all records of two streams in many windows, given as Arrow batches.
+    """A function of two streams that gets all records of many windows as Arrow batches.
 
-    Pickled to the slots, as a `KeyedFunction` is. Which windows are in one call is chance: what it
-    returns for a window must not depend on that.
+    Pickled to the slots, like a `KeyedFunction`. The grouping of windows into calls is arbitrary.
+    The result for a window must not depend on the other windows in the call.
     """
 
     @abstractmethod
@@ -72,22 +71,22 @@ class CoGroupBatchFunction(ABC):
         """Return the schema of the batches that `process` returns. Runs on the driver."""
 
     def open(self, state: OperatorAccess) -> None:  # noqa: B027 - optional hook
-        """Take hold of side outputs, metrics and states without a key; it has none of keys.
+        """Open side outputs, metrics and operator states. Keyed states are not available.
 
         Called once, after restore, before the first batch.
         """
 
     @abstractmethod
     def process(self, windows: CoGroupBatch) -> pa.RecordBatch | None:
-        """Return the records that follow from windows, in any number, or None for none of them.
+        """Return the output records of `windows`, or None for no output.
 
-        Each window is in one call when it is due, and in another for each record that comes within
-        the allowed lateness. Raising ends the attempt; the windows are processed again after the
+        Each window is passed once when it is due, and again for each late record within the allowed
+        lateness. An exception ends the attempt, and the windows are processed again after the
         restart.
         """
 
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
-        """Bring states up to date; `checkpoint` takes them as they are.
+        """Update the states. `checkpoint` stores them as they are when this returns.
 
         As in `ProcessFunction`.
         """
@@ -97,13 +96,13 @@ class CoGroupBatchFunction(ABC):
 
 
 class WindowBatches(CoGroupFunction):
-    """Stands for a function of batches where windows of two streams have a function."""
+    """An adapter that carries a `CoGroupBatchFunction` where a `CoGroupFunction` is expected."""
 
     def __init__(self, function: CoGroupBatchFunction) -> None:
         self.function = function
 
     def output_schema(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Return that of the function."""
+        """Return the output schema of the function."""
         return self.function.output_schema(left, right)
 
     def open(self, state: StateAccess) -> None:
@@ -113,11 +112,11 @@ class WindowBatches(CoGroupFunction):
     def process(
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
     ) -> Record:
-        """Refuse: the runtime calls the function itself."""
+        """Raise NotImplementedError: the runtime calls the batch function directly."""
         raise NotImplementedError
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Have the function do it."""
+        """Call the function's `snapshot_state`."""
         self.function.snapshot_state(checkpoint)
 
     def close(self) -> None:

@@ -1,14 +1,13 @@
-"""Windows that a function of the user's computes: one record at a time.
+"""Windows that a user function computes, one record at a time.
 
-A function of one stream or of two like any other, over value and map states and timers, so it
-survives what they do. Of each key it keeps its open windows, and for each of these what its records
-came to: the records, or an accumulator. What two sessions have kept stays in two parts when they
-become one. A window's parts of the first stream have numbers from 1, those of the second from -1
-down.
+Windows are built on value states, map states and timers, and are restored with them. For each key,
+state holds the open windows. For each window it holds the records or an accumulator. If two
+sessions merge, their contents stay in two parts of the merged window. Parts of the first stream
+have the numbers 1, 2, …; parts of the second have -1, -2, ….
 
-Invariants, for a window that is kept, and event time w of its key, which never goes back:
-    a timer is set for end - 1, and for end - 1 + lateness, where that is after w;  so a record that
-    is added to a known window needs no other
+Invariants, for an open window and its key's event time w, which never decreases:
+    a timer is set for end - 1 and for end - 1 + lateness, for each of the two that is after w. So
+        adding a record to a known window needs no new timer
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class TimeWindow:
 class ProcessWindowFunction(FunctionOfKeys, ABC):
     """A function of all records of a key and window, called when the window is due.
 
-    Pickled to the slots, as a `KeyedFunction` is.
+    Pickled to the slots, like a `KeyedFunction`.
     """
 
     @abstractmethod
@@ -74,17 +73,17 @@ class ProcessWindowFunction(FunctionOfKeys, ABC):
     def process(
         self, key: Any, window: TimeWindow, records: list[Record]
     ) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from the window, or None.
+        """Return the output records for the window, or None for no output.
 
-        `key` is the value of the key column, or a tuple of several. Called once when the window is
-        due, and again for each record that comes within the allowed lateness.
+        `key` is the value of the key column, or a tuple if there are several key columns. Called
+        once when the window is due, and again for each late record within the allowed lateness.
         """
 
 
 class CoGroupFunction(FunctionOfKeys, ABC):
-    """A function of all records of two streams that have one key and window.
+    """A function of all records of two streams in one key and window.
 
-    Called when the window is due. Pickled to the slots, as a `KeyedFunction` is.
+    Called when the window is due. Pickled to the slots, like a `KeyedFunction`.
     """
 
     @abstractmethod
@@ -95,39 +94,39 @@ class CoGroupFunction(FunctionOfKeys, ABC):
     def process(
         self, key: Any, window: TimeWindow, left: list[Record], right: list[Record]
     ) -> Record | Iterable[Record] | None:
-        """Return the record or records that follow from the window, or None.
+        """Return the output records for the window, or None for no output.
 
         One of the sides may be empty. As in `ProcessWindowFunction`.
         """
 
 
 class WindowContent(ABC):
-    """What is kept of a window's records, and what they come to."""
+    """The stored content of windows, and the computation of their results."""
 
     @abstractmethod
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return the schema of what windows emit."""
+        """Return the schema of the records that windows emit."""
 
     @abstractmethod
     def open(self, state: StateAccess) -> None:
-        """Take hold of the states."""
+        """Open the states."""
 
     @abstractmethod
     def add(self, part: int, count: int, record: Record) -> None:
-        """Keep the record number `count` of a part of the current key."""
+        """Add the record with number `count` to a part of a window of the current key."""
 
     @abstractmethod
     def result(
         self, key: Any, window: TimeWindow, parts: Mapping[int, int]
     ) -> Record | Iterable[Record] | None:
-        """Return what the records of the parts come to; `parts` has the count of each."""
+        """Return the result of the parts' records. `parts` maps a part to its number of records."""
 
     @abstractmethod
     def forget(self, parts: Mapping[int, int]) -> None:
-        """Keep nothing of the parts."""
+        """Remove the parts from the state."""
 
     def snapshot_state(self, checkpoint: int) -> None:  # noqa: B027 - optional hook
-        """Bring up to date what is not kept by key."""
+        """Update the operator states."""
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what `open` took."""
@@ -137,13 +136,13 @@ WindowFunctionT = TypeVar("WindowFunctionT", bound="ProcessWindowFunction | CoGr
 
 
 class KeptRecords(WindowContent, Generic[WindowFunctionT]):
-    """All records of a window, for a function of the user's: of one stream, or of each of two."""
+    """The stored records of windows, for a user function of one stream or two."""
 
     def __init__(self, function: WindowFunctionT, *schemas: pa.Schema) -> None:
-        """`schemas` are those of the records, one a stream.
+        """`schemas` are the record schemas, one for each stream.
 
         Raises:
-            ConfigError: Values of a column cannot be kept; names it.
+            ConfigError: State cannot hold the values of a column. The message names the column.
         """
         self.function = function
         self.schemas = schemas
@@ -151,19 +150,19 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
             _type_of_records(schema)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return that of the function."""
+        """Return the output schema of the function."""
         return self.function.output_schema(*inputs)
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of the states."""
+        """Open the states."""
         self.open_records(state)
-        # A column may be newer than the records that were kept.
+        # A column may have been added after a record was stored.
         self._nulls: list[Record] = [dict.fromkeys(schema.names) for schema in self.schemas]
         self._zones = [restore_zones(schema) for schema in self.schemas]
         self.function.open(state)
 
     def open_records(self, state: StateAccess) -> None:
-        """Take hold of the records alone, to read them by `list_records` and `forget` them."""
+        """Open only the state of records, for `list_records` and `forget`."""
         self._records: list[MapState[tuple[int, int], Record]] = [
             state.map_state(
                 MapStateDescriptor[Any, Any](name, tuple[int, int], _type_of_records(schema))
@@ -172,15 +171,15 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
         ]
 
     def add(self, part: int, count: int, record: Record) -> None:
-        """Keep the record."""
-        # False and True are 0 and 1: parts of the left stream are positive, those of the right
+        """Store the record."""
+        # False indexes the left stream and True the right: left parts are positive, right parts
         # negative.
         self._records[part < 0].put((part, count), record)
 
     def result(
         self, key: Any, window: TimeWindow, parts: Mapping[int, int]
     ) -> Record | Iterable[Record] | None:
-        """Return what the function makes of the records."""
+        """Return the function's result for the records."""
         records = [
             [
                 nulls | record | {name: zone(record.get(name)) for name, zone in zones.items()}
@@ -193,7 +192,7 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
         return self.function.process(key, window, *records)
 
     def list_records(self, parts: Mapping[int, int]) -> list[list[Record]]:
-        """Return the records of the current key's parts, by stream, as they were kept."""
+        """Return the stored records of the current key's parts, one list for each stream."""
         records: list[list[Record]] = [[] for _ in self.schemas]
         for part, count in parts.items():
             kept = self._records[part < 0]
@@ -205,12 +204,12 @@ class KeptRecords(WindowContent, Generic[WindowFunctionT]):
     def forget(self, parts: Mapping[int, int]) -> None:
         """Remove the records."""
         for part, count in parts.items():
-            # By number and not by listing the map: a listing reads all windows of the key.
+            # Remove by number. Listing the map would read all windows of the key.
             for number in range(count):
                 self._records[part < 0].remove((part, number))
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Have the function do it."""
+        """Call the function's `snapshot_state`."""
         self.function.snapshot_state(checkpoint)
 
     def close(self) -> None:
@@ -226,7 +225,7 @@ def _type_of_records(schema: pa.Schema) -> Any:
 
 
 class KeptAccumulators(WindowContent):
-    """An accumulator of a window's records; emitted with the key and the window."""
+    """The accumulators of windows, whose results are emitted with the key and the window."""
 
     def __init__(
         self,
@@ -241,26 +240,26 @@ class KeptAccumulators(WindowContent):
         self._type = accumulator_type
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return key, window and results."""
+        """Return the schema of key, window and results."""
         return self._schema
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of the states."""
+        """Open the states."""
         descriptor = MapStateDescriptor[Any, Any]("onceflow.window-accumulators", int, self._type)
         self._kept: MapState[int, Any] = state.map_state(descriptor)
 
     def add(self, part: int, count: int, record: Record) -> None:
         """Add the record to the part's accumulator."""
-        # The first record of a part: nothing is kept under its number yet.
+        # The first record of a part has no stored accumulator yet.
         before = self._kept.get(part) if count else self._function.create_accumulator()
         self._kept.put(part, self._function.add(record, before))
 
     def result(self, key: Any, window: TimeWindow, parts: Mapping[int, int]) -> Record:
-        """Return the result of all parts' accumulators as one."""
+        """Return the result of the merged accumulators of all parts."""
         first, *others = (self._kept.get(part) for part in parts)
         for other in others:
             first = self._function.merge(first, other)
-        # A key of one column comes as its value, of several as a tuple.
+        # A key of one column is its value; a key of several columns is a tuple.
         keys = key if len(self._key) > 1 else (key,)
         made: Record = dict(zip(self._key, keys, strict=True))
         made |= {"window_start": window.start_ms, "window_end": window.end_ms}
@@ -273,18 +272,18 @@ class KeptAccumulators(WindowContent):
 
 
 OpenWindow: TypeAlias = tuple[int, int, dict[int, int]]
-"""Start, end, and how many records each part has."""
+"""The start, the end, and the number of records of each part."""
 OPEN_WINDOWS = ValueStateDescriptor[Any]("onceflow.windows", list[OpenWindow])
-"""The windows of a key that are not over."""
+"""The open windows of a key."""
 
 
 @dataclass(frozen=True)
 class WindowInput:
-    """A stream whose records come into windows."""
+    """A stream that is divided into windows."""
 
     key: tuple[str, ...]
     time: str | None
-    """The column of event time; None: by the clock."""
+    """The column of event time, or None for processing time."""
     late: OutputTag | None = None
 
 
@@ -306,7 +305,7 @@ class WindowsOfRecords:
         self._late = [LateRecords(whose, why, one.late) for one in inputs]
 
     def open(self, state: StateAccess) -> None:
-        """Take hold of the states."""
+        """Open the states."""
         self._panes: PaneWindows | None = None
         if isinstance(self.windows, EventTimeSessionWindows):
             self._gap_ms = self.windows.gap_ms
@@ -319,7 +318,7 @@ class WindowsOfRecords:
         self._content.open(state)
 
     def _take(self, record: Record, number: int = 0) -> list[Record]:
-        """Add a record of input `number` to its windows; return what those due before emit."""
+        """Add a record of input `number` to its windows. Return the output of windows past due."""
         one, now = self._inputs[number], self._now()
         before = self._open.get() or []
         windows, mine = self._assign_windows(before, self._at(record, one), now)
@@ -329,26 +328,25 @@ class WindowsOfRecords:
         made: list[Record] = []
         for window in mine:
             _, end, parts = window
-            # Sessions that were joined keep their parts; the record goes into the newest. Records
-            # of the right stream are under the negative number.
+            # Merged sessions keep their parts, and the record goes into the newest part. Records of
+            # the right stream use the negative number.
             part = next(part for part in reversed(parts) if part > 0) * (-1 if number else 1)
             count = parts.get(part, 0)
             self._content.add(part, count, record)
             parts[part] = count + 1
-            # Within the allowed lateness: the window was emitted before, and is emitted again with
-            # this record. `end - 1` is the last millisecond that belongs to it.
+            # The record is within the allowed lateness: the window was emitted before and is
+            # emitted again. `end - 1` is the last millisecond of the window.
             if end - 1 <= now:
                 self._emit(_key_of(record, one), window, made)
         self._open.set(windows)
         return made
 
     def on_timer(self, timer: Timer) -> list[Record]:
-        """Return what the windows emit that are due; forget those that are over."""
+        """Return the output of windows that are due, and remove windows that have expired."""
         made: list[Record] = []
         left: list[OpenWindow] = []
         for window in self._open.get() or []:
-            # One timer may be that of several windows: the end of one may be the end of another's
-            # lateness.
+            # Several windows may share a timer: one may end when the lateness of another ends.
             due_ms = window[1] - 1
             if due_ms == timer.at_ms:
                 self._emit(timer.key, window, made)
@@ -356,12 +354,12 @@ class WindowsOfRecords:
                 self._content.forget(window[2])
             else:
                 left.append(window)
-        # None removes the state: a key without open windows takes no room.
+        # None removes the state, so a key without open windows needs no space.
         self._open.set(left or None)
         return made
 
     def snapshot_state(self, checkpoint: int) -> None:
-        """Have the content do it."""
+        """Call the content's `snapshot_state`."""
         self._content.snapshot_state(checkpoint)
 
     def close(self) -> None:
@@ -371,14 +369,14 @@ class WindowsOfRecords:
     def _assign_windows(
         self, windows: list[OpenWindow], at: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
-        """Return the key's windows with those of a record at `at`, and the latter alone."""
+        """Return all windows of the key and the windows of a record at `at`. Add missing ones."""
         if self._panes is None:
             return self._merge_sessions(windows, at, at + self._gap_ms, now)
         mine: list[OpenWindow] = []
         placed = list(windows)
         for end in self._panes.ends_of((at - self._panes.offset_ms) // self._panes.pane_ms):
-            # Over: its records are forgotten, and the record is late for this window, if perhaps
-            # not for the next.
+            # This window has expired, so the record is late for it. It may be in time for a later
+            # window.
             if end - 1 + self.lateness_ms <= now:
                 continue
             known = next((window for window in windows if window[1] == end), None)
@@ -392,17 +390,17 @@ class WindowsOfRecords:
     def _merge_sessions(
         self, windows: list[OpenWindow], start: int, end: int, now: int
     ) -> tuple[list[OpenWindow], list[OpenWindow]]:
-        """Return the key's sessions with the one of a record, which may join several."""
-        # Those that only touch are joined too: as in Flink, windows meet when the end of one is the
-        # start of the other.
+        """Return the key's sessions after adding a record, and the record's session."""
+        # As in Flink, sessions also merge if the end of one is the start of the other.
         joined = [one for one in windows if one[0] <= end and start <= one[1]]
         others = [one for one in windows if one not in joined]
         first = min([start, *(one[0] for one in joined)])
         last = max([end, *(one[1] for one in joined)])
-        # Judged after joining: a late record that extends an open session is not too late.
+        # Test for lateness after merging: a late record that extends an open session is not too
+        # late.
         if last - 1 + self.lateness_ms <= now:
             return windows, []
-        # Only the numbers of parts are merged. Their records stay where they are: nothing is moved.
+        # Only the part numbers are merged. The stored records are not moved.
         parts = {part: count for one in joined for part, count in one[2].items()}
         session = (first, last, parts or {_new_part(windows): 0})
         if last not in (one[1] for one in joined):
@@ -413,14 +411,15 @@ class WindowsOfRecords:
         return [*others, session], [session]
 
     def _register(self, end: int, now: int) -> None:
-        # The first timer emits the window, the second forgets it; without lateness they are one.
+        # The first timer emits the window, the second removes it. Without lateness both are the
+        # same.
         for moment in {end - 1, end - 1 + self.lateness_ms}:
             if moment > now:
                 self._register_at(moment)
 
     @property
     def by_clock(self) -> bool:
-        """Whether the windows are in processing time."""
+        """True if the windows are in processing time."""
         return isinstance(self.windows, TumblingProcessingTimeWindows)
 
     def _register_at(self, moment: int) -> None:
@@ -430,8 +429,8 @@ class WindowsOfRecords:
             self._timers.register_event_time_timer(moment)
 
     def _unregister(self, end: int, others: Sequence[OpenWindow]) -> None:
-        """Forget the timers of a session that has become longer, unless another needs them."""
-        # Timers of one moment are one timer, whichever window has registered it.
+        """Delete the timers of an extended session, except those that other sessions need."""
+        # Windows that register a timer for the same moment share the timer.
         needed = {one[1] - 1 + more for one in others for more in (0, self.lateness_ms)}
         for moment in {end - 1, end - 1 + self.lateness_ms} - needed:
             self._timers.delete_event_time_timer(moment)
@@ -456,19 +455,20 @@ class WindowedFunction(WindowsOfRecords, KeyedFunction):
     """The windows of one stream."""
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Return that of the content."""
+        """Return the output schema of the content."""
         return self._content.output_schema(input_schema)
 
     def process(self, record: Record) -> list[Record]:
-        """Add the record to its windows; return what those emit that were due before."""
+        """Add the record to its windows. Return the output of windows that were already due."""
         return self._take(record)
 
 
 class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
     """The windows of two streams with one key.
 
-    This class computes sessions and windows by the clock. Those of one size in event time are known
-    before any record: the runtime computes them a batch at a time, see `window_joins`.
+    This class computes sessions and windows in processing time. Tumbling and sliding windows in
+    event time have bounds that do not depend on records, so the runtime computes them in batches.
+    See `window_joins`.
     """
 
     def __init__(
@@ -485,19 +485,19 @@ class CoWindowedFunction(WindowsOfRecords, CoProcessFunction):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the windows are computed a batch at a time."""
+        """True if the windows are computed in batches."""
         return isinstance(self.windows, (TumblingEventTimeWindows, SlidingEventTimeWindows))
 
     def output_schema(self, first: pa.Schema, second: pa.Schema) -> pa.Schema:
-        """Return that of the content."""
+        """Return the output schema of the content."""
         return self._content.output_schema(first, second)
 
     def process_1(self, record: Record) -> list[Record]:
-        """Add a record of the left stream to its windows, as `WindowedFunction.process` does."""
+        """Add a record of the left stream to its windows, like `WindowedFunction.process`."""
         return self._take(record)
 
     def process_2(self, record: Record) -> list[Record]:
-        """Add a record of the right stream."""
+        """Add a record of the right stream to its windows."""
         return self._take(record, 1)
 
 

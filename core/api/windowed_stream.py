@@ -1,4 +1,4 @@
-"""What may be computed for each key and window of a stream."""
+"""The methods of a windowed stream, which compute results for each key and window."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lateness_ms_of(windows: WindowAssigner, allowed_lateness: float | str) -> in
     """Return the allowed lateness in milliseconds.
 
     Raises:
-        ConfigError: It is no duration, or not for such windows.
+        ConfigError: It is not a duration, or these windows do not allow lateness.
     """
     lateness_ms = round(seconds_of(allowed_lateness, setting="allowed_lateness") * 1000)
     if lateness_ms and isinstance(windows, TumblingProcessingTimeWindows):
@@ -55,10 +55,11 @@ def window_input(
     late: OutputTag | None,
     parameters: tuple[str, str] = ("time", "late"),
 ) -> WindowInput:
-    """Return what `feeds` are to windows; `parameters` name those of `time` and `late`.
+    """Return the window input of `feeds`. `parameters` name `time` and `late` in errors.
 
     Raises:
-        ConfigError: There is no such column of event time, or `late` has other columns.
+        ConfigError: The event-time column does not exist, or `late` has other columns than the
+            stream.
     """
     schema = feeds[0].schema
     check_late(late, schema, parameters[1])
@@ -87,7 +88,7 @@ class WindowedStream(Generic[StreamT]):
         lateness_ms: int,
         stream: WindowInput,
     ) -> None:
-        """`then` adds an operator with a uid and a schema to the keyed stream, and returns it."""
+        """`then` adds an operator to the keyed stream and returns the stream of its output."""
         self._then = then
         self._schema = schema
         self._windows: WindowAssigner = windows
@@ -96,10 +97,10 @@ class WindowedStream(Generic[StreamT]):
         self._key = stream.key
 
     def aggregate(self, *, uid: str, **aggregates: Aggregate) -> StreamT:
-        """Return a record for each key and window that has any: key, window and aggregates.
+        """Emit one record for each key and window that has records: key, window and aggregates.
 
-        Its columns are the key's, `window_start` and `window_end` (exclusive), and one for each
-        aggregate. Vectorised, as `running` is. `uid` names the state in checkpoints.
+        The columns are the key columns, `window_start`, `window_end` (exclusive), and one column
+        for each aggregate. Vectorised, like `running`. `uid` names the state in checkpoints.
         """
         schema = self._schema
         if not aggregates:
@@ -125,11 +126,11 @@ class WindowedStream(Generic[StreamT]):
         uid: str,
         accumulator_type: TypeSpec = Any,
     ) -> StreamT:
-        """Return a record for each key and window: key, window and what `function` makes of it.
+        """Emit one record for each key and window: key, window and the result of `function`.
 
-        `function` is given each record, and its result is a dict with the columns of `schema`. Of
-        a window its accumulator alone is kept, as `accumulator_type`: without one, decimals and
-        times may come back as text. Sessions need its `merge`.
+        `function` gets each record, and its result is a dict with the columns of `schema`. State
+        holds only the accumulator of a window, as `accumulator_type`. Without `accumulator_type`,
+        decimals and times may be restored as text. Session windows call `function.merge`.
         """
         require_function_object(function, AggregateFunction, "aggregate_by")
         results = {field.name: field.type for field in schema_of(schema)}
@@ -138,7 +139,7 @@ class WindowedStream(Generic[StreamT]):
         return self._each_record(content, uid)
 
     def process(self, function: ProcessWindowFunction, *, uid: str) -> StreamT:
-        """Return what `function` makes of all records of each key and window, which are kept."""
+        """Apply `function` to all records of each key and window. The state holds all records."""
         require_function_object(function, ProcessWindowFunction, "window(…).process")
         return self._each_record(KeptRecords(function, self._schema), uid)
 

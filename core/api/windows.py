@@ -1,4 +1,4 @@
-"""Windows: how the records of a key are cut by time, as Flink names it."""
+"""Window assigners, which divide the records of a key by time. The names are those of Flink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _ms(duration: float | str, setting: str) -> int:
 
 
 def _offset_ms(offset: float | str) -> int:
-    """Return an offset, which may be negative: that of a zone east of Greenwich, such as -8 h."""
+    """Return an offset in ms. It is negative for zones east of Greenwich, such as -8 h."""
     if isinstance(offset, str):
         if offset.lstrip().startswith("-"):
             return -_ms(offset.strip()[1:], "offset")
@@ -36,10 +36,10 @@ def _length_ms(duration: float | str, setting: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TumblingEventTimeWindows:
-    """Windows of one size, side by side: `TumblingEventTimeWindows("1 min")`.
+    """Adjacent windows of equal size: `TumblingEventTimeWindows("1 min")`.
 
-    They begin at whole multiples of `size` since 1970 (UTC), shifted by `offset`, which may be
-    negative: days of China begin at `offset="-8 h"`.
+    They start at whole multiples of `size` since 1970 (UTC), shifted by `offset`. `offset` may be
+    negative: for days in China use `offset="-8 h"`.
     """
 
     size: float | str
@@ -52,7 +52,7 @@ class TumblingEventTimeWindows:
 
 @dataclass(frozen=True, slots=True)
 class SlidingEventTimeWindows:
-    """Windows that overlap: of one `size`, one beginning every `slide`, shifted by `offset`."""
+    """Overlapping windows of length `size`. One starts every `slide`, shifted by `offset`."""
 
     size: float | str
     slide: float | str
@@ -70,7 +70,7 @@ class SlidingEventTimeWindows:
 
 @dataclass(frozen=True, slots=True)
 class TumblingProcessingTimeWindows:
-    """Windows side by side, by the clock of the slot's machine when a record is processed."""
+    """Adjacent windows in processing time, by the slot's clock when it processes a record."""
 
     size: float | str
     offset: float | str = 0
@@ -82,7 +82,7 @@ class TumblingProcessingTimeWindows:
 
 @dataclass(frozen=True, slots=True)
 class EventTimeSessionWindows:
-    """Windows of activity: one ends when its key has had no record for `gap`."""
+    """Session windows. A session ends when its key has had no record for `gap`."""
 
     gap: float | str
 
@@ -98,12 +98,12 @@ class EventTimeSessionWindows:
 PaneAssigner: TypeAlias = (
     TumblingEventTimeWindows | SlidingEventTimeWindows | TumblingProcessingTimeWindows
 )
-"""Those whose windows are known before any record."""
+"""The assigners whose window bounds do not depend on the records."""
 WindowAssigner: TypeAlias = PaneAssigner | EventTimeSessionWindows
 
 
 def pane_windows(windows: PaneAssigner, lateness_ms: int) -> PaneWindows:
-    """Return the windows by panes."""
+    """Return the windows divided into panes."""
     size_ms, offset_ms = _ms(windows.size, "size"), _offset_ms(windows.offset)
     slide_ms = size_ms
     if isinstance(windows, SlidingEventTimeWindows):
@@ -117,12 +117,12 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 def window_schema(
     schema: pa.Schema, key: Sequence[str], time: str | None, results: Mapping[str, pa.DataType]
 ) -> pa.Schema:
-    """Return the columns of windows: the key, where each begins and ends, and the results.
+    """Return the schema of emitted windows: the key, the start, the end, and the results.
 
-    The moments have the zone of the event time, UTC where that has none to say.
+    Start and end have the time zone of the event-time column, or UTC if it is not a timestamp.
 
     Raises:
-        ConfigError: A name is there twice, or a key's type cannot be that of windows.
+        ConfigError: Two columns have the same name, or windows cannot have a key of this type.
     """
     names = [*key, *WINDOW_COLUMNS, *results]
     twice = sorted({name for name in names if names.count(name) > 1})
