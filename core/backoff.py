@@ -1,9 +1,9 @@
-"""Pauses between the tries of one call to a server that is not available, up to a deadline.
+"""The pauses between retries of one call to an unavailable server, up to a deadline.
 
-Connections, requests and reads use it, inside one operation. It does not decide when a commit is
-tried again (`core.commit.retries`), or when a failed job is restarted (`core.protocol.restart`).
+Connections, requests and reads use it within one operation. Retries of commits are in
+`core.commit.retries`. Restarts of a failed job are in `core.protocol.restart`.
 
-A loop asks, and between two tries says `pause`; when that returns False its time is up:
+A loop calls `pause` between two tries. `pause` returns False when the time is up:
 
     backoff = Backoff(until=time.monotonic() + timeout_s)
     while True:
@@ -21,33 +21,34 @@ import time
 
 FIRST_S = 0.02
 LONGEST_S = 1.0
-"""The first and the longest pause: short, so that a server is used soon after it is there."""
+"""The first and the longest pause. They are short, so that a server is used soon after it is
+available."""
 JITTER = random.SystemRandom()
-"""Not the module's own generator: a pause must not change the numbers that a program draws after
-it has set a seed, and processes that are forked must not draw alike."""
+"""A separate generator. Pauses must not change the random numbers of a program that has set a seed,
+and forked processes must not draw equal numbers."""
 
 
 class Backoff:
-    """The tries of one call, by the monotonic clock; used by one thread.
+    """The retries of one call, timed by the monotonic clock. Used by one thread.
 
-    Each pause is twice the one before, up to `longest_s`, less a random part of up to a half: of
-    many who wait for one server, not all come back at one moment.
+    Each pause is twice the previous one, up to `longest_s`, minus a random part of up to a half. So
+    clients that wait for the same server do not all retry at the same moment.
     """
 
     def __init__(
         self, *, until: float, first_s: float = FIRST_S, longest_s: float = LONGEST_S
     ) -> None:
-        """Begin; `until` is a time of `time.monotonic` at which nobody tries any more."""
+        """Start. `until` is the deadline in the time of `time.monotonic`."""
         self._until = until
         self._pause_s = first_s
         self._longest_s = longest_s
 
     def call_s(self, longest_s: float) -> float:
-        """Return how long the next try may take: what is left, and `longest_s` at most."""
+        """Return the timeout of the next try: the remaining time, but at most `longest_s`."""
         return max(0.1, min(longest_s, self._until - time.monotonic()))
 
     def pause(self) -> bool:
-        """Return True when it is time for the next try; False, at once, when there is none left."""
+        """Sleep and return True, or return False at once if the pause would pass the deadline."""
         pause_s = self._pause_s * JITTER.uniform(0.5, 1.0)
         if time.monotonic() + pause_s > self._until:
             return False

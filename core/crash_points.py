@@ -1,44 +1,45 @@
-"""Named places at which a test may have this process killed, exactly there and exactly once.
+"""The named points in the code at which a test can kill this process, exactly once.
 
-A crash is data: a test puts an empty file named after the point into the directory that
-`ONCEFLOW_CRASH_POINTS` names; the first process to reach the point removes the file and kills
-itself with SIGKILL, so nothing is flushed, closed or said. Unset, as in production, a point costs
-one look into the environment. Each death is recorded in the directory `ONCEFLOW_CRASH_DEATHS`.
+To arm a point, a test creates an empty file with the point's name in the directory
+`ONCEFLOW_CRASH_POINTS`. The first process that reaches the point removes the file and kills itself
+with SIGKILL. So it flushes, closes and sends nothing. If the variable is not set, as in production,
+a point costs one look-up in the environment. Each death is recorded in the directory
+`ONCEFLOW_CRASH_DEATHS`.
 
-    write       a sink has taken a batch of the checkpoint
-    flushed     all rows of the checkpoint are at the database, nothing is prepared
+    write       a sink has received a batch of the checkpoint
+    flushed     all rows of the checkpoint are sent to the database, nothing is prepared
     prepared    the transaction is prepared, the ack not sent
     acked       the ack is sent
-    logged      the driver has written the decision and told nobody
+    logged      the driver has written the decision and notified no slot
     commit      a committer is about to commit
-    committed   the database has committed, nobody has heard
+    committed   the database has committed, the slot has not reported it
     replied     the slot has reported that all is committed
 
-Every job passes these, except the two of a source that is told of new splits:
+Every job passes these points. A source that gets new splits passes two more:
 
-    offered     they are offered to a subtask, and in no checkpoint
-    decided     a decision holds them, and nothing of them is read
+    offered     the splits are offered to a subtask, and are in no checkpoint
+    decided     a decision contains the splits, and no row of them is read
 
-one of sinks that begin a commit before its decision:
+Sinks that begin a commit before its decision pass one:
 
-    begun       the commit is begun, and the decision has not come
+    begun       the commit has begun, and the decision has not arrived
 
-three of checkpoints whose barriers overtake rows:
+Checkpoints whose barriers overtake rows pass three:
 
-    overtaken   a subtask has forwarded the barrier ahead of rows, and none of them is in storage
-    persisted   they are in storage, the ack not sent
-    replayed    a restored subtask holds its part of them, and has taken none
+    overtaken   a subtask has forwarded the barrier ahead of rows, and no row is stored yet
+    persisted   the rows are stored, the ack is not sent
+    replayed    a restored subtask has loaded its part of the rows, and has processed none
 
-three of a driver that starts a job from a savepoint:
+A driver that starts a job from a savepoint passes three:
 
     imported    the staged rows of the savepoint are in the job's storage
     copied      the state of the savepoint is in the job's storage, too
-    restored    the log has the decision that begins the job, and a claimed savepoint is still there
+    restored    the log has the first decision, and a claimed savepoint is not deleted yet
 
-and two of batches that Spark writes, on the driver before the tasks:
+Batches that Spark writes pass two, on the driver before the tasks:
 
-    claimed     the batch has its attempt, older ones are fenced, and nothing is settled
-    settled     what older attempts left is committed or rolled back
+    claimed     the batch has its attempt, older attempts are fenced but not yet resolved
+    settled     transactions of older attempts are committed or rolled back
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
 )  # fmt: skip
 
 SINK_POINTS: tuple[CrashPoint, ...] = ("flushed",)
-"""The points that the writer of a sink passes, if its author calls `reach` there. The engine passes
-all others."""
+"""The points that a sink's writer reaches if its author calls `reach`. The engine calls it for all
+other points."""
 
 VARIABLE = "ONCEFLOW_CRASH_POINTS"
 """The environment variable with the directory in which a test arms points."""
@@ -71,7 +72,7 @@ DEATHS_VARIABLE = "ONCEFLOW_CRASH_DEATHS"
 
 
 def reach(point: CrashPoint) -> None:
-    """Pass `point`, or end this process here if a test has asked for it."""
+    """Kill this process if a test has armed `point`."""
     directory = os.environ.get(VARIABLE)
     if directory is None:
         return
@@ -84,9 +85,9 @@ def reach(point: CrashPoint) -> None:
 
 
 def record_death(point: CrashPoint) -> None:
-    """Leave a file `<point>.<process id>.<time>` where the environment asks for it.
+    """Create the file `<point>.<process id>.<time>` in the directory of ONCEFLOW_CRASH_DEATHS.
 
-    Tests count these files, so that no test of a crash passes without a crash. The file is there
+    Tests count these files, so that a crash test cannot pass without a crash. The file exists
     before the process dies. A test that interrupts a call in its own process calls this, too.
     """
     directory = os.environ.get(DEATHS_VARIABLE)

@@ -1,45 +1,46 @@
-"""Every error that onceflow raises on purpose.
+"""The errors that onceflow raises on purpose.
 
     OnceflowError                       .domain user|external|internal   .retry never|checkpoint|job
     ├── ConfigError                     user, never
-    │   ├── MissingExtra                user, never: a package that an extra installs is not there
-    │   ├── PreparedLimitReached        user, never: a server holds so many transactions and no more
-    │   ├── SavepointRefused            user, never: the job cannot begin from it
+    │   ├── MissingExtra                user, never: a package of an extra is not installed
+    │   ├── PreparedLimitReached        user, never: a server's limit of prepared transactions
+    │   ├── SavepointRefused            user, never: the job cannot start from it
     │   ├── SettingsRefused             external, never: a server or machine does not accept them
-    │   ├── StagingMissing              user, never: rows must wait in files, and nothing says where
-    │   └── StorageBehind               user, never: a target has more than the decision log knows
+    │   ├── StagingMissing              user, never: rows need a staging directory, and none is set
+    │   └── StorageBehind               user, never: a target is ahead of the decision log
     ├── CheckpointError
     │   ├── CheckpointAborted           external, checkpoint
-    │   ├── CheckpointCorrupt           external, never: a file is not what was written
+    │   ├── CheckpointCorrupt           external, never: the content of a file is damaged
     │   ├── Fenced                      external, never: a newer attempt owns the job
-    │   └── SavepointFailed             external, never: it is not there, whatever the job does
+    │   └── SavepointFailed             external, never: the savepoint was not taken
     ├── StorageError                    external, job
     ├── SourceError                     external, job
     │   ├── OffsetOutOfRange            external, never: names the gap
     │   ├── BadRecord                   user, never: names topic, partition and offset
-    │   ├── DataFrameFailed             user, never: Spark could not evaluate what is to be read
+    │   ├── DataFrameFailed             user, never: Spark could not evaluate the DataFrame
     │   └── SourceUnavailable           external, job
     ├── SinkError                       external, job
     │   ├── BadRow                      user, never: names column and value
-    │   ├── PreCommitFailed             external, job: nothing of this checkpoint is durable
-    │   │   └── TargetRefused           user, job: every attempt is refused alike
-    │   ├── CommitFailed                external, job: still prepared
-    │   ├── CommitOutcomeUnknown        external, job: the target must be asked again
-    │   ├── PreparedTransactionLost     external, never: rows lost behind our back
-    │   └── DecisionForgotten           external, never: in doubt, and older than the log's memory
+    │   ├── PreCommitFailed             external, job: the checkpoint's rows are not durable
+    │   │   └── TargetRefused           user, job: the target refuses every attempt
+    │   ├── CommitFailed                external, job: the transaction is still prepared
+    │   ├── CommitOutcomeUnknown        external, job: the next attempt queries the target
+    │   ├── PreparedTransactionLost     external, never: rolled back from outside, rows lost
+    │   └── DecisionForgotten           external, never: in doubt, and no longer in the decision log
     ├── StateError
     │   ├── StateCorrupt                external, never
     │   ├── StateIncompatible           user, never: restored with another type or max parallelism
     │   └── BadStateValue               user, job: a key or value does not fit the state
     ├── MessageCorrupt                  internal, never: driver and slots run different versions
     ├── SlotLost                        external, job
-    ├── SparkStopped                    external, never: the session is gone; another must be made
-    ├── SlotFailed                      internal, job: something raised another error
+    ├── SparkStopped                    external, never: the session has ended; create another
+    ├── SlotFailed                      internal, job: an unexpected error in a slot
     └── UserFunctionError               user, job: a function of the pipeline raised
 InvariantViolation                      our bug; see protocol.invariant
 
-Each pickles, because an error of a slot crosses a process to reach the driver. A message says what
-failed, both values, which checkpoint, transaction or partition, and what to do.
+Every error can be pickled, because slots send errors to the driver. A message has the failed
+operation, the expected and the actual value, the checkpoint, transaction or partition, and the
+remedy.
 """
 
 from __future__ import annotations
@@ -54,62 +55,62 @@ Retry = Literal["never", "checkpoint", "job"]
 
 
 class OnceflowError(Exception):
-    """The root: `except OnceflowError` catches everything that is not a bug of onceflow."""
+    """The base class. `except OnceflowError` catches all errors except bugs of onceflow."""
 
     domain: ClassVar[Domain] = "internal"
     retry: ClassVar[Retry] = "job"
-    """What may be tried again: nothing, the next checkpoint, or a new attempt of the job.
-
-    That is for a first start. What follows once the job has run is in `protocol.error_rules`.
+    """The possible retry: none, the next checkpoint, or a new attempt of the job. This holds for a
+    first start. For a job that has already run, see `protocol.error_rules`.
     """
 
     def __init__(self, message: str, *, fingerprint: str = "") -> None:
-        """Keep `fingerprint`: equal when the same mistake is made again, empty for no mistake."""
-        # A message may quote a record, a file name or what a server says of them.
+        """`fingerprint` is equal if the same user error repeats, and empty for other errors."""
+        # A message may quote a record, a file name or a server's error text.
         super().__init__(escape_terminal_codes(message))
         self.fingerprint = fingerprint
 
 
 class ConfigError(OnceflowError):
-    """Raised when a setting is wrong, or a target does not fit it any more."""
+    """Raised when a setting is wrong, or a target no longer fits it."""
 
     domain: ClassVar[Domain] = "user"
     retry = "never"
 
 
 class MissingExtra(ConfigError, ImportError):
-    """Raised when a package is not installed here that one of onceflow's extras installs."""
+    """Raised when a package of one of onceflow's extras is not installed."""
 
 
 class PreparedLimitReached(ConfigError):
-    """Raised when a server is not set up to hold all transactions that are to be prepared."""
+    """Raised when a server's configuration allows too few prepared transactions."""
 
     def __init__(self, message: str, *, room: int = 0) -> None:
-        """Keep `room`: how many it can hold for those that write together."""
+        """`room` is the number of transactions that the server can hold for all writers."""
         super().__init__(message)
         self.room = room
 
 
 class SavepointRefused(ConfigError):
-    """Raised when a job cannot begin from a savepoint without losing or doubling rows."""
+    """Raised when a start from a savepoint would lose rows or write rows a second time."""
 
 
 class SettingsRefused(ConfigError):
-    """Raised when a server or a machine does not accept the settings, and may accept them later.
+    """Raised when a server or a machine does not accept the settings, but may accept them later.
 
-    A host name that does not resolve, a refused password, certificate or right, too few free task
-    slots: the settings may be right. Once the job has run with them, a restart tries again.
+    Examples: a host name does not resolve, a password, certificate or permission is refused, or too
+    few task slots are free. The settings may still be right. If the job has already run with them,
+    a restart tries again.
     """
 
     domain = "external"
 
 
 class StagingMissing(ConfigError):
-    """Raised when rows must wait in files until they are decided, and nothing says where."""
+    """Raised when rows must be staged in files until their decision, and no directory is set."""
 
 
 class StorageBehind(ConfigError):
-    """Raised when a target has committed what the decision log does not know: it is an old copy."""
+    """Raised when a target has commits that the decision log lacks: the log is an old copy."""
 
 
 class CheckpointError(OnceflowError):
@@ -119,49 +120,49 @@ class CheckpointError(OnceflowError):
 
 
 class CheckpointAborted(CheckpointError):
-    """Raised when a checkpoint was given up; the stream goes on."""
+    """Raised when a checkpoint was aborted. The stream continues."""
 
     retry = "checkpoint"
 
 
 class CheckpointCorrupt(CheckpointError):
-    """Raised when a file of a checkpoint or of the decision log is not what was written."""
+    """Raised when a file of a checkpoint or of the decision log is damaged or missing."""
 
     retry = "never"
 
 
 class Fenced(CheckpointError):
-    """Raised when a newer attempt owns the job: this one stops and commits nothing more."""
+    """Raised when a newer attempt owns the job. The older one stops and commits nothing more."""
 
     retry = "never"
 
 
 class SavepointFailed(CheckpointError):
-    """Raised when a savepoint that was asked for was not taken."""
+    """Raised when a requested savepoint was not taken."""
 
     retry = "never"
 
 
 class StorageError(OnceflowError):
-    """Raised when checkpoint storage cannot be read or written (full, gone, not permitted)."""
+    """Raised when checkpoint storage cannot be read or written (full, missing, not permitted)."""
 
     domain = "external"
 
 
 class SourceError(OnceflowError):
-    """Raised when a source cannot go on."""
+    """Raised when a source cannot continue."""
 
     domain: ClassVar[Domain] = "external"
 
 
 class OffsetOutOfRange(SourceError):
-    """Raised when records that were to be read are gone; names the gap."""
+    """Raised when records were deleted before they were read. The message names the gap."""
 
     retry = "never"
 
 
 class BadRecord(SourceError):
-    """Raised when a record cannot be decoded; names topic, partition and offset."""
+    """Raised when a record cannot be decoded. The message names topic, partition and offset."""
 
     domain = "user"
     retry = "never"
@@ -179,26 +180,26 @@ class SourceUnavailable(SourceError):
 
 
 class SinkError(OnceflowError):
-    """Raised when a sink cannot go on."""
+    """Raised when a sink cannot continue."""
 
     domain: ClassVar[Domain] = "external"
 
 
 class BadRow(SinkError):
-    """Raised when a row does not fit the target; names column and value."""
+    """Raised when a row does not fit the target. The message names column and value."""
 
     domain = "user"
     retry = "never"
 
 
 class PreCommitFailed(SinkError):
-    """Raised when rows could not be made durable; nothing of this checkpoint is."""
+    """Raised when a sink could not make its rows durable. The checkpoint fails."""
 
 
 class TargetRefused(PreCommitFailed):
-    """Raised when a target refuses rows or a statement for what they are, and no single row is bad.
+    """Raised when a target refuses a statement or rows, and no single row can be blamed.
 
-    Every attempt is refused alike until a person changes the target or the program. So a restart
+    The target refuses every attempt until a person changes the target or the program. So a restart
     strategy with `same_mistakes` ends the job after a few attempts.
     """
 
@@ -206,21 +207,21 @@ class TargetRefused(PreCommitFailed):
 
 
 class CommitFailed(SinkError):
-    """Raised when a decided transaction could not be committed in time; it is still prepared."""
+    """Raised when a decided transaction was not committed in time. It is still prepared."""
 
 
 class CommitOutcomeUnknown(SinkError):
-    """Raised when nobody knows whether a commit happened; the next attempt asks the target."""
+    """Raised when the outcome of a commit is unknown. The next attempt queries the target."""
 
 
 class PreparedTransactionLost(SinkError):
-    """Raised when a decided transaction was rolled back by somebody else: its rows are lost."""
+    """Raised when another program rolled back a decided transaction. Its rows are lost."""
 
     retry = "never"
 
 
 class DecisionForgotten(SinkError):
-    """Raised when something is in doubt of an attempt that the decision log no longer remembers."""
+    """Raised when a transaction is in doubt and the decision log has forgotten its attempt."""
 
     retry = "never"
 
@@ -230,29 +231,29 @@ class StateError(OnceflowError):
 
 
 class StateCorrupt(StateError):
-    """Raised when state on disk is not what was written."""
+    """Raised when state on disk is damaged."""
 
     domain = "external"
     retry = "never"
 
 
 class StateIncompatible(StateError):
-    """Raised when state is restored as something that it is not."""
+    """Raised when state is restored with another type or max parallelism."""
 
     domain = "user"
     retry = "never"
 
 
 class SlotLost(OnceflowError):
-    """Raised when a slot or the connection to it is gone."""
+    """Raised when a slot or the connection to it is lost."""
 
     domain = "external"
 
 
 class BadStateValue(StateError):
-    """Raised when a key or a value is not what the state was declared to hold.
+    """Raised when a key or a value does not fit the declared type of the state.
 
-    `row` is its place in the batch, where that is known.
+    `row` is the index of the row in the batch, or None if it is unknown.
     """
 
     domain = "user"
@@ -263,7 +264,7 @@ class BadStateValue(StateError):
 
 
 class SparkStopped(OnceflowError):
-    """Raised when Spark was stopped under a running job: the next start goes on, exactly once."""
+    """Raised when Spark was stopped while a job ran. The next start continues, exactly once."""
 
     domain = "external"
     retry = "never"
@@ -274,15 +275,15 @@ class SlotFailed(OnceflowError):
 
 
 class MessageCorrupt(OnceflowError):
-    """Raised when driver and slots do not understand each other: they run different versions."""
+    """Raised when a message cannot be decoded, because driver and slots run different versions."""
 
     retry = "never"
 
 
 class UserFunctionError(OnceflowError):
-    """Raised when a function of the pipeline raised; names operator and record, has the traceback.
+    """Raised when a user function raised. The message has operator, record and traceback.
 
-    Its fingerprint is that of the record and the error's class; empty for what the network does.
+    Its fingerprint is built from the record and the error's class. It is empty for network errors.
     """
 
     domain = "user"

@@ -1,15 +1,16 @@
-"""Logs of onceflow as lines of JSON, and the fields that a line has besides its text.
+"""The logs of onceflow as lines of JSON, and the fields that a line has in addition to its text.
 
-A line is one object: `time`, `level`, `logger`, `message`, `process`, `thread`, those of FIELDS
-that are known, and `trace` where an exception is logged. Fields come, the stronger last, from
+A line is one object with `time`, `level`, `logger`, `message`, `process`, `thread`, the known
+fields of FIELDS, and `trace` if an exception is logged. Fields come from these sources, later ones
+override earlier ones:
 
-    the process     of a slot: job, attempt, slot
-    the thread      of a job's driver, and of what it starts: job, attempt; of a subtask: subtask
-    the arguments   a transaction or a subtask among them
+    the process     in a slot: job, attempt, slot
+    the thread      in threads of a job's driver: job, attempt; in threads of a subtask: subtask
+    the arguments   a transaction or a subtask among the arguments of the log call
     the call        `extra={"checkpoint": …}`
 
-Text that somebody else has chosen (a record in an error, a name with a newline) is escaped by JSON,
-so one event is one line whatever it says.
+JSON escapes text from outside (a record in an error, a name with a newline), so one event is always
+one line.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ _thread = threading.local()
 
 
 def bind_process_fields(**fields: object) -> None:
-    """Have every line of this process say `fields`, instead of those that were bound before."""
+    """Add `fields` to every log line of this process, instead of fields bound before."""
     _process.clear()
     _process.update(fields)
 
 
 def bind_thread_fields(**fields: object) -> None:
-    """Have every line of this thread say `fields`, besides those that it says already."""
+    """Add `fields` to every log line of this thread, in addition to fields bound before."""
     _thread.fields = {**_read_thread_fields(), **fields}
 
 
 def forget_thread_fields() -> None:
-    """Have lines of this thread say nothing that was bound."""
+    """Remove all bound fields from log lines of this thread."""
     _thread.fields = {}
 
 
 def carry_fields(work: Callable[..., None]) -> Callable[..., None]:
-    """Return `work`, to run on another thread whose lines say what this thread's say now."""
+    """Wrap `work` for another thread, so that its log lines have this thread's current fields."""
     fields = _read_thread_fields()
 
     def carrying(*arguments: Any) -> None:
@@ -66,7 +67,7 @@ def carry_fields(work: Callable[..., None]) -> Callable[..., None]:
 
 
 def configure_logs(settings: Logging) -> None:
-    """Set up the loggers below `onceflow` as `settings` say; leave alone what they leave open.
+    """Set up the loggers below `onceflow`. Settings that are None change nothing.
 
     Called by each driver for its process, and by each slot. A second call replaces the first.
     """
@@ -78,17 +79,17 @@ def configure_logs(settings: Logging) -> None:
         handler = _OwnHandler(sys.stderr)
         handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
         logger.addHandler(handler)
-        # The handlers of the program above would write each line once more.
+        # Otherwise the program's handlers would write each line a second time.
         logger.propagate = False
     for name, level in settings.parse_levels().items():
         logging.getLogger(name).setLevel(level)
 
 
 def configure_slot_logs(settings: Logging) -> None:
-    """Set up the loggers of a slot as `configure_logs`, and write text where no handler does.
+    """Set up the loggers of a slot like `configure_logs`, with a text handler if there is none.
 
-    The program's own handlers are in the driver's process. Without any handler Python would print
-    the bare message, without time, level and logger.
+    The program's handlers exist only in the driver's process. Without a handler, Python would print
+    only the message, without time, level and logger.
     """
     configure_logs(settings)
     logger = logging.getLogger(ROOT)
@@ -115,29 +116,29 @@ def to_slot_settings(settings: Logging) -> Logging:
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
 else:
-    # Before Python 3.11 it takes no parameter when the program runs.
+    # Before Python 3.11 the class cannot be subscripted at run time.
     _StreamHandler = logging.StreamHandler
 
 
 class _OwnHandler(_StreamHandler):
-    """Tells our handler from those of the program."""
+    """A handler class that distinguishes our handler from the program's handlers."""
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as text: time, level, logger, of a slot also job, attempt and slot."""
+    """Writes a record as text: time, level, logger, and in a slot also job, attempt and slot."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(process_fields)s%(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and below it the traceback if there is one."""
+        """Return the line, followed by the traceback if there is one."""
         known = ", ".join(f"{name} {value}" for name, value in _process.items())
         record.process_fields = f"{known}: " if known else ""
         return escape_terminal_codes(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one line of JSON. For handlers of your own, too."""
+    """Writes a record as one line of JSON. User handlers may use it, too."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -159,7 +160,7 @@ class JsonFormatter(logging.Formatter):
         return _encode(line)
 
 
-# JSON leaves these as they are, and some readers of lines end one there.
+# JSON does not escape these characters, but some line readers treat them as line ends.
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 
@@ -167,7 +168,7 @@ def _encode(line: dict[str, object]) -> str:
     try:
         encoded = msgspec.json.encode(line, enc_hook=str)
     except UnicodeEncodeError:
-        # Half a surrogate pair, in a record that a message quotes.
+        # The message quotes a record with a lone surrogate.
         whole = {
             name: value.encode("utf-8", "backslashreplace").decode()
             if isinstance(value, str)
@@ -185,7 +186,7 @@ def _read_thread_fields() -> dict[str, object]:
 
 def _find_in_arguments(arguments: Any) -> dict[str, object]:
     fields: dict[str, object] = {}
-    # A single mapping stands for itself: `%(name)s` in the text.
+    # A single mapping provides named values: `%(name)s` in the text.
     for argument in () if isinstance(arguments, dict) else arguments or ():
         if isinstance(argument, TransactionId):
             fields["transaction"] = str(argument)

@@ -1,8 +1,8 @@
-"""msgspec's decoders, each made by one thread at a time.
+"""The constructors of msgspec decoders, which let only one thread build a decoder at a time.
 
-msgspec keeps what it knows of a class with the class, from its first decoder on, and lets others
-see it before it is whole: two threads that make the first ones at once end the process by SIGSEGV
-(seen with 0.22). Decoding itself needs no lock. A test sees to it that all are made here.
+When msgspec builds the first decoder of a class, it stores information in the class before that is
+complete. If two threads build the first decoders concurrently, the process dies by SIGSEGV (seen
+with 0.22). Decoding itself needs no lock. A test checks that all decoders are built here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec.inspect
 
 _T = TypeVar("_T")
 
-# The annotations of a class may run anything, also what makes a decoder.
+# Reentrant, because evaluating the annotations of a class may build another decoder.
 _making = threading.RLock()
 
 
@@ -28,7 +28,7 @@ def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]: ...
 
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return what decodes `kind` from JSON. Any thread; what it returns, too."""
+    """Return a JSON decoder for `kind`. Any thread may call this and use the decoder."""
     with _making:
         return msgspec.json.Decoder(kind)
 
@@ -42,12 +42,12 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]: ...
 
 
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return what decodes `kind` from MessagePack. Any thread; what it returns, too."""
+    """Return a MessagePack decoder for `kind`. Any thread may call this and use the decoder."""
     with _making:
         return msgspec.msgpack.Decoder(kind)
 
 
 def type_info(kind: Any) -> msgspec.inspect.Type:
-    """Return what msgspec makes of a type, for which it makes a decoder. Any thread."""
+    """Return msgspec's description of a type, which also builds a decoder. Any thread."""
     with _making:
         return msgspec.inspect.type_info(kind)

@@ -1,7 +1,8 @@
-"""Control characters in messages: text from records must not steer a terminal or forge a log line.
+"""The escaping of control characters in messages.
 
-A terminal obeys escape sequences, and a bidirectional control has it show text in another order.
-Both come into messages with keys, values and the words of servers about them.
+Text from records and servers must not control a terminal or forge a log line. A terminal interprets
+escape sequences, and bidirectional controls make it show text in another order. Both can be in
+keys, values and server errors that a message quotes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ _LINE = re.compile(rf"[{_STEERS_TERMINAL}\t\n\u2028\u2029]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return `text` as one line, with each control character spelled as Python spells it: \x1b."""
+    r"""Return `text` as one line, with control characters as Python escapes: \x1b."""
     return _LINE.sub(_spell, text)
 
 
 def escape_terminal_codes(text: str) -> str:
-    """Return `text` with its lines, and each other control character spelled out.
+    """Return `text` with its line breaks, and all other control characters escaped.
 
     For messages of several lines, such as tracebacks.
     """

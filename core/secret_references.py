@@ -1,10 +1,10 @@
-"""Secrets by reference: settings say where a secret is, and only who uses it ever looks.
+"""References to secrets in settings, which are resolved only where the secret is used.
 
     ${env:NAME}      the environment variable NAME of the process that connects
     ${file:/path}    the text of a file on that machine, without the line break at its end
 
-A description with a reference in it is pickled, logged and stored without the secret. Driver and
-executors must all be able to follow it.
+A description with a reference is pickled, logged and stored without the secret. The driver and all
+executors must be able to resolve it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 
 
 def has_reference(text: str) -> bool:
-    """Return whether `text` holds a reference to follow."""
+    """Return True if `text` contains a reference."""
     return _REFERENCE.search(text) is not None
 
 
 def follow_references(text: str, *, setting: str) -> str:
-    """Return `text` with every reference replaced by the secret that it names, read now.
+    """Return `text` with every reference replaced by its current secret.
 
-    Never keep the result longer than the connection that it is for: a file may be rotated.
+    Do not keep the result longer than the connection that it is for, because a file may be rotated.
 
     Raises:
-        SettingsRefused: A variable is not set here, or a file cannot be read; names `setting` and
-            the reference, never a secret.
+        SettingsRefused: A variable is not set here, or a file cannot be read. The message names
+            `setting` and the reference, but no secret.
     """
     return _REFERENCE.sub(lambda match: _value(match[1], match[2], setting), text)
 

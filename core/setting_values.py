@@ -1,4 +1,4 @@
-"""Values of settings as users write them: durations ("500 ms", "5 s", "10 min") and choices."""
+"""The parsing of setting values: durations ("500 ms", "5 s", "10 min") and choices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _Class = TypeVar("_Class", bound="type[Any]")
 if TYPE_CHECKING:
 
     class Seconds:
-        """A field of a settings class: given in seconds or as text ("5 s"), and read in seconds.
+        """A settings field that is set in seconds or as text ("5 s") and read in seconds.
 
-        Type checkers let the two differ only for a descriptor. At run time it is a float.
+        Type checkers allow different types for setting and reading only in a descriptor. At run
+        time the field is a float.
         """
 
         def __get__(self, instance: object, owner: type | None = None) -> float: ...
@@ -52,15 +53,15 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def declare_seconds(default_s: float) -> Any:
-    """Return `default_s`, as the default of a field that is declared as `Seconds`."""
+    """Return `default_s` as the default of a field of type `Seconds`."""
     return default_s
 
 
 def seconds_of(duration: float | str, *, setting: str) -> float:
-    """Return `duration` in seconds; a plain number is seconds already.
+    """Return `duration` in seconds. A plain number is in seconds.
 
     Raises:
-        ConfigError: It is negative or no duration; names `setting`.
+        ConfigError: It is negative, infinite or not a duration. The message names `setting`.
     """
     if isinstance(duration, (int, float)):
         seconds = float(duration)
@@ -81,10 +82,11 @@ def seconds_of(duration: float | str, *, setting: str) -> float:
 
 
 def accept_durations(settings: _Class) -> _Class:
-    """Let the dataclass `settings` take text ("5 s") in each field whose name ends in `_s`.
+    """Make the dataclass `settings` accept text ("5 s") in each field whose name ends in `_s`.
 
-    The object holds seconds. A field that no subclass inherits is annotated as `Seconds`. Mypy
-    reads an inherited one as a float or text, so those are annotated as floats.
+    The object holds seconds. Fields that no subclass inherits are annotated as `Seconds`. Mypy
+    treats an inherited `Seconds` field as a float or text, so inherited fields are annotated as
+    floats.
     """
     initialize: Callable[..., None] = settings.__init__
     names = [field.name for field in fields(settings) if field.init]
@@ -95,7 +97,8 @@ def accept_durations(settings: _Class) -> _Class:
         for name, value in given.items():
             if name.endswith("_s") and isinstance(value, str):
                 given[name] = seconds_of(value, setting=name)
-        # More values than fields, or one field twice: the class's own error says so.
+        # If there are more values than fields, or a field is given twice, the class raises its own
+        # error.
         if len(given) < len(values) + len(by_name):
             initialize(self, *values, **by_name)
         initialize(self, **given)
@@ -107,11 +110,11 @@ def accept_durations(settings: _Class) -> _Class:
 def choice_of(
     kind: type[_Choice], given: object, *, setting: str, besides: Sequence[str] = ()
 ) -> _Choice:
-    """Return the member of `kind` that `given` is, or is the word for.
+    """Return `given` as a member of `kind`. It may be a member or a member's value.
 
     Raises:
-        ConfigError: There is no such member; names `setting`, those that there are, and the words
-            of `besides`, which the caller takes by itself.
+        ConfigError: There is no such member. The message names `setting`, all members, and the
+            words in `besides`, which the caller accepts in addition.
     """
     try:
         return kind(given)

@@ -1,8 +1,8 @@
-"""Names of files that stand in storage: manifests, state handles and descriptions of data files.
+"""The check of file names read from storage: manifests, state handles, data file descriptions.
 
-Whoever can write to checkpoint storage may decide what a job commits, and nothing more. So a name
-from there leads to no file outside of the directory that it belongs to: by no absolute path, by no
-"..", and by no link. Every reader of a stored description passes its names through here.
+A user who can write to checkpoint storage can decide what a job commits. They must not gain access
+to other files. So a stored name must not lead out of its directory, by an absolute path, by ".." or
+by a link. Every reader of a stored description checks its names here.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ class UnsafeName(ValueError):
 
 
 def resolve_stored_name(name: str, directory: str | Path | None = None) -> str:
-    """Return `name`, a path relative to the directory that it belongs to.
+    """Return `name` if it is a path inside its directory.
 
-    With `directory`, a directory of this machine, no link may lead out of it either, whether or not
-    the file is there.
+    With `directory`, a directory of this machine, links that lead out of it are refused, too. The
+    file need not exist.
 
     Raises:
-        UnsafeName: It leads elsewhere.
+        UnsafeName: The name leads out of its directory.
     """
     parts = name.split("/")
     if "\0" in name or any(part in {"", ".", ".."} for part in parts):
         raise UnsafeName(f"the name {name!r} leads out of its directory")
     if directory is not None:
-        # The directory may itself be reached by a link: its owner has put it there.
+        # The directory itself may be behind a link, which its owner has made.
         real = os.path.realpath(directory)
         target = os.path.realpath(Path(real, name))
         if os.path.commonpath([real, target]) != real:
@@ -39,10 +39,10 @@ def resolve_stored_name(name: str, directory: str | Path | None = None) -> str:
 
 
 def resolve_file_name(name: str, directory: str | Path | None = None) -> str:
-    """Return `name`, a file right in the directory that it belongs to.
+    """Return `name` if it is a file directly in its directory.
 
     Raises:
-        UnsafeName: It leads elsewhere.
+        UnsafeName: The name leads out of its directory.
     """
     if "/" in name:
         raise UnsafeName(f"the name {name!r} leads out of its directory")

@@ -1,3 +1,3 @@
-"""The version: apart from the package itself, so that slots need not import all of it."""
+"""The version, in its own module, so that slots need not import the whole package."""
 
 VERSION = "0.1.0"

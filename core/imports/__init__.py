@@ -1,1 +1,1 @@
-"""Names that are imported when they are first used, and the extras that install what they need."""
+"""The lazy import of public names, and the extras that install optional packages."""

@@ -1,7 +1,7 @@
-"""What is installed by an extra of onceflow, and the error that names it when it is missing.
+"""The packages that extras of onceflow install, and the error that names a missing extra.
 
-Whoever imports such a package for a user does it inside `naming_extras`, or inside
-`naming_one_extra` where several extras install it, or where what it needs is installed by one.
+Code imports such a package inside `naming_extras`. It uses `naming_one_extra` if several extras
+install the package, or if a dependency of the package comes with an extra.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EXTRA_OF_PACKAGE: Mapping[str, str] = MappingProxyType(
         "urllib3": "hdfs",
     }
 )
-"""By the name under which a package is imported."""
+"""The extra of each package, by import name."""
 
 
 def find_missing_extra(error: ImportError) -> MissingExtra | None:
-    """Return the error that names the extra; None where `error` is about another package."""
+    """Return the error that names the extra, or None if `error` is about another package."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF_PACKAGE.get(package)
     return None if extra is None else make_missing(package, extra)
@@ -50,7 +50,7 @@ def naming_extras() -> Generator[None]:
     """Raise MissingExtra in place of ModuleNotFoundError for a package that an extra installs.
 
     Raises:
-        MissingExtra: The package is not installed here; names the extra.
+        MissingExtra: The package is not installed here. The message names the extra.
     """
     try:
         yield
@@ -63,10 +63,10 @@ def naming_extras() -> Generator[None]:
 
 @contextmanager
 def naming_one_extra(extra: str) -> Generator[None]:
-    """Raise MissingExtra for `extra` in place of ModuleNotFoundError, whatever package it is about.
+    """Raise MissingExtra for `extra` in place of ModuleNotFoundError for any package.
 
     Raises:
-        MissingExtra: A package is not installed here; names it and the extra.
+        MissingExtra: A package is not installed here. The message names it and the extra.
     """
     try:
         yield
@@ -75,14 +75,14 @@ def naming_one_extra(extra: str) -> Generator[None]:
 
 
 def require_package(package: str) -> None:
-    """Raise MissingExtra unless `package`, which an extra installs, can be imported here."""
+    """Raise MissingExtra if `package`, which an extra installs, is not installed here."""
     with naming_extras():
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"no package {package}", name=package)
 
 
 def make_missing(package: str, extra: str) -> MissingExtra:
-    """Return the error that says where `package` is missing, and that `extra` installs it."""
+    """Return the error for a missing `package`, which `extra` installs."""
     return MissingExtra(
         f"the package {package} is not installed here: install onceflow[{extra}] where the driver"
         " and where the slots run"

@@ -1,4 +1,4 @@
-"""A package whose public names are imported when they are first used (PEP 562).
+"""Packages whose public names are imported when they are first used (PEP 562).
 
 The package lists each name three times: for type checkers (an import below `TYPE_CHECKING`), in
 `__all__`, and here with the module that defines it. A unit test compares the three.
@@ -16,11 +16,11 @@ from onceflow.core.imports.extras import naming_extras
 def lazy_names(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of `package`, given each module's public names.
+    """Return the `__getattr__` and `__dir__` of `package`. `modules` maps module to public names.
 
-    A name becomes an ordinary attribute of the package with its first use, so later ones cost
-    nothing. What its module raises while it is imported passes through; a package that is missing
-    and that an extra installs is told with the extra.
+    At its first use a name becomes an ordinary attribute of the package, so later uses cost
+    nothing. Errors from importing its module are raised unchanged, except that a missing package of
+    an extra raises MissingExtra.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -1,1 +1,1 @@
-"""Files of this machine alone: what it keeps from run to run, and what a process leaves behind."""
+"""The local files of a machine: a cache that persists between runs, and scratch directories."""

@@ -1,4 +1,4 @@
-"""What this machine keeps from run to run, and how it appears there whole or not at all."""
+"""The cache of this machine, which persists between runs and whose entries appear atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 def cache_directory() -> Path:
     """Return ONCEFLOW_CACHE, else $XDG_CACHE_HOME/onceflow, else ~/.cache/onceflow.
 
-    It need not be there: `publish` and `exclusive` make it.
+    The directory may not exist yet. `publish` and `exclusive` create it.
     """
     chosen = os.environ.get("ONCEFLOW_CACHE")
     if chosen:
@@ -26,9 +26,9 @@ def cache_directory() -> Path:
 
 
 def make_private_directory(path: Path) -> None:
-    """Create directory `path` and its missing parents for the user alone, whatever the umask says.
+    """Create directory `path` and its missing parents with mode 0700, independent of the umask.
 
-    Leaves the modes of existing directories alone.
+    Does not change the modes of existing directories.
     """
     missing: list[Path] = []
     directory = path
@@ -40,7 +40,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def is_private(directory: Path) -> bool:
-    """Return whether no other user but root can change what is below a directory of the cache."""
+    """Return True if only this user and root can change files below `directory` in the cache."""
     cache = cache_directory()
     above = [parent for parent in directory.parents if parent.is_relative_to(cache)]
     return all(
@@ -51,11 +51,11 @@ def is_private(directory: Path) -> bool:
 
 @contextmanager
 def publish(target: Path) -> Generator[Path, None, None]:
-    """Yield an empty directory beside `target` that becomes `target` when the block ends well.
+    """Yield an empty directory that is renamed to `target` when the block succeeds.
 
-    `target` is therefore never seen half filled, whatever is killed. Of two processes that publish
-    the same target, the first wins and the other's copy is dropped. An error in the block leaves
-    nothing.
+    So `target` is never visible half filled, even if the process is killed. If two processes
+    publish the same target, the first one wins, and the other's copy is deleted. After an error in
+    the block, nothing remains.
     """
     make_private_directory(target.parent)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -72,9 +72,9 @@ def publish(target: Path) -> Generator[Path, None, None]:
 
 @contextmanager
 def exclusive(path: Path, timeout_s: float) -> Generator[None, None, None]:
-    """Hold the lock file `path`, against threads of other processes too, for the block.
+    """Hold the lock file `path` during the block, against all threads and processes.
 
-    The lock ends with the process that holds it, however that dies; the file stays.
+    If the process that holds the lock dies, the lock is released. The file remains.
 
     Raises:
         TimeoutError: Another process held it for `timeout_s`.

@@ -1,11 +1,11 @@
-"""A process's own local files, and those that processes which were killed have left.
+"""The scratch directories of processes, and the deletion of those left by killed processes.
 
-    <base>/onceflow-<job>-<slot>-<drawn>/       what a slot keeps on local disk: RocksDB, spools
-    <base>/onceflow-<job>-<slot>-<drawn>.lock   locked by its process for as long as that lives
+    <base>/onceflow-<job>-<slot>-<drawn>/       local files of a slot: RocksDB, spools
+    <base>/onceflow-<job>-<slot>-<drawn>.lock   locked by its process while it lives
 
-The lock ends with the process, however that dies. So who gets the lock of another directory knows
-that nobody uses that directory, also when the process's number was given to another one since. The
-lock is taken before the directory is made, and the lock file is deleted after the directory.
+When the process ends, even by SIGKILL, the lock is released. So a process that gets the lock of
+another directory knows that no process uses that directory, even if the process id was reused. The
+lock is taken before the directory is created, and the lock file is deleted after the directory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _log = logging.getLogger("onceflow.scratch")
 
 
 class ScratchDirectory:
-    """A directory of this process alone. Made by `create`."""
+    """A directory that only this process uses. Built by `create`."""
 
     def __init__(self, path: Path, lock: int) -> None:
-        """Take an empty directory and the open file of its lock."""
+        """`path` is an empty directory, and `lock` the open file of its lock."""
         self.path = path
         self._lock: int | None = lock
 
     @classmethod
     def create(cls, base: Path, owner: str) -> ScratchDirectory:
-        """Make a new directory in `base`, after deleting those of processes that are dead.
+        """Create a new directory in `base`. First delete directories of dead processes.
 
-        `owner` is in its name, for people.
+        `owner` is a part of its name, to help people.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: The directory cannot be created.
         """
         base.mkdir(parents=True, exist_ok=True)
         delete_left_behind(base)
@@ -56,7 +56,7 @@ class ScratchDirectory:
             os.close(lock)
 
     def delete(self) -> None:
-        """Delete it with all that is in it. Idempotent."""
+        """Delete the directory and its content. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
@@ -66,15 +66,15 @@ class ScratchDirectory:
 
 
 def directory_of_process(base: Path) -> Path:
-    """Return this process's own directory in `base`: one for all that ask, deleted once it is dead.
+    """Return this process's only directory in `base`. It is deleted after the process has died.
 
     Any thread.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The directory cannot be created.
     """
     with _creating:
-        # A process that was forked has another one than its parent.
+        # A forked process has a different directory from its parent.
         key = os.getpid(), base
         if key not in _of_processes:
             _of_processes[key] = ScratchDirectory.create(base, f"process-{os.getpid()}")
@@ -87,7 +87,7 @@ def delete_left_behind(base: Path) -> None:
         try:
             lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
-            # Another user's, or deleted meanwhile.
+            # The file belongs to another user, or was deleted in the meantime.
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,14 +96,14 @@ def delete_left_behind(base: Path) -> None:
             lock_file.unlink(missing_ok=True)
             _log.info("deleted %s, which a process that was killed has left", directory)
         except OSError:
-            # A living process has it.
+            # A living process holds the lock.
             continue
         finally:
             os.close(lock)
 
 
 def _try_lock(lock: int, file: Path) -> bool:
-    """Lock `lock`, newly made as `file`; return False if another process swept it before."""
+    """Lock the new file `file`, open as `lock`. Return False if another process deleted it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), file.stat())

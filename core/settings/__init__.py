@@ -1,1 +1,1 @@
-"""What users set: in the program, in a file, in the environment."""
+"""The settings of users: in the program, in a file, in the environment."""

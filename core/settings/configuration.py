@@ -1,9 +1,9 @@
-"""Settings from a file and from the environment, under our names or Flink's, and what they make.
+"""The configuration: settings from a file and the environment, and the objects built from them.
 
-Precedence: the command line (`onceflow run --set`) > the program > the file > the environment > the
-default. Each of them may set an option once, under one of its names. Values are checked as they are
-read, so a mistake stops the program before anything runs, and the error names the nearest known
-name.
+Settings have onceflow's or Flink's names. Precedence: the command line (`onceflow run --set`) > the
+program > the file > the environment > the default. Each source may set an option once, under one of
+its names. Values are checked when they are read, so an error stops the program before the job runs.
+The error names the most similar known name.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _BY_NAME: Mapping[str, Option] = {
     name: option for option in OPTIONS for name in (option.name, *option.flink)
 }
 _NEAR = 0.85
-"""How much a variable must resemble one of ours to be a mistake and not somebody else's."""
+"""The similarity from which an unknown variable counts as a misspelled setting."""
 
 
 def variable_of(name: str) -> str:
-    """Return the environment variable that says the setting `name`."""
+    """Return the environment variable of the setting `name`."""
     return _PREFIX + name.upper().replace(".", "_").replace("-", "_")
 
 
 _BY_VARIABLE: Mapping[str, str] = {
-    # Where two names make one variable, ours is what it stands for.
+    # If two names map to one variable, it stands for onceflow's own name.
     **{variable_of(name): name for name in _BY_NAME},
     **{variable_of(option.name): option.name for option in OPTIONS},
 }
@@ -78,24 +78,24 @@ _OWN_SECTIONS = (
     "state_backend.",
     "storage.",
 )
-"""What only our own names begin with: in a Flink file, an unknown one of them is a mistake."""
+"""The sections that only onceflow has. In a Flink file, an unknown name in them is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option as it stands."""
+    """The effective value of an option, with its origin."""
 
     option: Option
     value: Value
     origin: str = "default"
-    """Who says so: the file, or the variable, and the name that it uses if that is Flink's."""
+    """The file or variable that sets the value, and the name that it uses if it is Flink's."""
     hint: str | None = None
     is_forced: bool = False
-    """Whether it is stronger than the program."""
+    """True if the setting overrides the program."""
 
     @property
     def is_set(self) -> bool:
-        """Whether anybody has said it."""
+        """True if the value is not the default."""
         return self.origin != "default"
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Setting:
 
 @dataclass(slots=True)
 class _CommandLine:
-    """What the command line of this process has set, for every pipeline that it builds."""
+    """The settings of this process's command line, for every pipeline that it builds."""
 
     settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
 
@@ -113,11 +113,11 @@ _COMMAND_LINE = _CommandLine()
 
 
 def parse_assignments(texts: Sequence[str]) -> Mapping[str, Setting]:
-    """Return the settings that `texts` say, each `name=value`, for `force_settings`.
+    """Parse `texts`, each `name=value`, into settings for `force_settings`.
 
     Raises:
-        ConfigError: One is no assignment, its name is unknown, which names the nearest, or its
-            value is none of its option; or one option is set twice.
+        ConfigError: A text is not an assignment, its name is unknown (the message has a similar
+            name), its value is invalid, or an option is set twice.
     """
     return {
         name: replace(setting, is_forced=True)
@@ -136,7 +136,7 @@ def _split_assignment(text: str) -> tuple[str, str, object]:
 
 @contextmanager
 def force_settings(settings: Mapping[str, Setting]) -> Generator[None]:
-    """Have `settings` be stronger than the program in what this process builds meanwhile."""
+    """Make `settings` override the program for pipelines that are built inside the block."""
     before, _COMMAND_LINE.settings = _COMMAND_LINE.settings, settings
     try:
         yield
@@ -145,11 +145,11 @@ def force_settings(settings: Mapping[str, Setting]) -> Generator[None]:
 
 
 class Configuration:
-    """Settings of pipelines, one for each option. Immutable; load it on the driver.
+    """The settings of pipelines, one for each option. Immutable. Load it on the driver.
 
-    `Pipeline` loads it by itself, from the file that `config` or ONCEFLOW_CONFIG names and from the
-    environment. What the program passes to `Pipeline` is stronger, field by field for
-    `Checkpointing` and `RuntimeSettings`, and object by object for everything else.
+    `Pipeline` loads it from the environment and from the file that `config` or ONCEFLOW_CONFIG
+    names. Arguments of `Pipeline` override it: single fields for `Checkpointing` and
+    `RuntimeSettings`, whole objects for all other arguments.
     """
 
     def __init__(
@@ -166,15 +166,15 @@ class Configuration:
         environment: Mapping[str, str] | None = None,
         written: Sequence[WrittenSetting] = (),
     ) -> Configuration:
-        """Return what `file` and the environment say; without `file`, that of ONCEFLOW_CONFIG.
+        """Load the environment and `file` (default: the file that ONCEFLOW_CONFIG names).
 
-        A file is TOML. One that ends in `.yaml` or `.yml` is Flink's own: settings of Flink that
-        have no meaning here are left out, and `hints()` lists them. Settings `written` elsewhere,
-        such as in the file of a connector, are stronger than those of `file`.
+        A file is TOML. A file that ends in `.yaml` or `.yml` is a Flink file. Flink settings that
+        onceflow does not have are ignored, and `hints()` lists them. `written` are settings from
+        another place, such as a connector file. They override those of `file`.
 
         Raises:
-            ConfigError: The file cannot be read; a name is unknown, which names the nearest; a
-                value is none of its option; or one option is said twice in one place.
+            ConfigError: The file cannot be read, a name is unknown (the message has a similar
+                name), a value is invalid, or one source sets an option twice.
         """
         environment = os.environ if environment is None else environment
         file = file or environment.get(FILE_VARIABLE) or None
@@ -183,8 +183,7 @@ class Configuration:
         if file is not None:
             settings, left = _from_file(Path(file))
             layer |= settings
-        # Weakest first: what is merged later replaces what is there. The environment was the first,
-        # above.
+        # Later layers override earlier ones. The environment above is the weakest.
         layer |= _layer((one.name, one.location, one.value) for one in written)
         layer |= _COMMAND_LINE.settings
         configuration = cls(
@@ -195,14 +194,13 @@ class Configuration:
         return configuration
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return every option as it stands, in the order of the table."""
+        """Return the effective setting of every option, in the order of the table."""
         return tuple(self._settings.values())
 
     def hints(self) -> tuple[str, ...]:
         """Return hints on settings that are valid but unused, or that differ from Flink's."""
         hints = [f"{one}: {one.hint}" for one in self._settings.values() if one.hint]
-        # Settings of the strategies that were not chosen do nothing; whoever has set them believes
-        # that they do.
+        # Settings of strategies that are not in use have no effect, so hint at them.
         used = {f"restart.{self._value('restart.strategy')}", "restart.strategy"}
         for one in self._settings.values():
             section = one.option.name.rpartition(".")[0]
@@ -219,7 +217,7 @@ class Configuration:
         return tuple(hints)
 
     def check(self) -> None:
-        """Raise ConfigError unless the settings go together, as far as files can tell."""
+        """Raise ConfigError if the configured settings contradict each other."""
         self._merge("checkpointing", Checkpointing())
         self.runtime_settings(None)
         self.state_backend(None)
@@ -232,10 +230,10 @@ class Configuration:
     # --- what they make ---------------------------------------------------------------------------
 
     def checkpointing(self, given: Checkpointing | None) -> Checkpointing:
-        """Return `given`, with what it leaves open as configured.
+        """Return `given`, with the fields that it does not set from the configuration.
 
         Raises:
-            ConfigError: The two do not go together, or nobody says where the storage is.
+            ConfigError: The combined values are invalid, or no storage is set.
         """
         merged = self._merge("checkpointing", given or Checkpointing())
         if merged.storage is None:
@@ -247,39 +245,39 @@ class Configuration:
         return replace(merged, storage=self._storage(merged.storage))
 
     def runtime_settings(self, given: RuntimeSettings | None) -> RuntimeSettings:
-        """Return `given`, with what it leaves open as configured.
+        """Return `given`, with the fields that it does not set from the configuration.
 
         Raises:
-            ConfigError: The two do not go together.
+            ConfigError: The combined values are invalid.
         """
         return self._merge("runtime", given or RuntimeSettings())
 
     def parallelism(self, given: int | None) -> int:
-        """Return `given`, or the number of slots that is configured."""
+        """Return `given`, or the configured number of slots."""
         value = self._value_unless(given, "pipeline.parallelism")
         return cast("int", value)
 
     def max_parallelism(self, given: int | None) -> int | None:
-        """Return `given`, or the number of key groups that is configured."""
+        """Return `given`, or the configured number of key groups."""
         return cast("int | None", self._value_unless(given, "pipeline.max_parallelism"))
 
     def allow_non_restored_state(self, given: bool | None) -> bool:
-        """Return `given`, or what is configured."""
+        """Return `given`, or the configured value."""
         return cast("bool", self._value_unless(given, "pipeline.allow_non_restored_state"))
 
     def savepoint(self) -> str | None:
-        """Return the savepoint that a start begins from which names none."""
+        """Return the default savepoint to start from, or None."""
         return cast("str | None", self._value("restore.savepoint"))
 
     def claims(self) -> bool:
-        """Return whether that savepoint becomes the job's."""
+        """Return True if the job claims that savepoint, and so may delete it."""
         return self._value("restore.claim_mode") == "claim"
 
     def state_backend(self, given: StateBackend | str | None) -> StateBackend:
-        """Return `given`, which may be a name, or the backend that is configured.
+        """Return `given`, which may be a name, or the configured backend.
 
         Raises:
-            ConfigError: There is none of this name, or a value is out of range.
+            ConfigError: There is no backend of this name, or a value is out of range.
         """
         if self._replaces(given, "state_backend", "type"):
             given = None
@@ -304,7 +302,7 @@ class Configuration:
             raise ConfigError(f"{error}: {where}") from None
 
     def restart(self, given: RestartStrategy | None) -> RestartStrategy:
-        """Return `given`, or the strategy that is configured.
+        """Return `given`, or the configured strategy.
 
         Raises:
             ConfigError: A value is out of range.
@@ -330,20 +328,21 @@ class Configuration:
         """Return the endpoint of the command line if it sets one, else `given`.
 
         Raises:
-            ConfigError: As `endpoint`.
+            ConfigError: As in `endpoint`.
         """
         return self.endpoint() if self.is_forced("endpoint") else given
 
     def endpoint(self) -> Endpoint:
-        """Return where the driver answers, if the program does not say it.
+        """Return the configured endpoint of the driver.
 
         Raises:
-            ConfigError: Not all of certificate, key and authority are there, or a value is bad.
+            ConfigError: Only a part of certificate, key and authority is set, or a value is
+                invalid.
         """
         values = self._fields("endpoint.")
         tls = [values.pop(name, None) for name in ("certificate", "key", "authority")]
-        # Two of the three would leave the endpoint without TLS, or unable to start, and the user
-        # believes that it is encrypted.
+        # With only one or two of the three, the endpoint would run without TLS or fail to start,
+        # although the user expects encryption.
         if any(tls) and not all(tls):
             raise ConfigError(
                 "set all three of endpoint.certificate, endpoint.key and endpoint.authority, or"
@@ -355,10 +354,10 @@ class Configuration:
             raise ConfigError(f"{error}: {self._describe_set('endpoint.')}") from None
 
     def metrics(self, given: Metrics | None) -> Metrics:
-        """Return `given`, or what is configured; the command line is stronger than both.
+        """Return `given`, or the configured metrics. The command line overrides both.
 
         Raises:
-            ConfigError: A value is bad.
+            ConfigError: A value is invalid.
         """
         if given is not None and not self.is_forced("metrics"):
             return given
@@ -368,10 +367,10 @@ class Configuration:
             raise ConfigError(f"{error}: {self._describe_set('metrics.')}") from None
 
     def logging(self) -> Logging:
-        """Return what driver and slots do about their loggers.
+        """Return the logging settings of driver and slots.
 
         Raises:
-            ConfigError: A level is none, or a logger is not ours.
+            ConfigError: A level is invalid, or a logger is not below `onceflow`.
         """
         values = self._fields("logging.")
         try:
@@ -382,10 +381,10 @@ class Configuration:
             raise ConfigError(f"{error}: {self._describe_set('logging.')}") from None
 
     def telemetry(self) -> OpenTelemetry:
-        """Return where spans and metrics are sent.
+        """Return the settings for sending spans and metrics.
 
         Raises:
-            ConfigError: A value is bad.
+            ConfigError: A value is invalid.
         """
         try:
             return OpenTelemetry(**self._fields("otel."))
@@ -398,27 +397,27 @@ class Configuration:
         return self._settings[name].value
 
     def _value_unless(self, given: Value, name: str) -> Value:
-        """Return `given`, unless it is None or the command line says another value."""
+        """Return `given`, or the configured value if it is None or the command line sets it."""
         setting = self._settings[name]
         return setting.value if given is None or setting.is_forced else given
 
     def is_forced(self, section: str) -> bool:
-        """Return whether the command line has set the option `section`, or any of this section."""
+        """Return True if the command line has set option `section` or an option in this section."""
         return any(
             one.is_forced and (name == section or name.startswith(f"{section}."))
             for name, one in self._settings.items()
         )
 
     def _replaces(self, given: object, section: str, selector: str) -> bool:
-        """Return whether the command line replaces `given`, an object that is taken whole.
+        """Return True if the command line replaces `given`, which can only be replaced as a whole.
 
         Raises:
-            ConfigError: It sets a part of the section, and not which object there is to be.
+            ConfigError: The command line sets a part of the section, but not `selector`.
         """
         if given is None or isinstance(given, str):
             return self.is_forced(f"{section}.{selector}")
-        # A single field cannot be set in an object of the program, which may be of any class.
-        # Dropping it in silence would be worse than refusing.
+        # The program's object may be of any class, so a single field cannot be set in it. Refuse
+        # instead of ignoring the field.
         if self.is_forced(section) and not self.is_forced(f"{section}.{selector}"):
             forced = ", ".join(
                 one.option.name
@@ -436,7 +435,7 @@ class Configuration:
         return str(self._settings[chosen])
 
     def _fields(self, prefix: str) -> dict[str, Any]:
-        """Return what is set below `prefix`, by the fields of the class that it is about."""
+        """Return the values set below `prefix`, keyed by the field of the class that they set."""
         return {one.option.target: one.value for one in self._list_set(prefix)}
 
     def _list_set(self, prefix: str) -> list[Setting]:
@@ -464,7 +463,7 @@ class Configuration:
             raise ConfigError(f"{error}: {self._describe_set(f'{section}.')}") from None
 
     def _storage(self, described: str | CheckpointStorage) -> CheckpointStorage:
-        """Return `described`; one that is a URL or a path takes what is set in `storage.`."""
+        """Return the storage. For a URL or path, apply the settings of section `storage.`."""
         if isinstance(described, CheckpointStorage):
             return described
         storage = checkpoint_storage(described)
@@ -480,7 +479,7 @@ class Configuration:
 def _load_backend(name: str) -> StateBackend:
     group = "onceflow.state_backends"
     points = [point for point in entry_points(group=group) if point.name == name]
-    # Of two packages with one name neither is taken: which comes first depends on the order of
+    # If two packages use the same name, take neither: their order depends on the order of
     # installation.
     if len(points) != 1:
         known = sorted({point.name for point in entry_points(group=group)} | {"heap", "rocksdb"})
@@ -503,7 +502,7 @@ def _load_backend(name: str) -> StateBackend:
 
 
 def _layer(settings: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
-    """Return the settings of one origin, given as (name, origin, what is written)."""
+    """Return the settings of one source, given as (name, origin, written value)."""
     layer: dict[str, Setting] = {}
     names: dict[str, str] = {}
     for name, origin, written in settings:
@@ -518,7 +517,7 @@ def _layer(settings: Iterator[tuple[str, str, object]]) -> dict[str, Setting]:
             value = option.parse(written, name)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}") from None
-        # An environment variable already ends with the name that was used.
+        # The name of an environment variable already shows the name that was used.
         alias = "" if name == option.name or origin.endswith(name) else f", as {name}"
         layer[option.name] = Setting(option, value, origin + alias, option.hint(written))
         names[option.name] = name
@@ -530,9 +529,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
         if variable in _BY_VARIABLE:
             yield _BY_VARIABLE[variable], f"environment {variable}", environment[variable]
         elif variable.startswith(_PREFIX) and variable != FILE_VARIABLE:
-            # The prefix is no proof: a program may have variables of its own that begin with
-            # ONCEFLOW_. Only one that resembles a setting, or stands in one of our sections, is
-            # taken for a slip.
+            # A program may have its own variables that start with ONCEFLOW_. Only a variable that
+            # resembles a setting, or belongs to one of our sections, is reported as an error.
             near = get_close_matches(variable, _BY_VARIABLE, n=1, cutoff=_NEAR)
             if near or variable.startswith(_SECTIONS):
                 meant = f"did you mean {near[0]}? " if near else ""
@@ -542,12 +540,12 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
-    """Read `path`: the settings, and the names of a Flink file that are none of ours."""
+    """Read `path`. Return the settings, and the ignored names of a Flink file with locations."""
     written = read_settings(path)
     if not is_flink_file(path):
         return _layer((one.name, one.location, one.value) for one in written), {}
-    # A Flink file is full of names that mean nothing here, and they are left out. In our own
-    # sections nothing of Flink's can stand, so an unknown name there is a slip.
+    # A Flink file has many names without meaning here, which are ignored. Flink has no names in our
+    # own sections, so an unknown name there is an error.
     known = [one for one in written if one.name in _BY_NAME or one.name.startswith(_OWN_SECTIONS)]
     settings = _layer((one.name, one.location, _in_milliseconds(one)) for one in known)
     left = {one.name: one.location for one in written if one not in known}
@@ -555,12 +553,12 @@ def _from_file(path: Path) -> tuple[dict[str, Setting], dict[str, str]]:
 
 
 def _in_milliseconds(written: WrittenSetting) -> object:
-    """Return the value; a duration without unit is in milliseconds in Flink's own files."""
+    """Return the value. In a Flink file, a duration without a unit is in milliseconds."""
     option = _BY_NAME.get(written.name)
     if option is None or option.name == written.name or option.kind is not Kind.DURATION:
         return written.value
-    # Flink's own files alone, where 5000 has always meant milliseconds. Everywhere else a plain
-    # number under one of Flink's names is refused.
+    # This applies only to Flink files, where 5000 means milliseconds. In other places a plain
+    # number under a Flink name is refused.
     is_plain_number = str(written.value).strip().isdecimal()
     return f"{written.value} ms" if is_plain_number else written.value
 

@@ -1,7 +1,8 @@
-"""Configuration files: ours are TOML, and Flink's own are YAML, or lines `key: value`.
+"""The readers of configuration files: TOML, and Flink's files in YAML or lines of `key: value`.
 
-The name tells which: `flink-conf.yaml` is Flink 1's file, read line by line as Flink reads it; any
-other name that ends in `.yaml` or `.yml` is a file as Flink 2's `config.yaml`; the rest is TOML.
+The file's name determines the format. `flink-conf.yaml` is Flink 1's file, read line by line as in
+Flink. Any other name that ends in `.yaml` or `.yml` has the format of Flink 2's `config.yaml`. All
+other files are TOML.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ _FLINK_1 = "flink-conf.yaml"
 _YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 _NO_VALUE = frozenset({"", "~", "null", "Null", "NULL"})
 _DEPTH_MAX = 20
-"""Flink's deepest name has eight parts. Only a file that contains itself is deeper than this."""
+"""The maximum depth. Flink's deepest name has eight parts. Only a YAML file that contains itself is
+deeper."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenSetting:
-    """A setting as a file has it: its dotted name, its value, and file with line where known."""
+    """A setting in a file: its dotted name, its value, and the file with the line if known."""
 
     name: str
     location: str
@@ -33,7 +35,7 @@ class WrittenSetting:
 
 
 def is_flink_file(path: Path) -> bool:
-    """Return whether `path` is named as Flink names its configuration."""
+    """Return True if `path` has the suffix of a Flink configuration file."""
     return path.suffix.lower() in _YAML_SUFFIXES
 
 
@@ -41,7 +43,7 @@ def read_settings(path: Path) -> list[WrittenSetting]:
     """Read all settings of a file, in the order of the file.
 
     Raises:
-        ConfigError: The file cannot be read, or is not of the format that its name says.
+        ConfigError: The file cannot be read, or does not have the format that its name implies.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -75,7 +77,7 @@ def parse_toml(text: str) -> dict[str, object]:
     """Return the tables of `text`.
 
     Raises:
-        ValueError: It is no TOML; says where.
+        ValueError: It is not TOML. The message has the position.
     """
     # Python 3.10 has no tomllib; its backport has the same names.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -84,7 +86,7 @@ def parse_toml(text: str) -> dict[str, object]:
 
 
 def flatten_table(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
-    """Yield what `table` holds by dotted names, which may stand in tables or be quoted."""
+    """Yield the values of `table` and its nested tables with their dotted names."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from flatten_table(cast("dict[str, object]", value), f"{above}{name}.")
@@ -96,12 +98,12 @@ def flatten_table(table: Mapping[str, object], above: str) -> Iterator[tuple[str
 
 
 def _read_lines(path: Path, text: str) -> Iterator[WrittenSetting]:
-    """Read Flink 1's file: `key: value`, comments from `#` on; other lines are skipped.
+    """Read Flink 1's file: lines of `key: value`, comments after `#`. Other lines are skipped.
 
     Source: Flink 1.20, GlobalConfiguration.loadLegacyYAMLResource.
     """
     for number, line in enumerate(text.splitlines(), 1):
-        # With the space behind the colon, as Flink splits: values such as `hdfs://host:8020` hold a
+        # Split at colon and space, as Flink does: values such as `hdfs://host:8020` contain a
         # colon, too.
         name, colon, value = line.partition("#")[0].strip().partition(": ")
         if colon and name.strip() and value.strip():
@@ -111,7 +113,7 @@ def _read_lines(path: Path, text: str) -> Iterator[WrittenSetting]:
 def _read_yaml(path: Path, text: str) -> Iterator[WrittenSetting]:
     yaml = importlib.import_module("yaml")
     try:
-        # The base loader leaves scalars as they are written: each option knows its own type.
+        # The base loader leaves scalars as text, because each option parses its own type.
         root: Any = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         reason = re.sub(r"\s+", " ", str(error))

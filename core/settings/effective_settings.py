@@ -1,4 +1,4 @@
-"""What each setting of one pipeline is in the end, and who says so: for pages and for people."""
+"""The effective settings of a pipeline with their origins, for the CLI and the web page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from onceflow.core.settings.known_settings import Value
 from onceflow.core.settings.pipeline_settings import Checkpointing, RuntimeSettings
 
 PROGRAM = "program"
-"""The origin of what the program passes to `Pipeline`."""
+"""The origin of arguments that the program passes to `Pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """One setting as it holds for a pipeline."""
+    """A setting as it is in effect for a pipeline."""
 
     name: str
     value: str
     origin: str
-    """`--set`, `program`, a file with its line, a variable of the environment, or `default`."""
+    """The origin: `--set`, `program`, a file with line, an environment variable, or `default`."""
     default: str
 
 
@@ -32,10 +32,10 @@ def list_effective(
     runtime: RuntimeSettings | None,
     objects: Mapping[str, object],
 ) -> tuple[EffectiveSetting, ...]:
-    """Return every setting. `objects` are what the program passes besides, by a name's beginning.
+    """Return every setting. `objects` are the program's other arguments, by name or section.
 
-    An object that is taken whole (a backend, a restart strategy, an endpoint) stands under the
-    name of its section; the settings that it replaces are left out.
+    An object that replaces a whole section (a backend, a restart strategy, an endpoint) is listed
+    under the section's name. The settings that it replaces are omitted.
     """
     shown: list[EffectiveSetting] = []
     given = {
@@ -47,7 +47,7 @@ def list_effective(
         shown.append(EffectiveSetting(name, _show(value), PROGRAM, ""))
     for setting in configured.settings():
         name = setting.option.name
-        # The dot keeps `restart` from hiding a section that only begins with the same letters.
+        # With the dot, `restart` does not hide a section that only starts with the same letters.
         if any(name == one or name.startswith(f"{one}.") for one in given):
             continue
         holder = {"checkpointing": checkpointing, "runtime": runtime}.get(name.partition(".")[0])
@@ -78,5 +78,5 @@ def _show_as(setting: Setting, value: object) -> str:
 
 
 def _show(value: object) -> str:
-    """Return a description that holds no secret: objects of ours print none."""
+    """Return a description without secrets. The `str` of our objects contains none."""
     return str(value.value) if isinstance(value, Enum) else str(value)

@@ -1,7 +1,7 @@
-"""Every setting that a file or the environment may hold: its name, Flink's names, kind, default.
+"""The table of all settings: their names, Flink's names, kinds and defaults.
 
-One table (`OPTIONS`), from which settings are read, checked and printed, and against which the
-documents are tested. A default is that of the class whose field the option sets, said there.
+Settings are read, checked and printed from this table (`OPTIONS`), and tests compare the documents
+with it. Defaults come from the classes whose fields the options set.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from onceflow.core.storage.storage import INLINE_THRESHOLD_BYTES
 Value: TypeAlias = str | int | float | bool | None
 
 NONE = "none"
-"""How a file says None, for which TOML has no word."""
+"""The word for None in files, because TOML has none."""
 RESTART = ExponentialDelay(initial_delay_s=0.1, multiplier=2.0, max_delay_s=5.0)
-"""The default: a lost slot costs a tenth of a second, a server that is down is asked every 5 s."""
+"""The default strategy: the first restart comes after 0.1 s. While a server is down, the job
+restarts every 5 s."""
 
 
 class Kind(Enum):
-    """What a value may be."""
+    """The kinds of values."""
 
     DURATION = "a duration: 500 ms, 5 s, 10 min, 1 h, 1 d"
     SIZE = "a size: bytes as a number, or 20 kb, 64 mb, 1 gb (each 1,024 of the one before)"
@@ -52,28 +53,28 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. `name` is ours; `flink` are the names that Flink has or had for it."""
+    """A setting. `name` is its name here. `flink` are the names that Flink has or had for it."""
 
     name: str
     kind: Kind
     default: Value
     flink: tuple[str, ...] = ()
     words: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
-    """Of a choice: what may be written, in lower case, and what it stands for."""
+    """The accepted words of a choice, in lower case, and their values."""
     hints: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What is said to who writes one of these words."""
+    """The hints that are shown for some of these words."""
     target: str = ""
-    """The field that it sets, of the class that the first part of the name stands for."""
+    """The field that the setting sets. Its class is given by the first part of the name."""
     open_choice: bool = False
-    """Whether other packages bring further words."""
+    """True if other packages may add words."""
 
     def parse(self, written: object, name: str) -> Value:
-        """Return the value of the text or number `written` under `name`, which may be Flink's.
+        """Parse the text or number `written` under `name`, which may be Flink's name.
 
         Raises:
-            ConfigError: It is no value of this option; says what would be one.
+            ConfigError: The value is invalid. The message says what is accepted.
         """
-        # Before the kinds are told apart: "none" is text, and no number or duration would take it.
+        # Test for "none" first, because it would not parse as a number or duration.
         if isinstance(written, str) and written.strip().lower() == NONE and self.takes_none:
             return None
         value: Value
@@ -96,13 +97,13 @@ class Option:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None is a value: it is the default, or a field says that nothing is to be."""
+        """True if the option accepts None."""
         return self.kind is not Kind.CHOICE and (
             self.default is None or self.name in _NONE_BESIDES_A_DEFAULT
         )
 
     def to_text(self, value: Value) -> str:
-        """Return `value` as a configuration file has it."""
+        """Return `value` as text for a configuration file."""
         if value is None:
             return NONE
         if isinstance(value, bool):
@@ -124,12 +125,12 @@ class Option:
         raise ConfigError(f"{name}={written!r}: {_nearest(word, self.words)}")
 
     def hint(self, written: object) -> str | None:
-        """Return what is to be said to who has `written` that."""
+        """Return the hint for the value `written`, or None."""
         return self.hints.get(written.strip().lower()) if isinstance(written, str) else None
 
 
 def duration_text(seconds: float) -> str:
-    """Return `seconds` in the largest unit that shows them whole."""
+    """Return `seconds` in the largest unit that gives a whole number."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds and (seconds / size).is_integer():
             return f"{seconds / size:.0f} {unit}"
@@ -137,7 +138,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return `size_bytes` in the largest unit that shows them whole."""
+    """Return `size_bytes` in the largest unit that gives a whole number."""
     for unit, size in (("gb", 1 << 30), ("mb", 1 << 20), ("kb", 1 << 10)):
         if size_bytes and size_bytes % size == 0:
             return f"{size_bytes // size} {unit}"
@@ -166,7 +167,7 @@ def _duration(written: object, name: str, *, is_flink: bool) -> float:
         if re.fullmatch(r"\s*[\d.]+\s*", written):
             raise ConfigError(f"{name}={written!r} has no unit; write '{written.strip()} s', …")
         return seconds_of(written, setting=name)
-    # Zero is the same in every unit.
+    # Zero needs no unit.
     if is_flink and written != 0:
         raise ConfigError(
             f"{name}={written} has no unit: Flink would read milliseconds, and our own settings"
@@ -176,7 +177,7 @@ def _duration(written: object, name: str, *, is_flink: bool) -> float:
 
 
 def _size(written: object, name: str) -> int:
-    # True is an int to Python, and would be one byte.
+    # In Python True is an int, and would be parsed as one byte.
     if isinstance(written, int) and not isinstance(written, bool):
         size_bytes = written
     else:
@@ -197,7 +198,7 @@ def _number(written: object, name: str, kind: type[int] | type[float]) -> int | 
     expected = Kind.COUNT if kind is int else Kind.NUMBER
     if isinstance(written, bool) or not isinstance(written, (int, float, str)):
         raise _build_refusal(name, written, expected)
-    # int() would cut the fraction off without a word.
+    # int() would silently truncate the fraction.
     if kind is int and isinstance(written, float):
         raise _build_refusal(name, written, expected)
     try:
@@ -230,7 +231,7 @@ def _nearest(word: str, words: Mapping[str, object]) -> str:
 # --- the table -----------------------------------------------------------------------------------
 
 _UNCHANGED = "unchanged"
-"""Of logging: what the program has set up stays as it is."""
+"""The value of logging options that leave the program's own setup unchanged."""
 _NONE_BESIDES_A_DEFAULT = frozenset(
     {
         "checkpointing.interval",
@@ -242,7 +243,7 @@ _NONE_BESIDES_A_DEFAULT = frozenset(
 
 
 def _default_of(holder: object, target: str) -> Value:
-    """Return the value of `target` in an object, or its default in a class."""
+    """Return the field `target` of an object, or its default in a class."""
     if not isinstance(holder, type):
         return cast("Value", getattr(holder, target))
     (field,) = (one for one in fields(cast("type[Checkpointing]", holder)) if one.name == target)

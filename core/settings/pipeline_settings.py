@@ -1,4 +1,4 @@
-"""What a user sets for a pipeline, checked when it is built and not when it is needed."""
+"""The settings of a pipeline. They are checked when the pipeline is built, not at first use."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _Settings = TypeVar("_Settings", bound="type[Any]")
 
 
 class Delivery(Enum):
-    """How often each record takes effect, whatever fails: the promise of a job, or of one sink."""
+    """The delivery guarantee of a job or a sink: how often each record takes effect."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
 
 
 class OnCancel(Enum):
-    """What becomes of the checkpoints of a job that its user cancels."""
+    """The action for a job's checkpoints when its user cancels it."""
 
     RETAIN = "retain"
     DELETE = "delete"
 
 
 def _remembers_what_is_given(settings: _Settings) -> _Settings:
-    """Let objects of the dataclass `settings` know in `given` which fields the program has set.
+    """Make the dataclass `settings` record in `given` which fields the program has set.
 
-    A default is weaker than a configuration file, and the same value in the program is not.
+    A configuration file overrides a default value, but not the same value set by the program.
     """
     initialize: Callable[..., None] = settings.__init__
     names = [one.name for one in fields(settings) if one.init]
@@ -58,37 +58,41 @@ def _remembers_what_is_given(settings: _Settings) -> _Settings:
 @_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """When checkpoints are taken, where they live and how many failures are borne.
+    """The settings of checkpoints: their times, their storage and the tolerated failures.
 
     Durations are seconds or text ("5 s", "500 ms", "10 min"). `storage` is a directory (a path or a
-    `file://` URL) that the driver and every executor see, a bucket (`s3://bucket/prefix`, `gs://…`,
-    `az://…`), `memory://`, or a `FileSystemStorage`, `ObjectStorage` or `MemoryStorage`; None: as
-    configured (`Configuration`), like every field that is left open.
+    `file://` URL) that the driver and every executor can access, a bucket (`s3://bucket/prefix`,
+    `gs://…`, `az://…`), `memory://`, or a `FileSystemStorage`, `ObjectStorage` or `MemoryStorage`.
+    If `storage` is None, it comes from the configuration (`Configuration`), like every field that
+    is not given.
     """
 
     storage: str | CheckpointStorage | None = None
     interval: float | str | None = "10 s"
-    """From trigger to trigger; None = only on request, at the end of bounded input and on stop."""
+    """The time between two triggers. None: only on request, at the end of bounded input and on
+    stop."""
     timeout: float | str = "10 min"
     min_pause: float | str = 0.0
     max_concurrent: int = 1
     tolerable_failures: int = 0
-    """How many checkpoints in a row may fail before the attempt does."""
+    """The number of consecutive checkpoints that may fail before the attempt fails."""
     retained: int = 1
     mode: Delivery | str = Delivery.EXACTLY_ONCE
     unaligned: bool = False
-    """Whether barriers overtake the rows that wait in channels, which are then part of the
-    checkpoint: it takes no longer when sinks are slow. Needs `exactly_once` and one at a time."""
+    """True if barriers overtake the rows queued in channels, and the checkpoint stores these rows.
+    Slow sinks then do not delay checkpoints. Needs `exactly_once` and `max_concurrent=1`."""
     aligned_checkpoint_timeout: float | str = 0.0
-    """With `unaligned`: how long a barrier waits its turn before it overtakes; 0 = not at all."""
+    """The time that a barrier waits before it overtakes rows, with `unaligned`. 0: no wait."""
     ignore_in_flight_of: int | None = None
-    """The number of a checkpoint of which the rows in flight are lost instead of replayed, should
-    the job be restored from it: the way out when they cannot be read or have nowhere to go."""
+    """The number of a checkpoint. If the job is restored from it, the rows in flight are lost
+    instead of replayed. Use it if these rows cannot be read, or if no operator takes them any
+    more."""
     savepoints: str | None = None
-    """The directory for savepoints that name no other; None: `<storage>/<job>/savepoints`."""
+    """The default directory for savepoints. None: `<storage>/<job>/savepoints`."""
     on_cancel: OnCancel | str = OnCancel.RETAIN
-    """Whether a job that is cancelled by request, and started again, goes on from its last
-    checkpoint or begins anew, with checkpoints deleted. A failed or killed one always goes on."""
+    """The action when a user cancels the job. RETAIN: a later start continues from the last
+    checkpoint. DELETE: the checkpoints are deleted, and a later start begins without state. A
+    failed or killed job always keeps its checkpoints."""
     given: frozenset[str] = field(init=False, repr=False, compare=False)
     """The fields that the program has set."""
 
@@ -100,7 +104,7 @@ class Checkpointing:
                 "Checkpointing: unaligned=True needs mode='exactly_once': at_least_once waits for"
                 " no channel, so there is nothing to overtake"
             )
-        # Rows that one barrier has overtaken would lie before the other one's, and belong to both
+        # With several barriers, a row that one barrier has overtaken could belong to both
         # checkpoints or to none.
         if self.unaligned and self.max_concurrent > 1:
             raise ConfigError(
@@ -115,10 +119,10 @@ class Checkpointing:
             )
 
     def settings(self) -> CheckpointSettings:
-        """Return the same in the protocol's terms.
+        """Return these settings as the protocol's `CheckpointSettings`.
 
         Raises:
-            ConfigError: A value is out of range; names it.
+            ConfigError: A value is out of range. The message names it.
         """
         try:
             return CheckpointSettings(
@@ -143,14 +147,14 @@ class Checkpointing:
         return choice_of(Delivery, self.mode, setting="mode")
 
     def deletes_on_cancel(self) -> bool:
-        """Return whether a cancelled job leaves no checkpoint."""
+        """Return True if checkpoints are deleted when the job is cancelled."""
         return choice_of(OnCancel, self.on_cancel, setting="on_cancel") is OnCancel.DELETE
 
     def checkpoint_storage(self) -> CheckpointStorage:
         """Return the checkpoint storage described by `storage`.
 
         Raises:
-            ConfigError: It is None, or names no checkpoint storage.
+            ConfigError: `storage` is None or does not describe a checkpoint storage.
         """
         if self.storage is None:
             raise ConfigError("Checkpointing: storage is missing: a directory or a bucket's URL")
@@ -161,42 +165,45 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of certificates of your own, under the same paths on every machine of the job.
+    """The PEM files of the user's own certificates, at the same paths on all machines of the job.
 
-    A slot is a client of the driver and both client and server to other slots, so `certificate`
-    must be good for both uses.
+    A slot is a client of the driver, and both client and server to other slots. So `certificate`
+    must be valid for both uses.
     """
 
     certificate: str
-    """Of the process that reads it, with whatever leads up to the authority."""
+    """The certificate of the process that reads it, with the chain up to the authority."""
     key: str
     authority: str
-    """Who has signed the certificates of all others."""
+    """The certificate of the authority that has signed the certificates of all other processes."""
     server_name: str | None = None
-    """What every certificate is for; None: each for the host or address at which it is dialled."""
+    """The name that every certificate must have, or None for the host or address of the
+    connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the driver can be asked about its job, and told what to do: HTTP and JSON.
+    """The HTTP endpoint of the driver, which answers queries about the job and takes commands.
 
-    Every request must show the token, reading too: a status names hosts and paths, and its errors
-    quote records. The token is drawn for each driver and left, readable by the driver's user alone,
-    beside the job's checkpoints, where `onceflow` finds it; whoever may read there rules the job.
+    Bodies are JSON. Every request needs the token, even to read: a status has hosts and paths, and
+    its errors quote records. Each driver draws a new token and stores it with the job's
+    checkpoints, where `onceflow` finds it. Only the driver's user can read it. Anyone who can read
+    that file controls the job.
     """
 
     host: str = "127.0.0.1"
-    """The address to listen at. Another one than loopback needs `tls`."""
+    """The address to listen at. An address other than loopback needs `tls`."""
     port: int = 0
-    """0: a free one."""
+    """The port to listen at. 0: any free port."""
     token_file: str | None = None
-    """A file of the driver's machine that holds the token instead, of mode 0600; it is made when it
-    is not there. For checkpoint storage that many may read."""
+    """A file on the driver's machine for the token, with mode 0600. It is created if it does not
+    exist. Use it if many users can read the checkpoint storage."""
     tls: TlsFiles | None = None
-    """The certificate to show. Clients need none: they have the token."""
+    """The certificate of the server. Clients need no certificate, because they have the token."""
     names: str | None = None
-    """Host names under which clients ask, besides addresses, `localhost`, `host` and the machine's
-    own name; separated by commas. Any other name is refused: a web site may claim this address."""
+    """Additional host names that clients may use, separated by commas. IP addresses, `localhost`,
+    `host` and the machine's own name are always accepted. Other names are refused, because a web
+    site could make its name resolve to this address."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -209,36 +216,39 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it can be reached on its own machine alone."""
+        """True if only processes on the same machine can reach the endpoint."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` can be reached on its own machine alone."""
+    """Return True if `host` is a loopback address."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Where Prometheus finds a job's metrics, besides `/metrics` of the driver's endpoint.
+    """The settings of metrics for Prometheus, in addition to `/metrics` of the driver's endpoint.
 
-    Metrics need the extra `onceflow[metrics]` on the driver. They hold no secret: names of jobs,
-    operators and splits, and numbers.
+    Metrics need the extra `onceflow[metrics]` on the driver. They contain no secrets, only names of
+    jobs, operators and splits, and numbers.
     """
 
     prometheus_bind: str | None = None
-    """`host:port` at which the driver shows `/metrics` to everyone, without a token; None: nowhere.
-    Jobs of one process may name the same."""
+    """The `host:port` at which the driver serves `/metrics` without a token, or None for no
+    address. Jobs of one process may share an address."""
     names: str | None = None
-    """Host names under which clients ask there, besides addresses, `localhost`, the host of
-    `prometheus_bind` and the machine's own name; separated by commas. Any other name is refused."""
+    """Additional host names that clients may use there, separated by commas. IP addresses,
+    `localhost`, the host of `prometheus_bind` and the machine's own name are always accepted. Other
+    names are refused."""
     subtasks_max: int = 200
-    """Up to how many subtasks have series of their own; more of them are summed up by chain."""
+    """The number of subtasks up to which each has its own series. Beyond it, series are summed by
+    chain."""
     splits_max: int = 200
-    """Up to how many splits of a source have a lag of their own; more of them are summed up."""
+    """The number of splits of a source up to which each has its own lag. Beyond it, lags are
+    summed."""
     unhealthy_after_intervals: int | None = 30
-    """After how many intervals of checkpoints, and one timeout, without a completed checkpoint
-    `/healthz` says 503; None: never."""
+    """The number of checkpoint intervals without a completed checkpoint, plus one timeout, after
+    which `/healthz` returns 503. None: never."""
 
     def __post_init__(self) -> None:
         self.parse_bind()
@@ -252,16 +262,16 @@ class Metrics:
                 raise ConfigError(f"Metrics: {name}={getattr(self, name)} must be 0 or more")
 
     def parse_bind(self) -> tuple[str, int] | None:
-        """Return host and port of `prometheus_bind`.
+        """Return the host and port of `prometheus_bind`, or None if it is not set.
 
         Raises:
-            ConfigError: It is no address with a port.
+            ConfigError: It is not an address with a port.
         """
         if self.prometheus_bind is None:
             return None
-        # From the right: an IPv6 address in brackets has colons of its own.
+        # Split at the last colon, because an IPv6 address in brackets contains colons.
         host, colon, port = self.prometheus_bind.rpartition(":")
-        # isdecimal() alone also takes digits of other scripts.
+        # isdecimal() alone also accepts digits of other scripts.
         is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535
         if not colon or not host or not is_port:
             raise ConfigError(
@@ -273,16 +283,16 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class OpenTelemetry:
-    """Where a job's spans and metrics are sent; set by configuration alone.
+    """The settings for sending a job's spans and metrics. Only the configuration can set them.
 
-    Needs the extra `onceflow[otel]` on the driver. Headers and certificates are as the SDK's
-    variables say: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE.
+    Needs the extra `onceflow[otel]` on the driver. Headers and certificates come from the SDK's
+    variables OTEL_EXPORTER_OTLP_HEADERS and OTEL_EXPORTER_OTLP_CERTIFICATE.
     """
 
     endpoint: str | None = None
-    """Of a collector that takes OTLP over HTTP, such as http://collector:4318; None: nowhere."""
+    """The URL of an OTLP/HTTP collector, such as http://collector:4318. None: nothing is sent."""
     metrics_interval: float | str = "30 s"
-    """From one sending of all metrics to the next."""
+    """The time between two exports of all metrics."""
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
@@ -304,23 +314,24 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Logging:
-    """What driver and slots do about the loggers below `onceflow`; set by configuration alone."""
+    """The settings of the loggers below `onceflow`. Only the configuration can set them."""
 
     format: Literal["json", "text"] | None = None
-    """How lines are written to stderr; None: by the handlers of the program, or Python's own."""
+    """The format of lines on stderr. None: the handlers of the program, or Python's default
+    handler."""
     level: LogLevel | None = None
-    """From which level on; None: as the program has set it, or warning."""
+    """The lowest level that is logged. None: the level that the program has set, or warning."""
     levels: str | None = None
-    """Levels of single loggers: `onceflow.events=info,onceflow.runtime.lag=error`."""
+    """The levels of single loggers: `onceflow.events=info,onceflow.runtime.lag=error`."""
 
     def __post_init__(self) -> None:
         self.parse_levels()
 
     def parse_levels(self) -> dict[str, str]:
-        """Return, by the name of a logger, its level in upper case.
+        """Return a mapping from logger name to its level in upper case.
 
         Raises:
-            ConfigError: An entry is no logger of onceflow with a level.
+            ConfigError: An entry is not a logger of onceflow with a level.
         """
         levels = {} if self.level is None else {"onceflow": self.level.upper()}
         for entry in (self.levels or "").split(","):
@@ -342,34 +353,37 @@ class Logging:
 @_remembers_what_is_given
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """Deadlines and bounds of the runtime; the defaults suit one machine and a small cluster."""
+    """The timeouts and limits of the runtime. The defaults suit one machine and a small cluster."""
 
     start_timeout_s: Seconds = declare_seconds(120.0)
-    """From submitting the slots to the last of them reporting in."""
+    """The time from submitting the slots until all slots have registered."""
     heartbeat_interval_s: Seconds = declare_seconds(1.0)
     heartbeat_timeout_s: Seconds = declare_seconds(30.0)
-    """Silence after which a slot is lost to the driver, and the driver to a slot."""
+    """The time without heartbeats after which the driver considers a slot lost, and a slot the
+    driver."""
     cancel_timeout_s: Seconds = declare_seconds(10.0)
-    """How long a cancelled slot may take before Spark is told to kill it."""
+    """The time that a cancelled slot may take before Spark is asked to kill it."""
     stop_on_signals: bool = True
-    """Whether SIGINT and SIGTERM stop the job while it is waited for; see `Job.wait`."""
+    """True if SIGINT and SIGTERM stop the job while the program waits for it. See `Job.wait`."""
     stop_timeout_s: Seconds = declare_seconds(30.0)
-    """How long a stop by a signal may take before the job is cancelled: less than the sender of the
-    signal waits until SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s), or that comes first."""
+    """The time that a stop by a signal may take before the job is cancelled. Choose less than the
+    sender of the signal waits before SIGKILL (Docker 10 s, Kubernetes 30 s, systemd 90 s)."""
     channel_batches: int = 8
-    """Credits of a channel: batches that may be under way or waiting in it."""
+    """The credits of a channel: the number of batches that may be in transit or queued in it."""
     poll_timeout_s: Seconds = declare_seconds(0.01)
     commit_deadline_s: Seconds = declare_seconds(120.0)
     scratch_dir: str | None = None
-    """Where slots keep working files; default: a temporary directory, deleted with the slot."""
+    """The directory for working files of slots. Default: a temporary directory, deleted with the
+    slot."""
     driver_host: str | None = None
-    """Address at which slots reach the driver; default: what Spark knows of it."""
+    """The address at which slots reach the driver. Default: the driver's address in Spark."""
     slot_host: str | None = None
-    """Address at which other slots reach a slot. A reference such as `${env:SLOT_HOST}` is read in
-    each slot. Default: the address of its host name, or else of its route to the driver."""
+    """The address at which other slots reach a slot. Each slot resolves a reference such as
+    `${env:SLOT_HOST}` itself. Default: the address of its host name, or else of its route to the
+    driver."""
     tls: Literal["auto", "on", "off"] | TlsFiles = "auto"
-    """Mutual TLS between driver and slots. On: with certificates that each attempt draws; auto: so
-    unless the master is local, where all of it stays on one machine."""
+    """Mutual TLS between driver and slots. "on": each attempt creates its own certificates. "auto":
+    like "on", except with a local master, where all traffic stays on one machine."""
     given: frozenset[str] = field(init=False, repr=False, compare=False)
     """The fields that the program has set."""
 
@@ -380,7 +394,7 @@ class RuntimeSettings:
             raise ConfigError(f"stop_timeout_s={self.stop_timeout_s} must be over 0")
         if self.channel_batches < 1:
             raise ConfigError(f"channel_batches={self.channel_batches} must be 1 or more")
-        # One late beat must not look like a lost slot.
+        # A single late heartbeat must not look like a lost slot.
         if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:
             raise ConfigError(
                 f"heartbeat_timeout_s={self.heartbeat_timeout_s} must be over twice"
