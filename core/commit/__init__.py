@@ -1,5 +1,6 @@
-"""Makes what sinks have pre-committed committed or aborted, in one way for every caller.
+"""The code that commits or aborts pre-committed transactions, in one way for every caller.
 
-`planner` decides, from what is listed, what is in doubt and what the decisions remember.
-`queue` and `steps` say what is next, `retries` when it is tried again, `loop` carries it out.
+`planner` decides, from the listed transactions, those in doubt and the remembered decisions.
+`queue` and `steps` choose the next step, `retries` the time of the next try. `loop` carries steps
+out.
 """

@@ -1,7 +1,7 @@
-"""What is done with the transactions of batches that Spark writes; see `protocol.batches`.
+"""The plans for the transactions of batches that Spark writes; see `protocol.batches`.
 
-An attempt claims, and then makes the targets agree with what is decided; once it has decided, it
-rolls back what tries that did not count have left.
+An attempt claims, and then makes the targets agree with the decisions. Once it has decided, it
+rolls back the transactions of tries that did not count.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from onceflow.core.protocol.log.memory import Coverage
 
 @dataclass(frozen=True, slots=True)
 class BatchMemory:
-    """What a claim remembers of decisions: each lists its own attempt's transactions, and no more.
+    """The decisions that a claim remembers. Each lists only its own attempt's transactions.
 
-    What no decision lists is undecided, however old: an attempt is settled by the one after it.
+    A transaction that no decision lists is undecided, however old it is: the next attempt settles
+    it.
     """
 
     decided: Mapping[TransactionId, Committable]
 
     @classmethod
     def from_claim(cls, claim: BatchClaim) -> BatchMemory:
-        """Return what `claim` remembers."""
+        """Return the memory of `claim`."""
         return cls({c.transaction: c for one in claim.decisions for c in one.committables})
 
     def coverage(self, transaction: TransactionId) -> Coverage:
-        """Return whether a decision lists `transaction`."""
+        """Return DECIDED if a decision lists `transaction`, otherwise UNDECIDED."""
         return Coverage.DECIDED if transaction in self.decided else Coverage.UNDECIDED
 
     def of_sink(self, sink_id: str) -> tuple[Committable, ...]:
-        """Return nothing: what is known to be committed need not be proven by each batch."""
+        """Return no transactions: not every batch must prove the known commits."""
         del sink_id
         return ()
 
@@ -47,10 +48,10 @@ class BatchMemory:
 def plan_claimed(
     claim: BatchClaim, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> CommitPlan:
-    """Return what the new owner does before its tasks write: they may wait for locks held here.
+    """Return the plan of the new owner before its tasks write: they may wait for locks held here.
 
-    `sink_ids` are those of all sinks that are written. What a decision lists of another one is to
-    be committed, too: whoever commits says that its sink is missing.
+    `sink_ids` are those of all sinks that are written. If a decision lists a transaction of another
+    sink, it is to be committed, too: the committing code reports that its sink is missing.
     """
     listed = tuple(c for one in claim.decisions if not one.is_committed for c in one.committables)
     return plan_commits(
@@ -65,10 +66,11 @@ def plan_claimed(
 def plan_sweep(
     decision: BatchDecision, in_doubt: Sequence[Committable], *, sink_ids: Collection[str]
 ) -> tuple[Committable, ...]:
-    """Return what tries that did not count have left prepared, once `decision` is committed.
+    """Return the prepared transactions to roll back once `decision` is committed.
 
-    Everything older was settled when its attempt was claimed, so what is left of it came late. The
-    attempt of `decision` is over, too: it decides once.
+    They belong to tries that did not count. Older transactions were settled when this attempt was
+    claimed, so any that are left were prepared late. The attempt of `decision` is over, too: it
+    decides once.
     """
     over = AttemptId(decision.attempt + 1)
     plan = plan_commits(decision.committables, in_doubt, sink_ids=sink_ids, attempt=over)
@@ -78,9 +80,9 @@ def plan_sweep(
 def around_roll_backs(
     decided: Sequence[Committable], *, staged: Callable[[Committable], bool]
 ) -> tuple[tuple[Committable, ...], tuple[Committable, ...]]:
-    """Return what is committed before others are rolled back, and what after it.
+    """Return the transactions to commit before others are rolled back, and those after it.
 
-    Rows that are `staged` come last: applying them may wait for what a twin has locked.
+    Those that are `staged` come last: applying them may wait for rows that a twin has locked.
     """
     return (
         tuple(one for one in decided if not staged(one)),

@@ -1,8 +1,9 @@
-"""Transactions in doubt: pre-committed, and neither committed nor rolled back. For people.
+"""The tools with which people list transactions in doubt and settle them.
 
-A running job settles its own, and its next start settles what is left. This is for the time in
-between: to see what is in doubt and what the decision log says about it, and to settle by hand what
-cannot wait. What contradicts the log is refused unless it is forced.
+A transaction in doubt is pre-committed, and neither committed nor rolled back. A running job
+settles its own, and its next start settles the remaining ones. This module is for the time in
+between: it lists transactions in doubt with the decision of the log, and settles by hand those that
+cannot wait. An action that contradicts the log is refused unless it is forced.
 
     managers = [SinkResourceManager(sink, "payments.out")]
     with InDoubtTransactions(managers, storage.open("payments")) as found:
@@ -11,9 +12,9 @@ cannot wait. What contradicts the log is refused unless it is forced.
             if found.refusal(Resolution.COMMIT, one) is None:
                 found.commit(one)
 
-Whether the job seems to be running is what its checkpoint storage shows, and never a proof: storage
-holds no heartbeat, only who wrote the log last and when. So every sign counts as "it may be
-running"; only a final last decision, or a claim made by hand, means that it is not.
+Checkpoint storage shows only signs that the job is running, never a proof. It holds no heartbeat,
+only the process that wrote the log last and the time. So every sign counts as "it may be running".
+Only a final last decision, or a claim made by hand, means that it is not running.
 """
 
 from __future__ import annotations
@@ -51,16 +52,19 @@ from onceflow.core.spi.staging import StagingArea, is_staged, make_staged_commit
 from onceflow.core.storage import JobStorage
 
 QUIET_S_MIN = 60.0
-"""A log that was written more recently than this may be a running job's."""
+"""The minimum age of the log's last write. A more recently written log may be a running job's."""
 QUIET_INTERVALS = 3
-"""And so may one in which less time has passed than between so many of its decisions."""
+"""The number of decision intervals of quiet after which a log may count as left. With less quiet,
+its job may be running."""
 
 _BY_HAND = "txn "
 _OWNER = re.compile(r"(.+):(\d+) [0-9a-f]+")
 
 
 def read_log(storage: JobStorage) -> LogFacts:
-    """Return what the job's log says now, and what makes its job look alive. Changes nothing.
+    """Return the content of the job's log now, and the signs that its job is alive.
+
+    Changes nothing.
 
     Raises:
         StorageError: Storage cannot be read.
@@ -69,7 +73,7 @@ def read_log(storage: JobStorage) -> LogFacts:
     log = storage.log
     view = log.read()
     if view.attempt == 0:
-        # Asking a job that never ran for its identity would make one.
+        # Reading the identity of a job that never ran would create one.
         return LogFacts(log.job, "", view)
     signs = tuple(
         filter(
@@ -80,19 +84,19 @@ def read_log(storage: JobStorage) -> LogFacts:
 
 
 def fence(storage: JobStorage) -> LogFacts:
-    """Take the job over, as its next start does: no earlier attempt decides anything after this.
+    """Take the job over, as its next start does, so that no earlier attempt decides any more.
 
     An attempt that still runs ends itself at its next checkpoint. The job starts again as usual.
 
     Raises:
-        CheckpointError: The claim failed or nobody knows; repeat it.
+        CheckpointError: The claim failed or its outcome is unknown; repeat it.
     """
     claimed = storage.log.claim(f"{_BY_HAND}{socket.gethostname()}:{os.getpid()}")
     return LogFacts(storage.log.job, storage.log_id, claimed.view)
 
 
 def attempt_of(log: LogFacts | None) -> AttemptId:
-    """Return in whose name one commits by hand: the newest attempt's."""
+    """Return the attempt in whose name a person commits by hand: the newest one."""
     return AttemptId(max(1, log.view.attempt if log else 1))
 
 
@@ -100,7 +104,7 @@ def _has_ended(view: LogView) -> bool:
     if view.owner.startswith(_BY_HAND):
         return True  # an attempt that only fences and runs nothing
     last = view.decided[-1] if view.decided else None
-    # A final decision ends the job only while it is the last record: a claim after it is a new
+    # A final decision ends the job only while it is the last record. A claim after it is a new
     # attempt.
     return last is not None and last.sequence == view.last_sequence and last.completed.final
 
@@ -109,7 +113,7 @@ def _recently_written(view: LogView, written_at: datetime | None) -> str:
     if written_at is None:
         return ""
     moments = [c.completed_at_ms / 1000 for c in view.completed if c.attempt == view.attempt]
-    # A job that takes a checkpoint every ten minutes writes nothing for ten minutes and lives.
+    # A job that takes a checkpoint every ten minutes writes nothing for ten minutes and still runs.
     gaps_s = [later - earlier for earlier, later in pairwise(moments)]
     quiet_s = max(QUIET_S_MIN, QUIET_INTERVALS * max(gaps_s, default=0.0))
     age_s = (datetime.now(timezone.utc) - written_at).total_seconds()
@@ -127,49 +131,49 @@ def _owner_lives(owner: str) -> str:
         return ""
     pid = int(match[2])
     if pid == os.getpid():
-        return ""  # this very process asks; the log's age tells whether its job still runs
+        return ""  # this process asks; the log's age shows whether its job still runs
     try:
-        # Signal 0 only asks. A number that now belongs to another process says "lives", too: that
-        # costs a person one --fence, while a wrong "is gone" would let two of them commit.
+        # Signal 0 only asks. If the number now belongs to another process, the answer is "lives",
+        # too. That costs a person one --fence. A wrong "is gone" would let two processes commit.
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
-    # It is there, and another user's.
+    # The process exists and belongs to another user.
     except PermissionError:
         pass
     return f"process {pid} of this machine, which claimed the newest attempt, is there"
 
 
 class ContradictsLog(OnceflowError):
-    """Raised when what was asked for is not what the decision log says; nothing was changed."""
+    """The error for a request that contradicts the decision log; nothing was changed."""
 
     domain = "user"
     retry = "never"
 
 
 class SinkNeeded(ConfigError):
-    """Raised when rows are staged and what is given does not know where they go."""
+    """The error for staged rows whose destination the given resource managers do not know."""
 
 
 class ResourceManager(ABC):
-    """What holds transactions in doubt: a database, one sink's target, a job's storage."""
+    """A holder of transactions in doubt: a database, one sink's target, a job's storage."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is, for people; holds no secret."""
+        """The name for people; contains no secret."""
 
     @abstractmethod
     def sink_ids(self, log: LogFacts | None) -> Sequence[str]:
-        """Return every sink id of which something may be in doubt here.
+        """Return every sink id under which a transaction may be in doubt here.
 
         Raises:
-            SinkError: It cannot be asked now.
+            SinkError: The resource manager cannot be asked now.
         """
 
     @abstractmethod
     def committer(self, context: CommitterContext) -> Committer:
-        """Return what settles the transactions of `context.sink_id`."""
+        """Return the committer that settles the transactions of `context.sink_id`."""
 
     def read_claimant(self, sink_id: str) -> str | None:
         """Return the identity of the decision log that claimed `sink_id`, if it is known."""
@@ -177,17 +181,17 @@ class ResourceManager(ABC):
         return None
 
     def target_record(self, context: CommitterContext) -> TargetRecord | None:
-        """Return what the target records of `context.sink_id`; None: it does not tell.
+        """Return the target's record of `context.sink_id`, or None if it keeps none.
 
         Raises:
             ConfigError: Another job owns the sink id.
-            SinkError: It cannot be asked now.
+            SinkError: The target cannot be asked now.
         """
         del context
         return None
 
     def sessions(self, sink_id: str) -> Sequence[str]:
-        """Return the writers of `sink_id` that are connected now, where that is known."""
+        """Return the writers of `sink_id` that are connected now, if they are known."""
         del sink_id
         return ()
 
@@ -197,17 +201,17 @@ class ResourceManager(ABC):
         return None
 
     def rows(self, transaction: TransactionId) -> int | None:
-        """Return how many rows `transaction` has, where that is known."""
+        """Return the number of rows of `transaction`, if it is known."""
         del transaction
         return None
 
     def close(self) -> None:  # noqa: B027 - optional hook
-        """Release everything. Safe to call twice."""
+        """Release all resources. May be called twice."""
 
 
 @dataclass(frozen=True)
 class SinkResourceManager(ResourceManager):
-    """The target of any sink, under the sink id by which its job writes."""
+    """The target of a sink, with the sink id under which its job writes."""
 
     sink: Sink
     sink_id: str
@@ -232,9 +236,9 @@ class SinkResourceManager(ResourceManager):
 
 @dataclass(frozen=True)
 class StagedResourceManager(ResourceManager):
-    """What a job's sinks have staged in its checkpoint storage; to look at, not to settle.
+    """The rows that a job's sinks have staged in its checkpoint storage, to view but not to settle.
 
-    Only the sink can apply rows, or tell whether they are applied already.
+    Only the sink can apply the rows, or find out whether they are applied already.
     """
 
     storage: JobStorage
@@ -258,38 +262,38 @@ class StagedResourceManager(ResourceManager):
 
 
 class InDoubtKind(Enum):
-    """Where the rows of a transaction wait."""
+    """The place where the rows of a transaction wait."""
 
     PREPARED = "prepared"
-    """Prepared in the target."""
+    """The rows are prepared in the target."""
     STAGED = "staged"
-    """Staged in checkpoint storage."""
+    """The rows are staged in checkpoint storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubtTransaction:
-    """One transaction, as of one look at log and target."""
+    """A transaction, as of one reading of log and target."""
 
     committable: Committable
     kind: InDoubtKind
     rows: int | None
-    """How many it has, when anybody knows."""
+    """The number of its rows, if it is known."""
     held_by: str
     """The name of the resource manager that holds it, for people."""
     held: bool
-    """Whether it is in doubt; else the log lists it, and the target has it no longer."""
+    """True if it is in doubt. False if the log lists it and the target holds it no longer."""
     prepared_at: datetime | None
     status: InDoubtStatus
 
     @property
     def transaction(self) -> TransactionId:
-        """Its name."""
+        """The id of the transaction."""
         return self.committable.transaction
 
 
 @dataclass(slots=True)
 class _Holder:
-    """One sink id at one resource manager, with its committer."""
+    """A sink id at a resource manager, with its committer."""
 
     manager: ResourceManager
     committer: Committer
@@ -298,36 +302,40 @@ class _Holder:
 
 
 class TransactionSettler(ABC):
-    """Shows what is in doubt, and settles it by hand as decisions allow. One thread."""
+    """A tool that lists transactions in doubt and settles them by hand as decisions allow.
+
+    Used by one thread.
+    """
 
     @abstractmethod
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
-        """Return everything in doubt, in the order in which it would be committed."""
+        """Return all transactions in doubt, in the order in which they would be committed."""
 
     @abstractmethod
     def find(self, transaction: TransactionId) -> InDoubtTransaction | None:
-        """Return `transaction` if it is in doubt, or if a decision that is remembered lists it."""
+        """Return `transaction` if it is in doubt, or if a remembered decision lists it."""
 
     @abstractmethod
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
-        """Return why what is decided, as of now, forbids `resolution`, or None."""
+        """Return the reason why the decisions, as of now, forbid `resolution`, or None."""
 
     def commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible, if they are decided; return how it ended.
+        """Make its rows visible, if they are decided; return the outcome.
 
         Raises:
-            ContradictsLog: They are not, or may be settled elsewhere now; nothing is changed.
+            ContradictsLog: The rows are not decided, or another process may settle them now.
+                Nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
         self._require(Resolution.COMMIT, one)
         return self.force_commit(one)
 
     def abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone, if they are not decided, nor ever will be; return how it ended.
+        """Roll its rows back, if they are not decided and never will be; return the outcome.
 
         Raises:
-            ContradictsLog: They are, or may be, or may be settled elsewhere now; nothing is
-                changed.
+            ContradictsLog: The rows are or may be decided, or another process may settle them now.
+                Nothing is changed.
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
         """
         self._require(Resolution.ABORT, one)
@@ -335,22 +343,22 @@ class TransactionSettler(ABC):
 
     @abstractmethod
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible whatever is decided. Doubles them unless they are decided."""
+        """Make its rows visible regardless of decisions. Doubles them unless they are decided."""
 
     @abstractmethod
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone whatever is decided. Loses them if they are decided."""
+        """Roll its rows back regardless of decisions. Loses them if they are decided."""
 
     @abstractmethod
     def fence(self) -> None:
-        """Keep every attempt before from deciding anything more."""
+        """Prevent every earlier attempt from deciding anything more."""
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnect. Safe to call twice."""
+        """Disconnect. May be called twice."""
 
     def __enter__(self) -> Self:
-        """Nothing is opened before it is asked for."""
+        """Return the settler. Connections are opened only on first use."""
         return self
 
     def __exit__(
@@ -370,9 +378,9 @@ class TransactionSettler(ABC):
 
 @dataclass
 class InDoubtTransactions(TransactionSettler):
-    """All that `resource_managers` hold in doubt, and what the log in `storage` says. One thread.
+    """The transactions that `resource_managers` hold in doubt, with the log in `storage`.
 
-    Looking changes nothing, neither there nor in storage.
+    Used by one thread. Reading changes nothing, neither in the targets nor in storage.
     """
 
     resource_managers: Sequence[ResourceManager]
@@ -380,12 +388,12 @@ class InDoubtTransactions(TransactionSettler):
     _holders: dict[tuple[int, str], _Holder] = field(default_factory=dict[tuple[int, str], _Holder])
 
     def in_doubt(self) -> tuple[InDoubtTransaction, ...]:
-        """Return everything in doubt, in the order in which a job would commit it.
+        """Return all transactions in doubt, in the order in which a job would commit them.
 
         Raises:
             SinkError: A resource manager cannot be asked now.
             StorageError: The decision log cannot be read.
-            CheckpointCorrupt: It is damaged.
+            CheckpointCorrupt: The decision log is damaged.
         """
         log = self._read_log()
         transactions = [
@@ -395,7 +403,7 @@ class InDoubtTransactions(TransactionSettler):
             for one in self._list_held(self._holder(index, sink_id, log), log)
         ]
         unique: dict[tuple[TransactionId, InDoubtKind], InDoubtTransaction] = {}
-        for one in transactions:  # who can settle it comes before who only sees it
+        for one in transactions:  # managers that can settle precede those that only list
             unique.setdefault((one.transaction, one.kind), one)
         return tuple(sorted(unique.values(), key=lambda one: commit_order(one.committable)))
 
@@ -420,13 +428,15 @@ class InDoubtTransactions(TransactionSettler):
             ),
             0,
         )
-        # Nobody holds it, so nobody says which target it was in. The first real target is asked:
-        # storage could not prove a commit.
+        # No resource manager holds the transaction, so its target is unknown. Ask the first real
+        # target: storage could not prove a commit.
         holder = self._holder(index, transaction.sink_id, log)
         return self._describe(decided, holder, log, held=False, lag=self._lag_of(holder))
 
     def refusal(self, resolution: Resolution, one: InDoubtTransaction) -> str | None:
-        """Return why log and job forbid `resolution` now, or None. Asks both log and target.
+        """Return the reason why log and job forbid `resolution` now, or None.
+
+        Asks both the log and the target.
 
         Raises:
             SinkError, StorageError, CheckpointCorrupt: As `in_doubt`.
@@ -437,19 +447,19 @@ class InDoubtTransactions(TransactionSettler):
         return refusal(resolution, status, log)
 
     def force_commit(self, one: InDoubtTransaction) -> CommitOutcome:
-        """Make its rows visible whatever the log says. Doubles them unless it says so, too."""
+        """Make its rows visible regardless of the log. Doubles them unless the log decided them."""
         return self._holder_of(one, self._read_log()).committer.commit(one.committable)
 
     def force_abort(self, one: InDoubtTransaction) -> AbortOutcome:
-        """Make its rows gone whatever the log says. Loses them if the log decided them."""
+        """Roll its rows back regardless of the log. Loses them if the log decided them."""
         return self._holder_of(one, self._read_log()).committer.abort(one.committable)
 
     def fence(self) -> None:
-        """Take the job over, so that no attempt before decides anything more; see `fence`.
+        """Take the job over, so that no earlier attempt decides anything more; see `fence`.
 
         Raises:
-            ConfigError: There is no job in the storage to take over.
-            CheckpointError: The claim failed or nobody knows; repeat it.
+            ConfigError: The storage contains no job to take over.
+            CheckpointError: The claim failed or its outcome is unknown; repeat it.
         """
         if self.storage is None or not self.storage.log.sequences():
             raise ConfigError(
@@ -459,7 +469,7 @@ class InDoubtTransactions(TransactionSettler):
         fence(self.storage)
 
     def close(self) -> None:
-        """Disconnect from every resource manager. Safe to call twice."""
+        """Disconnect from every resource manager. May be called twice."""
         for holder in self._holders.values():
             holder.committer.close()
         self._holders.clear()
@@ -486,14 +496,14 @@ class InDoubtTransactions(TransactionSettler):
         return [self._describe(_as_listed(c, log), holder, log, held=True, lag=lag) for c in held]
 
     def _lag_of(self, holder: _Holder) -> str:
-        """Return why the log is behind the target; empty when it is not, or nobody can tell."""
+        """Return why the log is behind the target; empty if it is not, or if this is unknown."""
         if self.storage is None:
             return ""
         try:
             record = holder.manager.target_record(holder.context)
         except ConfigError as error:
             return str(error)
-        # Once more, and after the target: the job may have decided and committed since.
+        # Read the log again after the target: the job may have decided and committed in between.
         log = read_log(self.storage)
         return describe_lag(log, record) if record and log.view.attempt else ""
 
@@ -552,7 +562,7 @@ class InDoubtTransactions(TransactionSettler):
 def _status(
     committable: Committable, log: LogFacts | None, holder: _Holder, lag: str
 ) -> InDoubtStatus:
-    """Return the decision. What lies in a job's own storage is its own, whatever it is called."""
+    """Return the decision. A job owns everything staged in its storage, under any sink id."""
     own = log is not None and is_staged(committable)
     return in_doubt_status(
         committable, log, claimed_by=log.log_id if log and own else holder.claimed_by, lag=lag
@@ -560,7 +570,7 @@ def _status(
 
 
 def _as_listed(committable: Committable, log: LogFacts | None) -> Committable:
-    """Return `committable` as the log has it: with its rows, and what else the sink noted."""
+    """Return `committable` as the log lists it: with its rows and the sink's other notes."""
     listed = log.decided.get(committable.transaction) if log else None
     alike = listed is not None and is_staged(listed) == is_staged(committable)
     return listed if listed is not None and alike else committable
@@ -584,7 +594,7 @@ class _StagedOnly(Committer):
         if staging is None:
             return []
         counted = [(one, _rows_staged(staging, one)) for one in staging.transactions()]
-        # What is there without rows is a sink's own mark and waits for nobody.
+        # An entry without rows is a sink's own mark and is not in doubt.
         return [make_staged_committable(one, rows or 0) for one, rows in counted if rows != 0]
 
     @override
@@ -600,9 +610,9 @@ class _StagedOnly(Committer):
 
 
 def _rows_staged(staging: StagingArea, transaction: TransactionId) -> int | None:
-    """Return how many rows wait under `transaction`; None when they cannot be read."""
+    """Return the number of rows staged under `transaction`, or None if they cannot be read."""
     try:
         return sum(batch.num_rows for _, batch in staging.read(transaction) or ())
     except (StateCorrupt, StorageError):
-        # Its sink says what is wrong with them; they are in doubt all the same.
+        # The sink reports what is wrong with the rows. They are in doubt all the same.
         return None

@@ -1,4 +1,4 @@
-"""Committers as the engine opens them, checked against what their sink says of itself."""
+"""The opening of committers by the engine, with a check against their sink's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def open_global_committer(sink: Sink, context: CommitterContext) -> GlobalCommit
     """Return the committer of whole checkpoints of `sink`, whose `committed_by` is the driver.
 
     Raises:
-        ConfigError: The sink returns one of single transactions.
+        ConfigError: The sink returns a committer of single transactions.
     """
     committer = sink.committer(context)
     if isinstance(committer, GlobalCommitter):
@@ -25,9 +25,10 @@ def open_global_committer(sink: Sink, context: CommitterContext) -> GlobalCommit
 
 
 def read_target_record(sink: Sink, context: CommitterContext) -> TargetRecord | None:
-    """Return what the target records of the sink id, or what it has committed through.
+    """Return the target's record of the sink id, or None if the target keeps none.
 
-    None: the target does not tell. Changes nothing.
+    If the driver commits the sink's checkpoints, the record contains how far they are committed.
+    Changes nothing.
 
     Raises:
         ConfigError: Another job owns the sink id.

@@ -1,11 +1,11 @@
-"""Which commit is begun before its decision, and when that is undone again.
+"""The rules for a commit that begins before its decision, and for undoing such a commit.
 
-A commit may be begun once its transaction is durable and everything before it is committed, so that
-little is left to do when the decision comes. What is begun may hold up readers of the target, so it
-is undone when the decision is late; the transaction itself stays pre-committed.
+A commit may begin once its transaction is durable and everything before it is committed. Then
+little is left to do when the decision arrives. A begun commit may block readers of the target, so
+it is undone if the decision is late. The transaction itself stays pre-committed.
 
     begun => everything before it is committed, and it is not decided
-    begun for at most `HELD_MAX_S` from its pre-commit on, and for the time that one call takes
+    begun for at most `HELD_MAX_S` after its pre-commit, plus the time of one call
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import GENESIS, CheckpointId, TransactionId
 
 HELD_MAX_S = 1.0
-"""Many times what a decision takes when all is well, and short for a reader who waits."""
+"""The maximum time that a commit stays begun. It is many times the usual duration of a decision,
+and short for a reader who waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Undo what was begun of the commit of `committable`."""
+    """Undo the begun part of the commit of `committable`."""
 
     committable: Committable
 
@@ -39,7 +40,10 @@ EarlyStep: TypeAlias = Begin | Withdraw
 
 
 class EarlyCommits:
-    """Says what to begin and what to withdraw, for one sink subtask. One thread at a time."""
+    """The early commits of one sink subtask: which to begin and which to withdraw.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, held_max_s: float) -> None:
         self._held_max_s = held_max_s
@@ -47,7 +51,7 @@ class EarlyCommits:
         self._prepared_at_s = 0.0
         self._aborted = GENESIS
         self._is_in_time = True
-        """Whether the last decision came in time. If not, what is begun would be undone again."""
+        """True if the last decision came in time. If not, a begun commit would be undone again."""
         self._tried: TransactionId | None = None
         self._begun: Committable | None = None
         self._held_until_s = 0.0
@@ -66,9 +70,10 @@ class EarlyCommits:
         self._aborted = max(self._aborted, checkpoint)
 
     def next_step(self, first: Committable | None, now_s: float) -> EarlyStep | WaitUntil | None:
-        """Return what to do now, or when to ask again; None: nothing before the next event.
+        """Return the next step, or the time to ask again; None if nothing is due before an event.
 
-        `first` is what the next decision commits first; None while something decided waits.
+        `first` is the first transaction that the next decision commits. It is None while a decided
+        one waits.
         """
         if first is None:
             return None
@@ -83,9 +88,9 @@ class EarlyCommits:
         """Record that `committable` was tried; it is not tried again."""
         self._tried = committable.transaction
         self._begun = committable if is_begun else None
-        # Kept, because a later pre-commit must not lengthen it.
+        # Store the time now, because a later pre-commit must not extend it.
         self._held_until_s = self._prepared_at_s + self._held_max_s
 
     def record_end(self) -> None:
-        """Record that what was begun is committed or withdrawn, or that its commit has failed."""
+        """Record that the begun commit is committed or withdrawn, or has failed."""
         self._begun = None

@@ -1,11 +1,11 @@
-"""What the decision log says about a transaction in doubt, and who may settle it by hand.
+"""The decision log's verdict on a transaction in doubt, and who may settle it by hand.
 
-decided     the last checkpoint lists it                     the next start commits it
-undecided   its attempt is over and decided nothing of it    the next start rolls it back
-pending     its attempt may live and decide it yet           nobody but that attempt may
-settled     the log knows it committed, the target does not  the next start commits it again
-foreign     the log is not its own, or an older copy         nothing is known
-unknown     there is no log to ask, or it has forgotten      nothing is known
+decided     the last checkpoint lists it                     the next start commits it undecided
+its attempt is over and did not decide it        the next start rolls it back pending     its
+attempt may be alive and may still decide    only that attempt may settle it settled     the log
+knows its commit, the target does not    the next start commits it again foreign     the log is
+another job's, or an older copy       nothing is known unknown     there is no log, or the log has
+forgotten it     nothing is known
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onceflow.core.protocol.recovery import committables_of
 
 
 class LoggedDecision(Enum):
-    """What the log says; see the module."""
+    """The verdict of the log; see the module."""
 
     DECIDED = "decided"
     UNDECIDED = "undecided"
@@ -36,19 +36,19 @@ class LoggedDecision(Enum):
 
 
 class RecoveryAction(Enum):
-    """What the job's next start does with a transaction in doubt."""
+    """The action of the job's next start for a transaction in doubt."""
 
     COMMIT = "commit"
     ABORT = "abort"
     KEEP = "keep"
-    """It leaves it alone."""
+    """The start leaves the transaction alone."""
     STOP = "stop"
-    """It stops and names it: a person must decide."""
+    """The start stops and names the transaction: a person must decide."""
     UNKNOWN = "unknown"
 
 
 class Resolution(Enum):
-    """What a person may do with a transaction in doubt."""
+    """The action of a person for a transaction in doubt."""
 
     COMMIT = "commit"
     ABORT = "abort"
@@ -56,7 +56,7 @@ class Resolution(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InDoubtStatus:
-    """The decision, its reason in a sentence, and what happens if nobody does anything."""
+    """The decision, its reason in a sentence, and the action of the next start."""
 
     decision: LoggedDecision
     recovery_action: RecoveryAction
@@ -65,13 +65,13 @@ class InDoubtStatus:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """A job's decision log, as of one reading, and whether its job seems to run."""
+    """The content of a job's decision log, as of one reading, and the signs that the job runs."""
 
     job: str
     log_id: str
     view: LogView
     liveness: tuple[str, ...] = ()
-    """Why the newest attempt may still be running; empty when nothing says so."""
+    """The reasons why the newest attempt may still be running; empty if there are none."""
 
     @property
     def last(self) -> CompletedCheckpoint | None:
@@ -80,13 +80,13 @@ class LogFacts:
 
     @property
     def decided(self) -> dict[TransactionId, Committable]:
-        """What the next start commits, if it is not committed yet."""
+        """The transactions that the next start commits, if they are not committed yet."""
         listed = committables_of(self.last) if self.last else ()
         return {c.transaction: c for c in (*self.view.memory.committed, *listed)}
 
     @property
     def sink_ids(self) -> frozenset[str]:
-        """Every sink id of which the log knows: by what it lists, and by its operators' names."""
+        """The sink ids that the log knows: from its transactions and from its operators' names."""
         listed = {
             c.transaction.sink_id for kept in self.view.completed for c in committables_of(kept)
         }
@@ -103,12 +103,12 @@ def in_doubt_status(
     claimed_by: str | None = None,
     lag: str = "",
 ) -> InDoubtStatus:
-    """Return what `log` says about `committable`, which the target holds in doubt.
+    """Return the verdict of `log` on `committable`, which the target holds in doubt.
 
-    `claimed_by` is the identity of the log that claimed the sink id, where the target or the place
-    of the rows tells; it settles whose transaction that is. `lag` is what `describe_lag` says of
-    the sink id. `log` must have been read *before* the
-    target was asked: in the other order a commit in between would look like an undecided one.
+    `claimed_by` is the identity of the log that claimed the sink id, if the target or the place of
+    the rows shows it. It decides which job owns the transaction. `lag` is the result of
+    `describe_lag` for the sink id. `log` must have been read *before* the target was asked: in the
+    other order, a commit in between would look like an undecided transaction.
     """
     if log is None:
         reason = "no decision log was given, so nobody can tell whether its checkpoint is decided"
@@ -120,11 +120,11 @@ def in_doubt_status(
 
 
 def describe_lag(log: LogFacts, record: TargetRecord) -> str:
-    """Return why `log` is behind the target of a sink id; empty when it is not.
+    """Return why `log` is behind the target of a sink id; empty if it is not.
 
-    `log` must have been read *after* the target told `record`: in the other order a decision in
-    between would look like a missing one. A copy that lacks only decisions of which the target
-    proves nothing yet cannot be told from the log itself.
+    `log` must have been read *after* the target returned `record`: in the other order, a decision
+    in between would look like a missing one. A copy that lacks only decisions without a proof in
+    the target cannot be distinguished from the log itself.
     """
     view = log.view
     if record.attempt > view.attempt:
@@ -143,7 +143,7 @@ def describe_lag(log: LogFacts, record: TargetRecord) -> str:
 
 
 def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubtStatus:
-    """Return what the decisions in `seen` say about `committable`, which the target holds.
+    """Return the verdict of the decisions in `seen` on `committable`, held by the target.
 
     An attempt that was overtaken decides nothing more, so "undecided" stays true from then on. The
     next batch acts as `batch_plans.plan_claimed` says.
@@ -178,8 +178,7 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
             f"it is of attempt {attempt}, and the newest that is known is {seen.attempt}: these"
             " decisions are another query's, or an older copy",
         )
-    # An attempt of a batch decides once. The newest one without a decision is the only one that
-    # still can.
+    # An attempt of a batch decides once. Only the newest one without a decision still can.
     if attempt == seen.attempt and attempt not in {one.attempt for one in decisions}:
         return InDoubtStatus(
             LoggedDecision.PENDING,
@@ -202,9 +201,9 @@ def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubt
 
 
 def refusal(resolution: Resolution, status: InDoubtStatus, log: LogFacts | None) -> str | None:
-    """Return why `resolution` is not to be carried out, or None when log and resolution agree."""
-    # Before the decision is looked at: a running job may decide or commit it between this look and
-    # what the person then does.
+    """Return the reason to refuse `resolution`, or None if the log agrees with it."""
+    # Check this before the decision: a running job may decide or commit the transaction between
+    # this check and the person's action.
     if log is not None and log.liveness:
         return (
             f"job {log.job} seems to be running ({'; '.join(log.liveness)}): it settles its"
@@ -228,16 +227,15 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
     sink_id, view = transaction.sink_id, log.view
     if view.attempt == 0:
         return f"job {log.job} has no decision log in this storage"
-    # What the target records proves whose it is, so it is asked before names, which only suggest
-    # it.
+    # The target's record proves the owner, so check it before names, which only suggest the owner.
     if claimed_by is not None and claimed_by != log.log_id:
         return (
             f"sink id {sink_id} belongs to the job with decision log {claimed_by}, and the log of"
             f" job {log.job} is {log.log_id}"
         )
     known = log.sink_ids
-    # A sink that was removed from the pipeline is known to no operator any more. Its id still
-    # begins with the job's name, unless the user gave it another one.
+    # No operator of the log names a sink that was removed from the pipeline. Its id still begins
+    # with the job's name, unless the user gave it another one.
     if claimed_by is None and sink_id not in known and not sink_id.startswith(f"{log.job}."):
         names = ", ".join(sorted(known)) or "none yet"
         return f"the decision log of job {log.job} knows no sink {sink_id} (it knows {names})"
@@ -250,13 +248,13 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
 
 
 def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
-    """Return what the rule says that the next attempt will follow."""
+    """Return the verdict of the rule that the next attempt will follow."""
     last, memory = log.last, log.view.memory
     standing = judge_transaction(
         transaction,
         {c.transaction for c in committables_of(last)} if last else (),
         sink_ids=(transaction.sink_id,),
-        # As the next start would ask: to it, the newest attempt of the log is over, too.
+        # Ask as the next start would: then the newest attempt of the log is over, too.
         attempt=AttemptId(log.view.attempt + 1),
         memory=memory,
     )
@@ -287,14 +285,15 @@ def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
         case Standing.UNDECIDED:
             return _describe_undecided(transaction, log, decided_through)
         case Standing.FOREIGN | Standing.LIVE:
-            # Of another log, or an older copy: told before anybody asks.
+            # The transaction is of another log or an older copy, which the caller has already
+            # reported.
             return InDoubtStatus(LoggedDecision.FOREIGN, RecoveryAction.KEEP, "not of this log")
 
 
 def _describe_undecided(
     transaction: TransactionId, log: LogFacts, decided_through: CheckpointId
 ) -> InDoubtStatus:
-    # Of any older attempt it is certain: the claim of the newest one fenced it.
+    # For any older attempt this is certain: the claim of the newest one fenced it.
     if transaction.attempt == log.view.attempt and log.liveness:
         return InDoubtStatus(
             LoggedDecision.PENDING,

@@ -1,8 +1,8 @@
-"""The loop that makes transactions committed or aborted: for slots, recovery, batches and people.
+"""The loop that commits or aborts transactions: for slots, recovery, batches and people.
 
-A queue says what comes next, when it is tried again, and when it is given up; a committer does it.
-The loop joins the two and decides nothing. Whoever runs it says in its own words what a step means
-that was given up.
+A queue chooses the next step, when it is retried, and when it is given up. A committer carries it
+out. The loop connects the two and decides nothing. Its caller reports the meaning of a given-up
+step.
 """
 
 from __future__ import annotations
@@ -39,62 +39,62 @@ OutcomeT = TypeVar("OutcomeT", bound=CommitOutcome | AbortOutcome)
 
 
 class StepSource(ABC, Generic[S, OutcomeT]):
-    """A queue with a clock: it waits until it is time for the next step."""
+    """A queue with a clock, which waits until it is time for the next step."""
 
     @abstractmethod
     def take(self) -> S | None:
-        """Return the next step when it is time for it; None when there is none left."""
+        """Return the next step when it is time for it, or None when none is left."""
 
     @abstractmethod
     def end(self, step: S, outcome: OutcomeT) -> StepEnd:
-        """Record how a try of `step` ended and return what follows."""
+        """Record the outcome of a try of `step` and return what follows."""
 
 
 def settle(
     source: StepSource[S, OutcomeT], carry_out: Callable[[S], OutcomeT]
 ) -> Iterator[tuple[S, StepEnd]]:
-    """Carry out all steps of `source`, one after the other; yield each try with what follows it.
+    """Carry out all steps of `source` in order; yield each try with what follows it.
 
-    Ends when there is no step left, or with the first that is given up.
+    Ends when no step is left, or after the first step that is given up.
     """
     while (step := source.take()) is not None:
         ended = source.end(step, carry_out(step))
         yield step, ended
-        # The step stays at the head of its queue. Going on would commit the later ones before it,
-        # and change the order in which rows become visible.
+        # The step stays at the head of its queue. Continuing would commit later steps before it and
+        # change the order in which rows become visible.
         if isinstance(ended, StepFailed):
             return
 
 
 class TimedSteps(StepSource[Step, CommitOutcome | AbortOutcome]):
-    """Planned steps by the monotonic clock, on the caller's thread."""
+    """Planned steps, timed by the monotonic clock, on the caller's thread."""
 
     def __init__(self, steps: PlannedSteps) -> None:
         self._steps = steps
 
     def take(self) -> Step | None:
-        """Return the next step, once it is time for it; None when all is done."""
+        """Return the next step once it is time for it, or None when all are done."""
         while isinstance(step := self._steps.next_commit(time.monotonic()), WaitUntil):
-            # The clock is read twice, so the moment may have passed in between; sleep() refuses
-            # less than 0.
+            # The clock is read twice, so the time may have passed in between, and sleep() refuses
+            # negative values.
             time.sleep(max(0.0, step.at_s - time.monotonic()))
         return step
 
     def end(self, step: Step, outcome: CommitOutcome | AbortOutcome) -> StepEnd:
-        """Record how a try of `step` ended and return what follows."""
+        """Record the outcome of a try of `step` and return what follows."""
         return self._steps.outcome(step, outcome, time.monotonic())
 
 
 def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
-    """Ask `committer` to do `step`, once; return how it ended."""
+    """Ask `committer` to do `step`, once, and return the outcome."""
     match step:
         case CommitOne(committable):
             return ask_committer(partial(committer.commit, committable))
         case AbortOne(committable):
             return ask_committer(partial(committer.abort, committable))
         case CommitWhole(commit):
-            # Twice on purpose: `require` also holds under -O and names the mistake, the assertion
-            # is for the type checkers.
+            # Check twice on purpose: `require` also runs under -O and names the mistake, and the
+            # assertion is for type checkers.
             require(isinstance(committer, GlobalCommitter), f"{committer} commits no checkpoints")
             assert isinstance(committer, GlobalCommitter)
             whole = partial(committer.commit_checkpoint, commit.checkpoint, commit.committables)
@@ -102,10 +102,10 @@ def carry_out(committer: Committer, step: Step) -> CommitOutcome | AbortOutcome:
 
 
 def ask_committer(call: Callable[[], OutcomeT]) -> OutcomeT | Unknown:
-    """Return what `call` of a committer returns, and `Unknown` if it raises an error of its own.
+    """Return the outcome of `call` of a committer, or `Unknown` if it raises a foreign error.
 
-    A committer should return an outcome. One that lets an error of its driver through must not end
-    a job whose rows are decided: the call may be repeated like any other commit.
+    A committer should return an outcome. If it raises an error of its driver instead, this must not
+    end a job whose rows are decided: the call may be repeated like any other commit.
     """
     try:
         return call()
@@ -126,7 +126,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def describe_refusal(commit: Commit, retry: RetryAt) -> str:
-    """Return what people are told of a commit that is tried again."""
+    """Return the text for people about a commit that is retried."""
     tries = "1 try" if retry.tries == 1 else f"{retry.tries} tries"
     return (
         f"{commit}, decided with checkpoint {commit.checkpoint}, is not committed after {tries}:"
@@ -135,12 +135,12 @@ def describe_refusal(commit: Commit, retry: RetryAt) -> str:
 
 
 def advise(transaction: TransactionId) -> str:
-    """Return what people may do about a commit that does not succeed."""
+    """Return the advice for people about a commit that does not succeed."""
     return f"`onceflow txn show {transaction}` tells more, docs/operations.md what to do"
 
 
 def error_class(failed: StepFailed) -> type[SinkError]:
-    """Return the class of the error with which an attempt ends for `failed`."""
+    """Return the class of the error that ends an attempt because of `failed`."""
     match failed.kind:
         case "lost":
             return PreparedTransactionLost

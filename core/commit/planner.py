@@ -1,10 +1,10 @@
-"""What is done with the transactions of a sink: commit, abort, keep or refuse.
+"""The plan for the transactions of a sink: commit, abort, keep or refuse.
 
-Facts in, a plan out. A transaction is, in this order:
+The functions take facts and return a plan. A transaction is, in this order:
 
     FOREIGN     of another sink                                             keep
     LISTED      listed by a decision, and perhaps not committed yet         commit
-    LIVE        of an attempt that may decide it yet                        keep
+    LIVE        of an attempt that may still decide it                      keep
     COMMITTED   known to be committed, and in doubt again                   commit
     UNDECIDED   of an attempt that is over and did not decide it            abort
     FORGOTTEN   of an attempt that the decisions do not remember            refuse
@@ -27,23 +27,23 @@ from onceflow.core.protocol.recovery import commit_order
 
 
 class DecisionMemory(Protocol):
-    """What a decision log, or another keeper of decisions, remembers besides what is listed."""
+    """The memory of a decision log, or of another keeper of decisions, besides the listed ones."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
         """Return whether the attempt of `transaction`, which is over, has decided it."""
         ...
 
     def of_sink(self, sink_id: str) -> Sequence[Committable]:
-        """Return what was committed under `sink_id` and must be proven by the target again."""
+        """Return the transactions committed under `sink_id` that the target must prove again."""
         ...
 
     def as_decided(self, committable: Committable) -> Committable:
-        """Return `committable` as its decision has it; itself where that is not remembered."""
+        """Return `committable` as its decision has it, or itself if that is not remembered."""
         ...
 
 
 class Standing(Enum):
-    """What decisions say about one transaction; see the module."""
+    """The verdict of the decisions on one transaction; see the module."""
 
     FOREIGN = "foreign"
     LISTED = "listed"
@@ -55,22 +55,24 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """What to do with the transactions of a sink, each in the order given.
+    """The actions for the transactions of a sink, in the order given.
 
-    Everything in doubt is in one of the four, and nothing is in both `commit` and `abort`.
+    Every transaction in doubt is in one of the four, and none is in both `commit` and `abort`.
     """
 
     commit: tuple[Committable, ...] = ()
-    """Decided: commit, also when the target does not list them (then it proves why).
+    """The decided transactions. Commit them even if the target does not list them: its answer to
+    the commit then proves why.
 
-    Also those that were committed last, whose proof says that the target has not gone back.
+    They include the last committed ones, whose proof shows that the target has not gone back.
     """
     abort: tuple[Committable, ...] = ()
-    """Of attempts that are over, and not decided: their records will be, or were, sent again."""
+    """The undecided transactions of ended attempts: their records will be, or were, sent again."""
     keep: tuple[Committable, ...] = ()
-    """Of other sinks, and of attempts that may decide them yet: never touched."""
+    """The transactions of other sinks, and of attempts that may still decide them: never
+    touched."""
     refuse: tuple[Committable, ...] = ()
-    """Of attempts that are no longer remembered: nobody may touch them but a person."""
+    """The transactions of attempts that are no longer remembered. Only a person may touch them."""
     returned: tuple[Committable, ...] = ()
     """Those of `commit` that were committed once and are in doubt again.
 
@@ -86,19 +88,21 @@ def plan_commits(
     attempt: AttemptId,
     memory: DecisionMemory = NOTHING_REMEMBERED,
 ) -> CommitPlan:
-    """Return what is done with the transactions of `sink_ids`, once all before `attempt` are over.
+    """Return the plan for the transactions of `sink_ids`.
 
-    `listed` is what decisions name and nobody knows to be committed (all sinks' may be passed);
-    `in_doubt` is what the target holds; `memory` is what the decisions remember besides. Whoever
-    calls has seen to it that no attempt before `attempt` decides anything more. Idempotent.
+    All attempts before `attempt` must be over: the caller must ensure that they decide nothing
+    more. `listed` are the transactions that decisions name and that are not known to be committed;
+    those of all sinks may be passed. `in_doubt` are the transactions that the target holds.
+    `memory` are the other facts that the decisions remember. Idempotent.
 
-    What is decided was committed once, or will be: it is committed again, and never rolled back,
-    for its records are not sent again.
+    A decided transaction was committed once, or will be. It is committed again and never rolled
+    back, because its records are not sent again.
 
-    Going back to an *older* decision than the last takes decisions back. The stream goes on from
-    there, so what later ones had decided is sent again: transactions of theirs that are still in
-    doubt are aborted here and come once; those already committed come twice. Nothing in the target
-    tells these apart, so only an operator who knows it may choose so.
+    Going back to an *older* decision than the last revokes decisions. The stream continues from
+    there, so rows that later decisions contained are sent again. If the transactions of these
+    decisions are still in doubt, they are aborted here, and their rows are written once. If they
+    are already committed, their rows will be written a second time. The target cannot distinguish
+    these cases, so only an operator who knows this may choose it.
     """
     own = {c.transaction: c for c in listed if c.transaction.sink_id in sink_ids}
     by_standing: dict[Standing, list[Committable]] = {standing: [] for standing in Standing}
@@ -110,8 +114,8 @@ def plan_commits(
         by_standing[standing].append(committable)
     returned = [memory.as_decided(c) for c in by_standing[Standing.COMMITTED]]
     proven = [c for sink_id in sink_ids for c in memory.of_sink(sink_id)]
-    # The same transaction may be in all three. The last one stays: what a decision lists has the
-    # rows and the payload that the writer noted, which a target's own listing lacks.
+    # The same transaction may be in all three. The last entry wins: a decision's list has the rows
+    # and the payload that the writer noted, which a target's own list lacks.
     commit = {c.transaction: c for c in (*returned, *proven, *own.values())}
     return CommitPlan(
         commit=to_commit_order(commit.values()),
@@ -130,15 +134,15 @@ def judge_transaction(
     attempt: AttemptId,
     memory: DecisionMemory,
 ) -> Standing:
-    """Return what the decisions say about `transaction`; arguments as those of `plan_commits`."""
+    """Return the decisions' verdict on `transaction`; arguments as for `plan_commits`."""
     if transaction.sink_id not in sink_ids:
         return Standing.FOREIGN
-    # Before attempts are compared. A decision stands whoever asks, also when the transaction is of
-    # the attempt that asks.
+    # Check this before attempts: a decision is valid for every caller, even if the transaction is
+    # of the caller's own attempt.
     if transaction in listed:
         return Standing.LISTED
-    # Before the memory is asked: that nothing lists it proves nothing while its attempt may still
-    # decide.
+    # Check this before the memory: the lack of a decision proves nothing while the attempt may
+    # still decide.
     if transaction.attempt >= attempt:
         return Standing.LIVE
     match memory.coverage(transaction):

@@ -1,15 +1,15 @@
-"""What the decision log says of a sink, held against what the sink's target says.
+"""The comparison of the decision log with a sink's target.
 
-    agrees       every decision in which the sink had rows is proven by the target
-    committing   the target does not prove the last decision yet: its commits are under way
-    behind       the target lacks what the log knows to be committed: it was put back
-    ahead        the target has committed what the log does not know: rows may be there twice
-    silent       the target keeps no record that can be asked for
+    agrees       the target proves every decision in which the sink had rows
+    committing   the target does not prove the last decision yet: its commits are running
+    behind       the target lacks commits that the log knows: it was put back
+    ahead        the target has commits that the log does not know: rows may be written twice
+    silent       the target keeps no record that can be read
     unreachable  the target cannot be asked now
 
 The log is read twice, before the target and after it. Otherwise a decision and its commit between
-two readings would look like a contradiction. The target must prove what was decided before it was
-asked, and the log must know all that was decided until the target had answered.
+two readings would look like a contradiction. The target must prove the decisions made before it was
+asked. The log must know all decisions made until the target had answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onceflow.core.protocol.recovery import committables_of
 
 
 class Agreement(Enum):
-    """How log and target go together; see the module."""
+    """The agreement of log and target; see the module."""
 
     AGREES = "agrees"
     COMMITTING = "committing"
@@ -40,28 +40,29 @@ class Agreement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkProof:
-    """One sink, as log and target have it."""
+    """The state of one sink, according to log and target."""
 
     uid: str
     sink_id: str
     agreement: Agreement
     reason: str
-    """One sentence for people."""
+    """A sentence for people."""
     decided: Decided | None
-    """The last decision of the log in which the sink had rows; None: it had none yet."""
+    """The last decision of the log in which the sink had rows; None if it had none yet."""
     listed_transactions: int
-    """Those of the last decision that the job did not know to be committed when it decided."""
+    """The number of transactions in the last decision that the job did not know to be committed
+    then."""
     listed_rows: int
     proven: Decided | None
     """The last commit that the target's ledger proves."""
     claimed_attempt: int | None
     """The newest attempt that the target has seen."""
     in_doubt: int | None
-    """Transactions that the target holds prepared; None: it was not asked."""
+    """The number of transactions that the target holds prepared; None if it was not asked."""
 
 
 def find_decided_last(view: LogView, sink_id: str) -> Decided | None:
-    """Return the last decision in which `sink_id` had rows; None: none that is remembered."""
+    """Return the last decision in which `sink_id` had rows, or None if none is remembered."""
     listed = committables_of(view.completed[-1]) if view.decided else ()
     known = (*listed, *view.memory.of_sink(sink_id))
     marks = [
@@ -80,7 +81,7 @@ def judge_sink(
     after: LogView,
     in_doubt: int | None,
 ) -> SinkProof:
-    """Return how `record` of the target goes with the log, read `before` and `after` it."""
+    """Return the comparison of the target's `record` with the log, read `before` and `after` it."""
     decided = find_decided_last(before, sink_id)
     listed = [
         one
@@ -103,7 +104,7 @@ def judge_sink(
 
 
 def describe_unreachable(uid: str, sink_id: str, view: LogView, error: str) -> SinkProof:
-    """Return what is known of a sink whose target cannot be asked now."""
+    """Return the known facts about a sink whose target cannot be asked now."""
     silent = judge_sink(uid, sink_id, view, None, view, None)
     return SinkProof(
         uid,

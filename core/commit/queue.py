@@ -1,13 +1,14 @@
-"""What is to be committed next, and what its outcome means.
+"""The queues of commits: the next commit, and the consequence of its outcome.
 
     pre-committed -> decided (a completed checkpoint at or after it) -> committed
     committed_through <= decided through;  checkpoint n is committed whole before n + 1 begins
 
-A `CommitQueue` is of one sink subtask, and commits each transaction by itself. What one commit for
-all subtasks of a checkpoint needs is in `whole_checkpoints`, and goes by the same rules.
+A `CommitQueue` belongs to one sink subtask and commits each transaction separately.
+`whole_checkpoints` contains the commits of all subtasks' rows of a checkpoint, which follow the
+same rules.
 
-What an aborted checkpoint pre-committed stays pending: the stream before n is also before n + 1, so
-the next completed checkpoint decides it.
+The transactions of an aborted checkpoint n stay pending: the stream before n is also before n + 1,
+so the next completed checkpoint decides them.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from onceflow.core.protocol.refusals import RefusalCount
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """The next commit is known, and is not tried again before `at_s`."""
+    """The answer that the next commit is known, and must not be tried before `at_s`."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is committed; `already` when an earlier try or an earlier attempt did it."""
+    """The answer that the step is done; `already` if an earlier try or attempt did it."""
 
     already: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """The same commit is to be tried again, not before `at_s`."""
+    """The answer that the same step is to be retried, not before `at_s`."""
 
     at_s: float
     reason: str
@@ -61,18 +62,21 @@ class RetryAt:
 
 
 FailureKind: TypeAlias = Literal["lost", "unknown", "failed", "committed"]
-"""lost: its rows are gone for good. unknown: nobody can tell. failed: it is still prepared.
-committed: it was to be aborted, and its rows are visible."""
+"""lost: the rows are gone for good. unknown: the outcome is not known. failed: the transaction is
+still prepared. committed: the transaction was to be aborted, and its rows are visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """It is given up: the attempt must fail. What was to be done stays first in the queue."""
+    """The answer that the step is given up and the attempt must fail.
+
+    It stays first in the queue.
+    """
 
     kind: FailureKind
     message: str
     outcome: CommitOutcome | AbortOutcome
-    """How the last try ended."""
+    """The outcome of the last try."""
 
 
 StepEnd: TypeAlias = Done | RetryAt | StepFailed
@@ -80,21 +84,24 @@ StepEnd: TypeAlias = Done | RetryAt | StepFailed
 
 @dataclass(slots=True)
 class Tries:
-    """Tries of the commit at the head of the queue."""
+    """The tries of the commit at the head of the queue."""
 
     count: int
     first_at_s: float
     next_at_s: float
     refusals: RefusalCount = field(default_factory=RefusalCount)
-    """Those in a row that only a person can end."""
+    """The refusals in a row that only a person can end."""
 
 
 class Commit(Protocol):
-    """What one call of a committer commits: a transaction, or a whole checkpoint. Prints itself."""
+    """The unit that one call of a committer commits: a transaction, or a whole checkpoint.
+
+    Its text is for people.
+    """
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """The checkpoint that it waits for: it is decided with this one, or a later one."""
+        """The checkpoint that it waits for: this one, or a later one, decides it."""
         ...
 
     @property
@@ -108,7 +115,10 @@ S = TypeVar("S")
 
 
 class StepQueue(ABC, Generic[S]):
-    """Steps in the order in which they are carried out, each until it is done. One thread."""
+    """A queue of steps in the order of execution.
+
+    Each stays until it is done. Used by one thread.
+    """
 
     def __init__(self, retry: CommitRetryPolicy) -> None:
         self._retry = retry
@@ -116,9 +126,10 @@ class StepQueue(ABC, Generic[S]):
         self._tries: Tries | None = None
 
     def next_commit(self, now_s: float) -> S | WaitUntil | None:
-        """Return what to carry out now; None when nothing decided is left.
+        """Return the step to carry out now, or None if no decided one is left.
 
-        Always the oldest, until its outcome is reported: asked twice, it says the same.
+        This is always the oldest step, until its outcome is reported. Repeated calls return the
+        same step.
         """
         head = self._head()
         if head is None:
@@ -167,8 +178,8 @@ class StepQueue(ABC, Generic[S]):
     ) -> StepEnd:
         tries = self._tries or Tries(0, now_s, now_s)
         tries.count += 1
-        # Judged by when the next try would begin, and not by now: a pause that ends after the
-        # deadline would delay the error and change nothing.
+        # Compare the time of the next try with the deadline, not the current time: a pause that
+        # ends after the deadline would delay the error and change nothing.
         at_s = now_s + self._retry.delay_s(tries.count)
         if at_s - tries.first_at_s > self._retry.deadline_s:
             return StepFailed(
@@ -187,7 +198,10 @@ class StepQueue(ABC, Generic[S]):
 
 
 class OrderedCommits(StepQueue[C]):
-    """What has been pre-committed and not committed yet, oldest first. One thread at a time."""
+    """The pre-committed and not yet committed transactions, oldest first.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, retry: CommitRetryPolicy, decided_last: CheckpointId = GENESIS) -> None:
         super().__init__(retry)
@@ -196,20 +210,24 @@ class OrderedCommits(StepQueue[C]):
         self._committed_through = decided_last
 
     def note_decision(self, checkpoint: CheckpointId) -> None:
-        """Record that the decision log holds `checkpoint`; again, late or out of order is fine."""
+        """Record that the decision log holds `checkpoint`.
+
+        Calls may be repeated, late or out of order.
+        """
         if checkpoint not in self._decided and checkpoint > self._committed_through:
             self._decided = sorted([*self._decided, checkpoint])
         self._decided_last = max(self._decided_last, checkpoint)
         self._advance()
 
     def outcome(self, commit: C, outcome: CommitOutcome, now_s: float) -> StepEnd:
-        """Record how `commit` ended and return what follows.
+        """Record the outcome of `commit` and return what follows.
 
-        An unknown outcome is asked again like a refused one: the target then proves that the first
-        try landed, or applies it. It is never taken for success.
+        After an unknown outcome the commit is retried, as after a refusal. The target then proves
+        that the first try succeeded, or applies the commit. An unknown outcome is never taken for
+        success.
 
         Raises:
-            InvariantViolation: `commit` is not what `next_commit` returned.
+            InvariantViolation: `commit` is not the one that `next_commit` returned.
         """
         require(commit == self._head(), f"outcome of {commit}, which was not to be committed")
         return self._judge_commit(commit, outcome, now_s)
@@ -220,8 +238,8 @@ class OrderedCommits(StepQueue[C]):
         return self._committed_through
 
     def _head(self) -> C | None:
-        # A transaction need not have a decision of its own number: one of an aborted checkpoint
-        # waits for the next that completes, which holds all before it.
+        # A transaction need not have a decision of its own number. A transaction of an aborted
+        # checkpoint waits for the next completed one, which includes everything before it.
         if self._waiting and self._waiting[0].checkpoint <= self._decided_last:
             return self._waiting[0]
         return None
@@ -232,7 +250,7 @@ class OrderedCommits(StepQueue[C]):
         return done
 
     def _advance(self) -> None:
-        # Only the oldest matters: commits go in order, so all that is decided below it is
+        # Look only at the oldest: commits are carried out in order, so all decisions below it are
         # committed.
         left = self._waiting[0].checkpoint if self._waiting else None
         while self._decided and (left is None or self._decided[0] < left):
@@ -240,14 +258,14 @@ class OrderedCommits(StepQueue[C]):
 
 
 class CommitQueue(OrderedCommits[Committable]):
-    """What one sink subtask has pre-committed, to be committed one transaction after the other."""
+    """The pre-committed transactions of one sink subtask, to be committed one after the other."""
 
     def __init__(self, retry: CommitRetryPolicy) -> None:
         super().__init__(retry)
         self._prepared_last = CheckpointId(-1)
 
     def pre_committed(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> None:
-        """Record what `pre_commit(checkpoint)` returned: none, one or several.
+        """Record the result of `pre_commit(checkpoint)`: no, one or several committables.
 
         Raises:
             InvariantViolation: See `require_named`.
@@ -257,21 +275,21 @@ class CommitQueue(OrderedCommits[Committable]):
         self._waiting += committables
 
     def pending_through(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-        """Return all up to `checkpoint` not known to be committed: what its ack must list.
+        """Return all up to `checkpoint` not known to be committed, which its ack must list.
 
-        That includes those of aborted checkpoints, and those decided whose commit is under way: a
-        crash now leaves it to the next attempt to ask.
+        They include those of aborted checkpoints, and decided ones whose commit is running: after a
+        crash now, the next attempt must ask for their outcome.
         """
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
     @property
     def first_undecided(self) -> Committable | None:
-        """What the next decision commits first; None while something decided waits."""
+        """The first transaction that the next decision commits; None while a decided one waits."""
         return self._waiting[0] if self._waiting and self._head() is None else None
 
     @property
     def is_behind(self) -> bool:
-        """Whether decided transactions wait besides the one whose commit may be under way."""
+        """True if decided transactions wait besides the one whose commit may be running."""
         return len(self.pending_through(self._decided_last)) > 1
 
 
@@ -280,14 +298,15 @@ def require_named(
 ) -> None:
     """Raise InvariantViolation unless the pre-commit of `checkpoint` may name `committables` so.
 
-    `before` is the last checkpoint that was pre-committed, or decided. A transaction that must be
-    named when it is begun is named for the checkpoint expected next. If that one is given up before
-    its barrier comes, the name stays: no checkpoint between the two was acknowledged by this
-    subtask, so none of them can be decided.
+    `before` is the last checkpoint that was pre-committed or decided. A transaction that needs its
+    name when it begins is named for the checkpoint expected next. If that checkpoint is aborted
+    before its barrier arrives, the name stays. This subtask acknowledged no checkpoint between the
+    two, so none of them can be decided.
 
     Raises:
-        InvariantViolation: Out of order, already decided, named twice, or named for a checkpoint
-            that is not after `before` or is after `checkpoint`.
+        InvariantViolation: The pre-commit is out of order, or a committable is already decided,
+            named twice, or named for a checkpoint that is not after `before` or is after
+            `checkpoint`.
     """
     require(checkpoint > before, f"pre-committed {checkpoint} after {before}")
     for one in committables:

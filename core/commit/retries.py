@@ -1,8 +1,8 @@
-"""When a commit or an abort that did not succeed is tried again, and when it is given up.
+"""The policy for retrying a commit or an abort that did not succeed, and for giving it up.
 
-`CommitRetryPolicy` holds the numbers; the queues of `queue`, `steps` and `whole_checkpoints` apply
-them. Slots and the driver use the defaults with the deadline of the settings while a job runs.
-Recovery, and batches of Spark, use `recovery_retries`. `onceflow txn` tries once: its user repeats
+`CommitRetryPolicy` holds the numbers. The queues of `queue`, `steps` and `whole_checkpoints` apply
+them. While a job runs, slots and the driver use the defaults with the deadline of the settings.
+Recovery and batches of Spark use `recovery_retries`. `onceflow txn` tries once: its user repeats
 the command.
 
     initial_delay_s <= pause <= max_delay_s;  last try <= first try + deadline_s
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CommitRetryPolicy:
-    """How long a commit that did not succeed is tried again, and with which pauses."""
+    """The time for which an unsuccessful commit is retried, and the pauses in between."""
 
     initial_delay_s: float = 0.05
     multiplier: float = 2.0
     max_delay_s: float = 5.0
     deadline_s: float = 120.0
-    """From the first try of one transaction to the last; the attempt fails after it."""
+    """The time from the first try of one transaction to the last. The attempt fails after it."""
     waits_for_people: bool = True
-    """Whether a commit is also tried again if a person must first fix a row or a constraint."""
+    """True if a commit is also retried when a person must first fix a row or a constraint."""
 
     def __post_init__(self) -> None:
         if self.initial_delay_s <= 0 or self.max_delay_s < self.initial_delay_s:
@@ -37,16 +37,16 @@ class CommitRetryPolicy:
             raise ValueError(f"deadline_s={self.deadline_s} must be 0 or more")
 
     def delay_s(self, tries: int) -> float:
-        """Return how long to wait after `tries` failed tries, 1 or more."""
-        # The exponent is bounded so that the power cannot overflow; the maximum is long reached.
+        """Return the pause after `tries` failed tries, 1 or more."""
+        # Bound the exponent so that the power cannot overflow. The maximum is reached long before.
         return min(self.initial_delay_s * self.multiplier ** min(tries - 1, 64), self.max_delay_s)
 
 
 def recovery_retries(deadline_s: float, *, waits_for_people: bool = True) -> CommitRetryPolicy:
     """Return the policy of recovery and batches: short pauses, up to `deadline_s`."""
     return CommitRetryPolicy(
-        # Shorter steps than while a job runs: nothing is written before recovery ends, so each
-        # pause is one of the job.
+        # Use shorter pauses than in a running job: nothing is written before recovery ends, so each
+        # pause delays the job.
         initial_delay_s=0.02,
         max_delay_s=1.0,
         deadline_s=deadline_s,

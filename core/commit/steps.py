@@ -1,4 +1,4 @@
-"""A plan as steps, each of which is carried out until it is done."""
+"""The steps of a plan, each of which is carried out until it is done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onceflow.core.protocol.invariant import require, unreachable
 
 @dataclass(frozen=True, slots=True)
 class CommitOne:
-    """One transaction is to be committed."""
+    """The step that commits one transaction."""
 
     committable: Committable
 
@@ -35,7 +35,7 @@ class CommitOne:
 
 @dataclass(frozen=True, slots=True)
 class CommitWhole:
-    """All transactions of a checkpoint are to be committed at once."""
+    """The step that commits all transactions of a checkpoint at once."""
 
     commit: GlobalCommit
 
@@ -45,7 +45,7 @@ class CommitWhole:
 
 @dataclass(frozen=True, slots=True)
 class AbortOne:
-    """One transaction is to be rolled back."""
+    """The step that rolls back one transaction."""
 
     committable: Committable
 
@@ -57,27 +57,31 @@ Step: TypeAlias = CommitOne | CommitWhole | AbortOne
 
 
 class PlannedSteps(StepQueue[Step]):
-    """Steps that are all known from the beginning; each has its deadline from its first try on."""
+    """A queue of steps that are all known at the start.
+
+    A step's deadline counts from its first try.
+    """
 
     def __init__(self, steps: Iterable[Step], retry: CommitRetryPolicy) -> None:
         super().__init__(retry)
         self._waiting += steps
 
     def next_commit(self, now_s: float) -> Step | WaitUntil | None:
-        """Return what to carry out now, as `StepQueue` does; None when all is done."""
+        """Return the step to carry out now, as `StepQueue` does, or None when all are done."""
         if self._waiting and self._tries is None:
-            # Before the try, and not with its outcome: a first try that waits for a lock or for a
-            # server uses up its own deadline.
+            # Start the deadline before the first try, not after it: a try that waits for a lock or
+            # a server uses up its own deadline.
             self._tries = Tries(0, now_s, now_s)
         return super().next_commit(now_s)
 
     def outcome(self, step: Step, outcome: CommitOutcome | AbortOutcome, now_s: float) -> StepEnd:
-        """Record how `step` ended and return what follows.
+        """Record the outcome of `step` and return what follows.
 
-        What was to be aborted and is committed contradicts the decisions: it is given up.
+        If a step was to abort a transaction and it is committed, this contradicts the decisions:
+        the step is given up.
 
         Raises:
-            InvariantViolation: `step` is not what `next_commit` returned.
+            InvariantViolation: `step` is not the one that `next_commit` returned.
         """
         require(step == self._head(), f"outcome of {step}, which was not to be carried out")
         if not isinstance(step, AbortOne):
@@ -103,7 +107,7 @@ class PlannedSteps(StepQueue[Step]):
 
 
 def to_committables(step: Step) -> tuple[Committable, ...]:
-    """Return what `step` is about; never empty."""
+    """Return the committables of `step`; never empty."""
     return step.commit.committables if isinstance(step, CommitWhole) else (step.committable,)
 
 

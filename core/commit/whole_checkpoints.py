@@ -1,22 +1,22 @@
-"""One commit for all rows of a checkpoint, of all subtasks: for targets that keep versions.
+"""The commit of all rows of a checkpoint, of all subtasks, for targets that keep versions.
 
     pre-committed by subtasks -> listed by a decision -> one `GlobalCommit` -> one version
 
-The driver commits, one checkpoint after the other, and the target keeps the highest checkpoint that
-it has committed: an ordered proof. It moves only upwards, in the same step in which rows become
-visible, so a commit that comes late or twice finds that it is over.
+The driver commits one checkpoint after the other. The target keeps the highest checkpoint that it
+has committed, as an ordered proof. This number only rises, in the same step in which rows become
+visible. So a commit that arrives late or twice finds that it is already done.
 
-Which commit a transaction belongs to must be the same whoever asks, or two drivers would put its
-rows into two versions. So it belongs to the first decision at or after its own checkpoint. A
-decision names those before it that were not known to be committed (`undelivered`), and the last one
-that was: from the last record alone every driver finds the same commits.
+Every process must assign a transaction to the same commit. Otherwise two drivers would put its rows
+into two versions. So a transaction belongs to the first decision at or after its own checkpoint. A
+decision names the earlier decisions that were not known to be committed (`undelivered`), and the
+last one that was. So every driver finds the same commits from the last record alone.
 
-A sink may have a `CommitInterval`: then a commit is of several decisions, and which ones depends on
-when a driver looks. Two drivers may gather differently, so such a target leaves out, in the same
-step, each transaction that is not above its highest checkpoint. Nothing else changes: what waits is
-decided and not known to be committed, so every decision lists it, and whoever comes next commits
-it. Without an interval each decision is a commit of its own, for targets that look at the number
-alone.
+A sink may have a `CommitInterval`. Then a commit contains several decisions, and which ones depends
+on the time at which a driver looks. Two drivers may gather different ones. So in the same step,
+such a target leaves out each transaction that is not above its highest checkpoint. Nothing else
+changes: waiting transactions are decided and not known to be committed, so every decision lists
+them, and the next driver commits them. Without an interval, each decision is a commit of its own,
+for targets that look only at the number.
 
 Invariants:
     transaction.checkpoint <= GlobalCommit.checkpoint, which is decided
@@ -43,16 +43,16 @@ from onceflow.core.protocol.recovery import committables_of
 
 @dataclass(frozen=True, slots=True)
 class GlobalCommit:
-    """All that becomes visible under one sink id with one decision, or with several together."""
+    """The transactions that become visible under one sink id with one or several decisions."""
 
     checkpoint: CheckpointId
-    """The decision, the last of several: what the target records as its highest."""
+    """The decision, or the last of several. The target records it as its highest checkpoint."""
     committables: tuple[Committable, ...]
-    """Of all subtasks, in commit order; never empty."""
+    """The committables of all subtasks, in commit order; never empty."""
 
     @property
     def transaction(self) -> TransactionId:
-        """The first of its names."""
+        """The id of its first transaction."""
         return self.committables[0].transaction
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ class GlobalCommit:
 
 
 class PreCommits:
-    """The subtask's side: what it has pre-committed and does not know to be committed."""
+    """The subtask's list of pre-committed transactions that it does not know to be committed."""
 
     def __init__(self) -> None:
         self._waiting: list[Committable] = []
         self._prepared_last = GENESIS
 
     def pre_committed(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> None:
-        """Record what `pre_commit(checkpoint)` returned.
+        """Record the result of `pre_commit(checkpoint)`.
 
         Raises:
             InvariantViolation: See `queue.require_named`.
@@ -78,25 +78,25 @@ class PreCommits:
         self._waiting += committables
 
     def pending_through(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-        """Return what the ack of `checkpoint` must list.
+        """Return the transactions that the ack of `checkpoint` must list.
 
-        It may list what is committed already, which does no harm, and leaves out nothing that is
-        not.
+        The list may contain committed ones, which is harmless. It contains all uncommitted ones.
         """
         return tuple(c for c in self._waiting if c.checkpoint <= checkpoint)
 
     def take_committed(self, through: CheckpointId) -> tuple[Committable, ...]:
-        """Record that all decided up to `through` is committed; return what that was."""
+        """Record that all decided transactions up to `through` are committed; return these."""
         done = tuple(c for c in self._waiting if c.checkpoint <= through)
-        # They stand in the order of their checkpoints, so what is done is at the beginning.
+        # The transactions are in the order of their checkpoints, so the committed ones are at the
+        # beginning.
         self._waiting = self._waiting[len(done) :]
         return done
 
 
 class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
-    """The driver's side, for one sink in one attempt.
+    """The driver's commits for one sink in one attempt.
 
-    `restored` is where the attempt began: all that it decides is committed.
+    `restored` is the checkpoint at which the attempt began: all its transactions are committed.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         self._sink_id = sink_id
         self._interval = interval
         self._gathered = 0
-        """How many of those that wait are committed together now."""
+        """The number of waiting commits that are committed together now."""
         self._decided_at_s: list[float] = []
-        """When each that waits was decided."""
+        """The time of the decision of each waiting commit."""
         self._is_last = False
 
     def add_decision(self, completed: CompletedCheckpoint, now_s: float) -> None:
-        """Record a decision, in order: what it lists after the one before is one commit.
+        """Record a decision, in order. Its transactions after the previous decision are one commit.
 
         Raises:
-            InvariantViolation: Out of order.
+            InvariantViolation: The decision is out of order.
         """
         checkpoint, before = completed.checkpoint, self._decided_last
         require(checkpoint > before, f"decision {checkpoint} of {self._sink_id} after {before}")
@@ -127,12 +127,12 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
         if listed:
             self._waiting.append(GlobalCommit(checkpoint, listed))
             self._decided_at_s.append(now_s)
-        # Nothing is decided after the last one, so it waits for no other.
+        # Nothing is decided after the last one, so it does not wait for another.
         self._is_last = completed.final
         self.note_decision(checkpoint)
 
     def next_commit(self, now_s: float) -> GlobalCommit | WaitUntil | None:
-        """Return what to commit now, as `StepQueue` does; None while more is to be gathered."""
+        """Return the commit to carry out now, as `StepQueue` does; None while more are gathered."""
         if not self._gathered and self._waiting:
             due_at_s = self._find_due_time()
             if now_s < due_at_s:
@@ -142,7 +142,7 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
 
     def _find_due_time(self) -> float:
         interval = self._interval
-        # What is decided and not committed begins with the first that waits: those without rows,
+        # The decided, uncommitted checkpoints begin with the first that waits. Those without rows,
         # which wait for nothing, count, too.
         if interval is None or self._is_last or len(self._decided) >= interval.decisions_max:
             return -inf
@@ -159,16 +159,16 @@ class GlobalCommitQueue(OrderedCommits[GlobalCommit]):
 
 @dataclass(frozen=True, slots=True)
 class GlobalRecoveryPlan:
-    """What a new attempt does with the transactions of one sink, each in the order given."""
+    """The actions of a new attempt for the transactions of one sink, in the order given."""
 
     commit: tuple[GlobalCommit, ...] = ()
-    """Decided, and not in the target's proof."""
+    """The decided commits that the target does not prove."""
     abort: tuple[Committable, ...] = ()
-    """Of older attempts and not decided: their records will be, or were, sent again."""
+    """The undecided transactions of older attempts: their records will be, or were, sent again."""
     ahead: str = ""
-    """Why nothing may be done: the target has committed more than this log has decided."""
+    """The reason to do nothing: the target has committed more than this log has decided."""
     behind: str = ""
-    """Why nothing may be done: the target lacks what the log knows to be committed."""
+    """The reason to do nothing: the target lacks commits that the log knows."""
 
 
 def plan_global_recovery(
@@ -181,15 +181,15 @@ def plan_global_recovery(
     memory: LogMemory = NOTHING_REMEMBERED,
     gathers: bool = False,
 ) -> GlobalRecoveryPlan:
-    """Return what attempt `attempt` does, from the last decision and the target's own proof.
+    """Return the plan of attempt `attempt`, from the last decision and the target's own proof.
 
-    `read_committed_through` was called before `in_doubt`, after the attempt had claimed the log:
-    nobody decides anything else meanwhile. Idempotent. `gathers`: whether the sink has a commit
-    interval; then all is one commit.
+    The caller has claimed the log for the attempt, then called `read_committed_through`, then
+    `in_doubt`. So no other process decides anything meanwhile. Idempotent. `gathers`: the sink has
+    a commit interval, so all decisions are one commit.
     """
     last = decided.checkpoint
-    # First of all: a log that is behind its target is an old copy, and whatever it says is
-    # undecided may be committed. Nothing may be aborted by it.
+    # Check this first. A log that is behind its target is an old copy, and transactions that it
+    # calls undecided may be committed. So nothing may be aborted by it.
     if committed_through > last:
         return GlobalRecoveryPlan(
             ahead=f"the target has committed checkpoint {committed_through} of sink {sink_id}, and"
@@ -197,9 +197,8 @@ def plan_global_recovery(
         )
     listed = _list_committables(decided, sink_id, after=GENESIS)
     delivered = [c.checkpoint for c in listed if c.checkpoint <= decided.delivered_through]
-    # Two memories of the same thing. The last record's own list tells only as far as
-    # `delivered_through`; a sink that had no rows for some checkpoints is known by the log's memory
-    # alone.
+    # Use both memories. The last record's own list reaches only to `delivered_through`. If a sink
+    # had no rows for some checkpoints, only the log's memory knows it.
     known = max([*delivered, *(c.checkpoint for c in memory.of_sink(sink_id))], default=GENESIS)
     if committed_through < known:
         return GlobalRecoveryPlan(
@@ -222,10 +221,11 @@ def find_undecided(
     attempt: AttemptId,
     memory: LogMemory = NOTHING_REMEMBERED,
 ) -> tuple[Committable, ...]:
-    """Return those of `in_doubt` that older attempts than `attempt` prepared and never decided.
+    """Return those of `in_doubt` that attempts before `attempt` prepared and never decided.
 
-    Asked for at a start, and again after the first checkpoint: a slot of an older attempt may have
-    prepared something in between. What the log no longer remembers is left where it is: unseen.
+    Used at a start, and again after the first checkpoint: a slot of an older attempt may have
+    prepared a transaction in between. A transaction that the log no longer remembers is left alone
+    and not reported.
     """
     plan = plan_commits(
         committables_of(decided), in_doubt, sink_ids=(sink_id,), attempt=attempt, memory=memory
@@ -236,17 +236,21 @@ def find_undecided(
 def _by_decision(
     committables: Iterable[Committable], decisions: Sequence[CheckpointId]
 ) -> tuple[GlobalCommit, ...]:
-    """Return one commit for each of `decisions`, which rise, that is the first for any of them."""
+    """Return one commit for each decision that is the first at or after some transaction.
+
+    `decisions` are in rising order.
+    """
     by_decision: dict[CheckpointId, tuple[Committable, ...]] = {}
     for committable in committables:
-        # To the left: what is named for exactly the number of a decision belongs to that decision.
+        # Bisect to the left: a transaction with exactly the number of a decision belongs to that
+        # decision.
         decision = decisions[bisect_left(decisions, committable.checkpoint)]
         by_decision[decision] = (*by_decision.get(decision, ()), committable)
     return tuple(GlobalCommit(n, by_decision[n]) for n in sorted(by_decision))
 
 
 def _merge(commits: Sequence[GlobalCommit]) -> GlobalCommit:
-    """Return one commit of all that `commits`, which rise, are made of."""
+    """Return one commit of all transactions of `commits`, which are in rising order."""
     return GlobalCommit(
         commits[-1].checkpoint, tuple(c for one in commits for c in one.committables)
     )
