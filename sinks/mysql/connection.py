@@ -106,9 +106,11 @@ _ROW_REFUSED = frozenset(
     | set(range(4035, 4045))
 )
 # A column is gone, may not be assigned or is of another kind; the table has no primary key where
-# the server asks for one; a trigger does what a trigger must not.
+# the server asks for one; a trigger does what a trigger must not. Of CREATE and ALTER, the second
+# line: names and keys that are too long, two of a name, too many columns.
 _INVALID = frozenset(
     {1054, 1064, 1093, 1109, 1136, 1173, 1235, 1305, 1336, 1356, 1422, 1442, 1906, 3098, 3105, 3750}
+    | {1059, 1060, 1070, 1071, 1074, 1102, 1103, 1117, 1166}
 )
 # The client's: could not connect, gone, lost. The server's: it stops, it ends the session.
 _LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})
@@ -669,9 +671,10 @@ def own(session: Session) -> MySQLSession:
 
 def to_sql_error(number: int, text: str) -> SqlError:
     """Return what the server's error `number` means."""
-    return _KINDS.get(number, StatementRefused)(
-        f"{' '.join(text.split())} (error {number})", str(number)
-    )
+    kind = _KINDS.get(number, StatementRefused)
+    if number == 1005 and "Too many columns" in text:  # what MariaDB says for 1117
+        kind = StatementInvalid
+    return kind(f"{' '.join(text.split())} (error {number})", str(number))
 
 
 @contextmanager

@@ -69,6 +69,8 @@ _KINDS: tuple[tuple[str, type[SqlError]], ...] = (
     ("44", RowRefused),
     ("P0001", RowRefused),
     ("54000", RowRefused),
+    # Too many columns of a table.
+    ("54011", StatementInvalid),
     ("25006", ReadOnly),
     ("55P03", LockTimeout),
     ("42501", AccessDenied),

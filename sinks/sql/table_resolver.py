@@ -13,7 +13,13 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import to_plain_type
 from onceflow.core.errors import ConfigError, SettingsRefused
 from onceflow.sinks.sql.dialect import Dialect
-from onceflow.sinks.sql.session import AccessDenied, Session, StatementInvalid, TableAltered
+from onceflow.sinks.sql.session import (
+    AccessDenied,
+    RowRefused,
+    Session,
+    StatementInvalid,
+    TableAltered,
+)
 from onceflow.sinks.sql.settings import SqlSettings
 from onceflow.sinks.sql.tables import (
     ColumnFacts,
@@ -85,7 +91,7 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
     """Return how `field` is written, or what is wrong with it."""
     column = table.column(field.name)
     if column is None:
-        return (
+        return _find_case_conflict(dialect, table, field.name) or (
             f"it has no column {field.name!r} (it has "
             f"{', '.join(other.name for other in table.columns)}); add it, have it added by "
             "evolve=True, or drop it from the rows"
@@ -98,6 +104,34 @@ def _match(dialect: Dialect, table: Table, field: pa.Field, rules: ChangeRules) 
         f"{column.type.shown} in the table, which does not take it unchanged; cast it in the "
         "rows, or alter the table"
     )
+
+
+def _find_case_conflict(dialect: Dialect, table: Table, name: str) -> str:
+    """Say which column `table` has that the server takes for `name`; empty if there is none."""
+    same = [one.name for one in table.columns if one.name.lower() == name.lower()]
+    if not same or not dialect.folds_names:
+        return ""
+    return (
+        f"it has column {same[0]!r}, and the rows have {name!r}, which the database takes for the"
+        f" same name; rename the column of the rows to {same[0]!r}"
+    )
+
+
+def _list_lacking(
+    dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules
+) -> list[pa.Field]:
+    """Return the fields of `schema` that `table` has no column for.
+
+    Raises:
+        ConfigError: The server takes the name of one for that of a column that is there.
+    """
+    fields = rules.select_table_columns(schema)
+    lacking = [field for field in fields if table.column(field.name) is None]
+    conflicts = [_find_case_conflict(dialect, table, field.name) for field in lacking]
+    if any(conflicts):
+        faults = "; ".join(filter(None, conflicts))
+        raise ConfigError(f"rows cannot be written to table {table.name}: {faults}")
+    return lacking
 
 
 def _find_not_insertable(dialect: Dialect, table: Table, fits: Sequence[ColumnFit]) -> list[str]:
@@ -349,7 +383,7 @@ def create_table(
     cannot = f"table {name} cannot be created in {settings.endpoint}"
     with dialect.one_at_a_time(session):
         if dialect.find_table(session, name) is None:
-            with _say_who_may(cannot, statement, "Run as a user who may"):
+            with _say_who_may(cannot, statement, "Run as a user who may", _ADVICE_TO_CREATE):
                 session.execute(statement)
             dialect.log.info("created table %s", name)
     table = dialect.find_table(session, name)
@@ -379,12 +413,10 @@ def add_columns(
     with dialect.one_at_a_time(session):
         # Looked at again under the lock: another writer may just have added the columns.
         now = dialect.find_table(session, table.name) or table
-        lacking = [
-            one for one in rules.select_table_columns(schema) if now.column(one.name) is None
-        ]
+        lacking = _list_lacking(dialect, now, schema, rules)
         if lacking:
             for statement in additions(dialect, table.name, lacking):
-                with _say_who_may(cannot, statement, "Run as its owner"):
+                with _say_who_may(cannot, statement, "Run as its owner", _ADVICE_TO_ALTER):
                     session.execute(statement)
             names = ", ".join(field.name for field in lacking)
             dialect.log.info("table %s got the columns %s", table.name, names)
@@ -394,15 +426,26 @@ def add_columns(
 
 def check_additions(dialect: Dialect, table: Table, schema: pa.Schema, rules: ChangeRules) -> None:
     """Raise ConfigError unless each field of `schema` that `table` lacks has a type there."""
-    lacking = [one for one in rules.select_table_columns(schema) if table.column(one.name) is None]
+    lacking = _list_lacking(dialect, table, schema, rules)
     if lacking:
         from onceflow.sinks.sql.ddl import additions
 
         additions(dialect, table.name, lacking)
 
 
+_ADVICE_TO_CREATE = (
+    "Give what the server asks for in the sink's options, such as primary_key=… where each table"
+    " must have a key; or create the table yourself and leave out create=True"
+)
+_ADVICE_TO_ALTER = (
+    "Alter the table yourself, or leave these columns out of the rows; then leave out evolve=True"
+)
+
+
 @contextmanager
-def _say_who_may(cannot: str, statement: str, advice: str) -> Generator[None, None, None]:
+def _say_who_may(
+    cannot: str, statement: str, advice: str, remedy: str
+) -> Generator[None, None, None]:
     """Turn a refusal into a ConfigError that says what failed and who may run `statement`.
 
     Raises:
@@ -413,9 +456,6 @@ def _say_who_may(cannot: str, statement: str, advice: str) -> Generator[None, No
         yield
     except AccessDenied as error:
         raise SettingsRefused(f"{cannot}: {error}. {advice}: {statement}") from error
-    except StatementInvalid as error:
-        raise ConfigError(
-            f"{cannot}: {error}. Give what the server asks for in the sink's options, such as"
-            f" primary_key=… where each table must have a key; or create the table yourself and"
-            f" leave out create=True. The statement was: {statement}"
-        ) from error
+    except (RowRefused, StatementInvalid) as error:
+        # MySQL says of a row that it is too large also where the columns of a table are too many.
+        raise ConfigError(f"{cannot}: {error}. {remedy}. The statement was: {statement}") from error

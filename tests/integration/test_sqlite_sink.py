@@ -167,6 +167,17 @@ def test_inserts_add_rows_and_a_key_that_is_there_stops_the_commit(tmp_path: Pat
     assert job.rows() == [(1, "a")], "all of a transaction or nothing"
 
 
+@pytest.mark.parametrize("evolve", [False, True])
+def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_the_table(
+    tmp_path: Path, evolve: bool
+) -> None:
+    _Job(tmp_path).open()
+    rows = pa.schema([_SCHEMA.field("id"), pa.field("V", pa.string())])
+    with pytest.raises(ConfigError, match="it has column 'v', and the rows have 'V'") as told:
+        _Job(tmp_path, rows, evolve=evolve).open(2)
+    assert "evolve" not in str(told.value)
+
+
 def test_columns_that_the_table_lacks_are_added(tmp_path: Path) -> None:
     _Job(tmp_path).open()
     wider = pa.schema([*_SCHEMA, pa.field("w", pa.float64()), pa.field("x", pa.string())])

@@ -13,11 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.integration.sink_kit import SCHEMA, rows
-from tests.integration.sql.databases import Database, SqlJob
+from tests.integration.sql.databases import Database, MariaDB, MySQL, SqlJob
 
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.core.protocol.committables import Aborted, Committed
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
 from onceflow.core.storage import FileStagingArea
 
 ROUTED = pa.schema([("id", pa.int64()), ("value", pa.string()), ("to", pa.string())])
@@ -289,6 +290,62 @@ def test_type_that_has_no_column_is_refused_by_name(database: Database) -> None:
     refused = _evolving(database, nested)
     with refused, pytest.raises(ConfigError, match="column 'deep'"):
         refused.check(2)
+
+
+_WIDE = pa.schema([(f"c{number}", pa.int64()) for number in range(2000)])
+_TEXTS = pa.schema([(f"c{number}", pa.string()) for number in range(1000)])
+_SPACED = pa.schema([("ends in a space ", pa.int64())])
+
+
+def test_a_table_of_too_many_columns_is_refused_at_the_start(database: Database) -> None:
+    """Not a failure that another attempt may mend."""
+    _require_no_table(database, _WIDE)
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+@pytest.mark.parametrize("schema", [_TEXTS, _SPACED], ids=["long-row", "name"])
+def test_a_table_that_the_server_creates_for_nobody_is_refused_at_the_start(
+    database: Database, schema: pa.Schema
+) -> None:
+    """Neither such a failure nor a row that is bad: there is no row yet."""
+    _require_no_table(database, schema)
+
+
+def _require_no_table(database: Database, schema: pa.Schema) -> None:
+    with (
+        database.job(table="t", create=True) as job,
+        pytest.raises(ConfigError, match="table t cannot be created"),
+    ):
+        replace(job, schema=schema).check()
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+def test_rows_for_a_table_whose_name_is_too_long_are_left_out(database: Database) -> None:
+    rows = pa.record_batch([[1, 2], ["a", "b"], [None, "t" * 65]], schema=ROUTED)
+    sink = database.sink(table="t", create=True, table_column="to", commit_mode="two_phase")
+    with SqlJob(sink, schema=ROUTED, on_bad_row=OnBadRow.DROP) as job:
+        writer = job.check().writer()
+        writer.write(rows)
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        (rejected,) = writer.take_rejected()
+        assert rejected.rows["id"].to_pylist() == [2]
+        assert job.committer().commit(committable) == Committed()
+    assert database.ids_in("t") == [1]
+
+
+@pytest.mark.parametrize("kind", [MySQL, MariaDB], indirect=True)
+@pytest.mark.parametrize("evolve", [False, True])
+def test_a_column_whose_name_differs_in_case_alone_is_refused_with_its_name_in_the_table(
+    database: Database, evolve: bool
+) -> None:
+    database.query("CREATE TABLE ledger (ID bigint PRIMARY KEY, account text, amount bigint)")
+    expected = "it has column 'ID', and the rows have 'id'"
+    with (
+        database.job(table="ledger", evolve=evolve) as job,
+        pytest.raises(ConfigError, match=expected) as told,
+    ):
+        job.check()
+    assert "evolve" not in str(told.value)
 
 
 def test_a_start_that_is_refused_has_altered_no_table(database: Database) -> None:
