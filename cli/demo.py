@@ -1,4 +1,4 @@
-"""`onceflow demo`, which runs the demo of the repository from which onceflow is installed."""
+"""The command `onceflow demo`, which runs the demo of the cloned repository."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 
 import onceflow
 
-# The demo stands on the harness of the crash tests, which is not installed.
+# The demo needs the harness of the crash tests, which is not installed with the package.
 _REPOSITORY = Path(onceflow.__file__).parents[2]
 _EXIT_NO_VERDICT = 2
 
-# All flags, --help among them, are the demo's own.
+# All flags, including --help, are passed to the demo.
 _ALL_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 demo = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""The program `onceflow`: the command line, or what it says where its packages are missing."""
+"""The entry point of the program `onceflow`, which reports missing packages of extras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXIT_USAGE = 2
 
 
 def main() -> None:
-    """Run the command line; the entry point of the package."""
+    """Run the command line. This is the entry point of the package."""
     try:
         with naming_extras():
             from onceflow.cli.main import main as run_command

@@ -1,4 +1,4 @@
-"""The `onceflow` command: one module a subject, imported when one of its subcommands is called."""
+"""The `onceflow` command. The module of a subcommand is imported when it is called."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _SUBCOMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 class _Subcommands(TyperGroup):
-    """Who settles a transaction does not wait for the imports of what looks at Spark.
+    """A command group that imports the module of a subcommand only when the subcommand is called.
 
-    Types are click's, which some versions of typer bring under a name of their own.
+    The types are those of click, which some versions of typer include under another name.
     """
 
     @override
@@ -87,7 +87,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; the entry point of the package."""
+    """Run the command line. This is the entry point of the package."""
     app()
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: listings, what is said beside a result, passwords, objects by name."""
+"""The functions that all commands share: listings, messages, passwords, objects by name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onceflow.core.printable import escape_controls, escape_terminal_codes
 from onceflow.core.spi import Sink, Source
 
 Row = Sequence[tuple[str, str]]
-"""Cells, each with its style."""
+"""The cells of a row, each with its style."""
 
 
 def print_listing(console: Console, headings: Sequence[str], rows: Sequence[Row]) -> None:
-    """Print `rows` under `headings`. What is piped is never cut, coloured or drawn around."""
+    """Print `rows` under `headings`. Piped output is never truncated, coloured or framed."""
     if console.is_terminal:
         table = Table()
         for heading in headings:
@@ -39,21 +39,21 @@ def print_listing(console: Console, headings: Sequence[str], rows: Sequence[Row]
 
 
 def console() -> Console:
-    """Return where results go."""
+    """Return the console for results."""
     return Console(highlight=False)
 
 
 def say(text: str, style: str = "") -> None:
-    """Print what is not a result, for people."""
+    """Print a message for people on stderr."""
     shown = escape_terminal_codes(text)
     Console(stderr=True, highlight=False).print(shown, markup=False, style=style, soft_wrap=True)
 
 
 def read_password(path: Path) -> str:
-    """Return what file `path` holds, without the line break at its end.
+    """Return the content of file `path`, without the line break at its end.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
@@ -63,10 +63,10 @@ def read_password(path: Path) -> str:
 
 
 def read_options(path: Path, option: str) -> dict[str, str]:
-    """Return what is in the properties file `path`: one name=value a line.
+    """Read the properties file `path`, which has one name=value on each line.
 
     Raises:
-        ConfigError: It cannot be read, or holds something else. Never repeats a value.
+        ConfigError: The file cannot be read, or has other lines. The message contains no value.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -85,12 +85,12 @@ def read_options(path: Path, option: str) -> dict[str, str]:
 
 
 def load_sink(name: str) -> Sink:
-    """Return the sink that `module:name` is, or that the function of this name returns.
+    """Return the sink `module:name`, or the sink that the function of this name returns.
 
-    Modules of the working directory are found, too.
+    Modules in the working directory are found, too.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It cannot be loaded, or is of another type.
     """
     sink = _load(name, Sink, "--sink")
     if not isinstance(sink, Sink):
@@ -99,10 +99,10 @@ def load_sink(name: str) -> Sink:
 
 
 def load_source(name: str) -> Source:
-    """Return the source that `module:name` is or makes, as `load_sink` does.
+    """Return the source `module:name`, or the source that this function returns, like `load_sink`.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It cannot be loaded, or is of another type.
     """
     source = _load(name, Source, "--source")
     if not isinstance(source, Source):

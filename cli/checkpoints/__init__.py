@@ -1,1 +1,1 @@
-"""`onceflow checkpoints`: what a job has in checkpoint storage, and savepoints."""
+"""The command `onceflow checkpoints`, for checkpoints and savepoints in storage."""

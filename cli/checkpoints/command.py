@@ -1,8 +1,8 @@
-"""`onceflow checkpoints`: what is in storage of a job's checkpoints, and savepoints.
+"""The command `onceflow checkpoints`, for a job's checkpoints and savepoints in storage.
 
-A NAME is the number of a checkpoint in the job's decision log, or the directory of a savepoint.
-Nothing here needs a running driver. Exit status: 0 done, 1 refused, or damaged, 2 usage, 3 the
-storage cannot be reached.
+A NAME is the number of a checkpoint in the job's decision log, or the directory of a savepoint. No
+subcommand needs a running driver. Exit status: 0 done, 1 refused or damaged, 2 usage, 3 the storage
+cannot be reached.
 """
 
 from __future__ import annotations

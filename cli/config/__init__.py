@@ -1,1 +1,1 @@
-"""`onceflow config`: every setting of pipelines, and who says it."""
+"""The command `onceflow config`, which prints every setting with its origin."""

@@ -1,6 +1,7 @@
-"""`onceflow config`: what a pipeline would find that is started here, before its own program.
+"""The command `onceflow config`, which prints the settings outside the program.
 
-Exit status: 0 printed; 2 a setting is wrong, which names it, where it stands and what would do.
+Exit status: 0 printed, 2 a setting is wrong. The error names the setting, its origin and the
+accepted values.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def config(
     """Print every setting with its origin, its default and Flink's name for it."""
     try:
         loaded = Configuration.load(file)
-        # The rules that hold between settings; nobody has to have said where checkpoints live.
+        # Check the rules between settings. The storage need not be set.
         loaded.check()
     except ConfigError as error:
         if json_:

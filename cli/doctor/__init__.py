@@ -1,1 +1,1 @@
-"""`onceflow doctor`: whether what a job needs is there, and what mends it where it is not."""
+"""The command `onceflow doctor`, which checks what a job needs and suggests remedies."""

@@ -1,4 +1,4 @@
-"""Whether a bucket, or an HDFS, keeps what checkpoint storage demands of it."""
+"""The check of a bucket or an HDFS against the requirements of checkpoint storage."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from onceflow.core.storage.filesystems.filesystem import (
 from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 SLOW_CREATE_S = 0.5
-"""A decision is a creation and two questions: above this checkpoints wait for the store."""
+"""The creation time above which a warning is shown. Each decision is one creation and two queries,
+so checkpoints wait for a slow store."""
 
 _RIVALS = 8
-"""Writers that try to create one object at once; a store must let one of them win."""
+"""The number of concurrent writers that try to create one object. Only one may succeed."""
 _LARGE_BYTES = 16 * 1024 * 1024
 
 
 def check_bucket(url: str) -> Sequence[Finding]:
-    """Create, write in parts, list, read and delete below `url`; leave nothing there."""
+    """Create, write in parts, list, read and delete objects below `url`. Leave none behind."""
     area = Area("storage")
     try:
         files = (HdfsStorage(url) if is_hdfs(url) else ObjectStorage(url)).files()
@@ -47,7 +48,7 @@ def check_bucket(url: str) -> Sequence[Finding]:
             )
         ]
     finally:
-        # By name: what somebody else keeps below the prefix is not touched.
+        # Delete by name, so that other objects below the prefix are not touched.
         for name in ("record", "state", "rivals"):
             files.delete_quietly(f"{scratch}/{name}")
         with suppress(StorageError):
@@ -65,7 +66,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     def rival(number: int) -> CreateOutcome:
         return files.create_if_absent(f"{scratch}/rivals", b"%d" % number)
 
-    # At once, and not one after the other: some stores check the condition first and write later.
+    # Create concurrently: some stores check the condition first and write later.
     with ThreadPoolExecutor(_RIVALS) as threads:
         outcomes = list(threads.map(rival, range(_RIVALS)))
     if sum(isinstance(one, Created) for one in outcomes) > 1:
@@ -73,7 +74,7 @@ def _exercise(area: Area, files: CreatesAtomically, scratch: str) -> list[Findin
     began = time.monotonic()
     files.write(f"{scratch}/state", (bytes(1 << 20) for _ in range(_LARGE_BYTES >> 20)))
     rate = _LARGE_BYTES / (time.monotonic() - began) / 1e6
-    # A gateway that breaks off an upload in parts may call it done.
+    # A gateway may report success for an incomplete multipart upload.
     if files.size(f"{scratch}/state") != _LARGE_BYTES:
         return [area.problem("an object has another size than was written", "whole objects", "")]
     if set(files.list(scratch)) != {"record", "rivals", "state"}:

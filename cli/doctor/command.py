@@ -63,14 +63,14 @@ KafkaOptions: TypeAlias = Annotated[
 EXIT_PROBLEMS = 1
 EXIT_USAGE = 2
 MARGIN_S = 5.0
-"""What is killed at its own deadline gets so much longer to say so."""
+"""The additional time for a check to report that it was killed at its own timeout."""
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One area, and what looks at it. What it raises becomes a problem of that area."""
+    """A check of one area. An exception of the check becomes a problem of the area."""
 
     area: str
     look: Questions
@@ -78,7 +78,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What is to be looked at."""
+    """The options that select what is checked."""
 
     master: str | None = None
     storage: str | None = None
@@ -100,16 +100,16 @@ class Examined:
     spark: bool = True
 
     def checks(self) -> list[Check]:
-        """Return the checks that are asked for.
+        """Return the selected checks.
 
         Raises:
-            ConfigError: Something is asked for in a way that cannot be understood.
+            ConfigError: The options are invalid or incomplete.
         """
         checks = [
             Check("java", partial(check_java, self.timeout_s)),
             Check("python", check_python),
         ]
-        # Asked before any check runs: two of them make directories there.
+        # Determine this before any check runs, because two checks create directories there.
         missing = missing_directories(self.storage) if self.storage is not None else ()
         if self.spark:
             question = SparkQuestion(
@@ -125,7 +125,7 @@ class Examined:
         elif self.topics or self.group or self.kafka_options:
             raise ConfigError("--topic, --group and --kafka-options need --kafka host:port")
         if self.url is not None:
-            # Before the scheme is looked at: the whole URL may be a secret.
+            # Resolve references before parsing the scheme: the whole URL may be a secret.
             url = follow_references(self.url, setting="--url")
             checks.append(Check("database", self._database(url)))
         if self.source is not None:
@@ -176,7 +176,7 @@ class Examined:
 
 
 def validate_source(source: Source) -> Sequence[Finding]:
-    """Return what the source's own check, which each start makes, says of it."""
+    """Return the findings of the source's own check, which each start runs."""
     try:
         source.validate()
     except OnceflowError as error:
@@ -185,7 +185,7 @@ def validate_source(source: Source) -> Sequence[Finding]:
 
 
 def validate_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
-    """Return what the sink's own check, which each start makes, says of rows of this schema."""
+    """Return the findings of the sink's own check, which each start runs, for this schema."""
     with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
         context = CommitterContext(
             job="doctor",
@@ -275,11 +275,11 @@ def doctor(
 
 
 def examine(checks: Sequence[Check], timeout_s: float) -> tuple[Finding, ...]:
-    """Return what all checks find, in the order of `checks`; none is waited for any longer.
+    """Run all checks. Return their findings in the order of `checks`, within `timeout_s`.
 
-    A check that hangs is left behind on its thread, which ends with the process.
+    A check that hangs remains on its daemon thread, which ends with the process.
     """
-    # All begin at once: a server that hangs then costs its own time, and not that of the others.
+    # Start all checks at once, so that a server that hangs does not delay the other checks.
     running = [_Running(check) for check in checks]
     deadline = time.monotonic() + timeout_s
     return tuple(finding for one in running for finding in one.findings(deadline, timeout_s))
@@ -289,12 +289,12 @@ class _Running:
     def __init__(self, check: Check) -> None:
         self._check = check
         self._found: Sequence[Finding] = ()
-        # A daemon, for a client library may wait for ever, and the command must end all the same.
+        # A daemon thread: a client library may block forever, and the command must still end.
         self._thread = threading.Thread(target=self._run, name=f"doctor {check.area}", daemon=True)
         self._thread.start()
 
     def findings(self, deadline: float, timeout_s: float) -> Sequence[Finding]:
-        """Return what it found, or that it has not answered by `deadline`."""
+        """Return the findings, or a problem if the check has not finished by `deadline`."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return (
@@ -309,7 +309,7 @@ class _Running:
     def _run(self) -> None:
         try:
             self._found = self._check.look()
-        except Exception as error:  # the edge: one failure must not hide the other checks
+        except Exception as error:  # one failure must not hide the other checks
             self._found = (
                 Area(self._check.area).problem(
                     f"the check failed: {type(error).__name__}: {error}", "", ""
@@ -318,7 +318,7 @@ class _Running:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print `findings` for people, and how many there are of each level."""
+    """Print `findings` for people, and their number for each level."""
     console = Console(highlight=False)
     if console.is_terminal:
         rows = [
@@ -331,7 +331,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
             for one in findings
         ]
         print_listing(console, ("", "what", "found", "needed"), rows)
-        # Not in the table: a statement that is broken over lines cannot be copied.
+        # Print remedies outside the table: a statement that is wrapped cannot be copied.
         for one in (one for one in findings if one.remedy):
             console.print(f"{one.area}: ", style="bold", end="", markup=False)
             console.print(one.remedy, style="cyan", markup=False, soft_wrap=True)
@@ -346,7 +346,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def _lines_of(finding: Finding) -> list[str]:
-    # One line each, so that a script can cut them; errors of servers have line breaks of their own.
+    # One line each, so that scripts can split them. Errors of servers may contain line breaks.
     lines = [f"{finding.level.value:<8} {finding.area}: {' '.join(finding.found.split())}"]
     lines += [f"{'':<8} needed: {finding.needed}"] if finding.needed else []
     return lines + ([f"{'':<8} mend:   {finding.remedy}"] if finding.remedy else [])

@@ -1,4 +1,4 @@
-"""Java, Python and the packages of this machine, which is where the driver will run."""
+"""The checks of Java, Python and packages on this machine, where the driver will run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _INSTALL = "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew
 _PLACES = ("/usr/lib/jvm/*/bin/java", "/opt/homebrew/opt/openjdk*/bin/java")
 _MINIMA = {"pyspark": (4, 0), "pyarrow": (20, 0)}
 _MINIMA_OF_EXTRAS = {"confluent-kafka": (2, 13), "psycopg": (3, 2)}
-"""Looked at where they are installed: not every job needs them."""
+"""The minimum versions of optional packages, which are checked only if they are installed."""
 
 
 def check_java(timeout_s: float) -> Sequence[Finding]:
-    """Look at JAVA_HOME, which Spark asks first, and at PATH."""
+    """Check JAVA_HOME, which Spark uses first, and PATH."""
     area, needed = Area("java"), f"Java {JAVA_VERSION_MIN} or newer"
     home, on_path = os.environ.get("JAVA_HOME", ""), shutil.which("java")
-    # JAVA_HOME first, as Spark does: one that is wrong wins over a good one on PATH.
+    # JAVA_HOME comes first, as in Spark: a wrong JAVA_HOME overrides a good java on PATH.
     if home:
         used = f"{home}/bin/java"
         if not os.access(used, os.X_OK):
@@ -60,18 +60,18 @@ def check_java(timeout_s: float) -> Sequence[Finding]:
 
 
 def java_version(java: str, timeout_s: float) -> int | None:
-    """Return the major version of `java`, or None when it does not tell."""
+    """Return the major version of `java`, or None if it is unknown."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # Java tells its version on stderr; some vendors' wrappers do so on stdout.
+    # Java prints its version on stderr. Some vendors' wrappers print it on stdout.
     match = _JAVA_VERSION.search(done.stderr) or _JAVA_VERSION.search(done.stdout)
     if match is None:
         return None
-    # Java 8 calls itself 1.8.
+    # Java 8 reports the version 1.8.
     return int(match[2] or 0) if match[1] == "1" else int(match[1])
 
 
@@ -84,7 +84,7 @@ def _java_advice() -> str:
 
 
 def check_python() -> Sequence[Finding]:
-    """Look at the interpreter and at the packages that a job needs."""
+    """Check the interpreter and the packages that a job needs."""
     area = Area("python")
     findings: list[Finding] = []
     versions: dict[str, str] = {}
@@ -107,10 +107,10 @@ def check_python() -> Sequence[Finding]:
 
 
 def install_command(python: str, versions: Mapping[str, str]) -> str:
-    """Return what gives the interpreter `python` the driver's packages, of these versions.
+    """Return the command that installs the driver's packages for the interpreter `python`.
 
-    A package that was installed from a directory or a repository is installed from there again:
-    onceflow is in no index.
+    The command has the driver's versions. A package that was installed from a directory or a
+    repository is installed from there again, because onceflow is in no index.
     """
     requirements = [
         _requirement(name, version) for name, version in versions.items() if name != "python"
@@ -133,5 +133,5 @@ def _requirement(package: str, version: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    # Two numbers are enough to compare: a release candidate has letters in the third.
+    # Compare two numbers only: a release candidate has letters in the third.
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

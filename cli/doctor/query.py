@@ -1,4 +1,4 @@
-"""Where a query of Structured Streaming stands, by what Spark keeps in its checkpoint."""
+"""The progress of a Structured Streaming query, read from its checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceflow.core.spi.connector import Area, Finding
 
 
 def check_query(location: str) -> Sequence[Finding]:
-    """Say whose the checkpoint is, under which sink id it writes, and which batch comes next."""
+    """Return the query's id, its sink id and its next batch as findings."""
     area = Area("query")
     checkpoint = CheckpointLocation(location)
     try:

@@ -1,4 +1,4 @@
-"""Spark as a job will use it: its Java side, its executors' Python, and storage seen from there."""
+"""The check of Spark: its JVM, the Python of its executors, and their access to storage."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _ERROR_LENGTH_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class SparkQuestion:
-    """Which Spark is asked, and about what."""
+    """The Spark cluster to check, and the parameters of the check."""
 
     master: str | None
     parallelism: int
     storage: str | None
     timeout_s: float
     missing: Sequence[Path] = ()
-    """Directories of `storage` that are not there, and shall not be there afterwards."""
+    """The directories of `storage` that do not exist, and must not exist after the check."""
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def check_spark(question: SparkQuestion) -> Sequence[Finding]:
-    """Start a session in a process of its own, have every executor look, and end it.
+    """Run a session in a separate process, run a probe on every executor, and end the session.
 
-    The process and all it has started are killed at the deadline.
+    At the timeout, the process and its child processes are killed.
     """
     area = Area("spark")
     with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
@@ -58,8 +58,8 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
                 "probe": shared.probe,
                 "token": shared.token,
             }
-            # Around the whole run: an executor's clock is off only where it lies before the
-            # beginning or after the end.
+            # Measure around the whole run: a clock is wrong only if it is before the start or after
+            # the end.
             began = time.time()
             output = _run(settings, answer, question.timeout_s)
             ended = time.time()
@@ -82,13 +82,14 @@ def check_spark(question: SparkQuestion) -> Sequence[Finding]:
 
 
 class _Shared:
-    """A file in checkpoint storage that executors are to read, and beside which they write."""
+    """A probe file in checkpoint storage. Executors read it, and write files into its directory."""
 
     def __init__(self, storage: str | None, missing: Sequence[Path]) -> None:
         self.token = secrets.token_hex(8)
         self.probe = ""
         self.trouble = ""
-        # A bucket or an HDFS is the same one for every executor that has the credentials.
+        # A bucket or an HDFS is the same for every executor with the credentials, so it needs no
+        # probe.
         self.asked = storage is not None and not (is_bucket(storage) or is_hdfs(storage))
         self._storage = storage if self.asked else None
         self._directory: Path | None = None
@@ -114,14 +115,14 @@ class _Shared:
         with suppress(OSError):
             for path in self._directory.iterdir():
                 path.unlink()
-            # Not recursively: what is in it besides the probe would be somebody else's.
+            # Do not delete recursively: other content would belong to another program.
             self._directory.rmdir()
         remove_empty(self._missing)
 
 
 def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
-    """Run the probe; return what it printed on its way, should it not answer."""
-    # The probe runs this onceflow, and not another one that is installed beside it.
+    """Run the probe. Return its output, which explains a missing answer."""
+    # The probe must run this onceflow, not another installed one.
     source = str(Path(onceflow.__file__).resolve().parents[1])
     paths = [source, os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
@@ -142,7 +143,7 @@ def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s:g} s; give it longer: --timeout"
     finally:
-        # The JVM is in the same process group, and may outlive its parent.
+        # Kill the process group: the JVM may outlive its parent.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -151,10 +152,10 @@ def _run(settings: Mapping[str, Any], answer: Path, timeout_s: float) -> str:
 
 
 def _last_words(printed: str) -> str:
-    """Return the end of what a failed start has printed: its error, without the way there."""
+    """Return the last error that a failed start has printed."""
     lines = [line for line in printed.splitlines() if line.strip()]
-    # The last error that begins a line is the cause: those above it are of attempts, and what is
-    # indented is a stack.
+    # The last error at the start of a line is the cause. Earlier errors are from retries, and
+    # indented lines are stack traces.
     errors = [n for n, line in enumerate(lines) if line[0] not in " \t" and "Error" in line]
     return " ".join(lines[errors[-1] if errors else 0 :])[-_ERROR_LENGTH_MAX:].strip()
 
@@ -168,7 +169,7 @@ def _session(area: Area, answer: Mapping[str, Any], parallelism: int) -> list[Fi
         if answer["conf"][name] == "true":
             remedy = f"start the session with {name}=false"
             findings.append(area.problem(f"{name}=true {why}", f"{name}=false", remedy))
-    # 0: nobody can tell, or there is no executor yet.
+    # 0 means unknown, or that there is no executor yet.
     if 0 < answer["slots"] < parallelism:
         findings.append(
             area.problem(
@@ -224,7 +225,7 @@ def _executors(area: Area, answer: Mapping[str, Any], asked: tuple[float, float]
 
 
 def check_addresses(answer: Mapping[str, Any]) -> list[Finding]:
-    """Return how slots on the executors will be reached; nothing where all are on one machine."""
+    """Return findings on the slots' addresses; none if all slots are on one machine."""
     if answer["one_machine"]:
         return []
     area, findings = Area("addresses"), list[Finding]()
@@ -252,7 +253,7 @@ def check_addresses(answer: Mapping[str, Any]) -> list[Finding]:
 def _check_shared_storage(answer: Mapping[str, Any], shared: _Shared) -> list[Finding]:
     area = Area("storage on executors")
     if shared.trouble:
-        # The check of the storage itself says what is wrong and how to mend it.
+        # The check of the storage itself reports the problem and its remedy.
         return [area.problem(f"not tried: the driver cannot write ({shared.trouble})", "", "")]
     findings: list[Finding] = []
     for host, executor in {one["host"]: one for one in answer["executors"]}.items():

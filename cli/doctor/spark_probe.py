@@ -1,8 +1,8 @@
-"""What a Spark session, its executors' Python and the storage seen from there say of themselves.
+"""The probe that collects facts about a Spark session, its executors and their storage.
 
-Run as a program, in a process that can be killed: `python -m onceflow.cli.doctor.spark_probe
-<settings, JSON> <file for the answer>`. As the main module its functions travel to the executors
-by value, so that an executor without onceflow can say so.
+It runs as a program, in a process that can be killed: `python -m onceflow.cli.doctor.spark_probe
+<settings, JSON> <file for the answer>`. Functions of the main module are pickled by value. So even
+an executor without onceflow can run the probe and report it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 
 def main(settings: dict[str, Any], answer: Path) -> None:
-    """Write what is found into `answer`."""
+    """Collect the facts and write them into `answer`."""
     from pyspark.sql import SparkSession
 
     from onceflow.core.runtime.cluster.spark import SparkCluster, free_slots, use_own_interpreter
@@ -40,7 +40,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
             name: str(context.getConf().get(name, "false")).lower()
             for name in ("spark.dynamicAllocation.enabled", "spark.speculation")
         },
-        # Then every slot is on the driver's machine, and loopback will do.
+        # If True, every slot is on the driver's machine and can use loopback.
         "one_machine": leads_to_loopback(SparkCluster(session).driver_host),
         "error": "",
         "executors": [],
@@ -97,7 +97,7 @@ def _looker(
                 "network_id": addresses.read_network_id(),
             }
         except ImportError:
-            reached = None  # the versions above say so
+            reached = None  # the versions above show that onceflow is missing
         except Exception as error:
             reached = {"trouble": str(error)}
         yield {

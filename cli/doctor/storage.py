@@ -1,4 +1,4 @@
-"""Whether a directory keeps what checkpoint storage demands of a file system."""
+"""The check of a directory against the requirements of checkpoint storage."""
 
 from __future__ import annotations
 
@@ -21,49 +21,50 @@ from onceflow.core.storage.filesystems.webhdfs import is_hdfs
 
 FREE_MIN_BYTES = 1 << 30
 FREE_MIN_SHARE = 0.05
-"""Less free space than either of the two is a problem."""
+"""The minimum free space, in bytes and as a share. Less than either gives a warning."""
 SLOW_SYNC_S = 0.1
-"""A decision syncs a few times; above this the disk is what checkpoints wait for."""
+"""The sync time above which a warning is shown. A decision syncs several times, so checkpoints wait
+for a slow disk."""
 
 _MIB = 1 << 20
 _MOUNTS = Path("/proc/self/mounts")
 
 
 def missing_directories(root: str) -> tuple[Path, ...]:
-    """Return which directories of `root` are not there, the deepest first.
+    """Return the directories of `root` that do not exist, the deepest first.
 
-    Asked once, before the checks run: two of them work in `root` at the same time, and neither can
-    tell what the other has made.
+    Called once, before the checks run. Two checks work in `root` concurrently, and neither knows
+    which directories the other has created.
 
     Raises:
-        ConfigError: `root` is no checkpoint storage.
+        ConfigError: `root` is not a checkpoint storage.
     """
     if is_bucket(root) or is_hdfs(root):
-        checkpoint_storage(root)  # a url that cannot work is the caller's mistake
+        checkpoint_storage(root)  # raises ConfigError for an invalid URL
         return ()
     directory = Path(FileSystemStorage(root).root)
     return tuple(path for path in (directory, *directory.parents) if not path.exists())
 
 
 def remove_empty(directories: Iterable[Path]) -> None:
-    """Remove those of `directories` in which nothing is (left by whoever is done last)."""
+    """Remove the empty directories among `directories`. The last check to finish removes them."""
     for path in directories:
         with suppress(OSError):
             path.rmdir()
 
 
 def check_storage(root: str, missing: Sequence[Path]) -> Sequence[Finding]:
-    """Create, link, sync, list and delete in `root`, and look at its free space.
+    """Test creating, linking, syncing, listing and deleting in `root`, and its free space.
 
-    Of what it had to make (`missing`), nothing is left.
+    Directories that the check had to create (`missing`) are removed.
     """
     if is_bucket(root) or is_hdfs(root):
         return check_bucket(root)
     area = Area("storage")
     directory = Path(FileSystemStorage(root).root)
-    # The directory may not be there yet; what is above it tells whose file system it will be on.
+    # The directory may not exist yet. The nearest existing parent shows its file system.
     there = _nearest(directory)
-    # Before the rights: on a read-only mount they say that the user may write.
+    # Test this before the permissions, which may allow writing even on a read-only mount.
     if os.statvfs(there).f_flag & os.ST_RDONLY:
         mount = _mount_point(there)
         return [
@@ -113,7 +114,7 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
             )
         ]
     fs.write(f"{scratch}/state", (b"x" * _MIB,))
-    # RocksDB's files become part of a checkpoint by a hard link, so that no byte is copied.
+    # RocksDB's files become part of a checkpoint by a hard link, so that they are not copied.
     Path(fs.location(f"{scratch}/source")).write_bytes(b"y")
     linked = fs.adopt(f"{scratch}/linked", Path(fs.location(f"{scratch}/source")))
     if set(fs.list(scratch)) < {"record", "state"}:
@@ -139,11 +140,11 @@ def _exercise(area: Area, fs: LocalFileSystem, scratch: str) -> list[Finding]:
 
 
 def _durability(area: Area, directory: Path) -> list[Finding]:
-    """Say when what is synced is in memory alone, or may be in the disk's cache."""
+    """Return a warning if synced data is only in memory, or may be only in the disk's cache."""
     mount_point = str(_mount_point(directory))
     mounts = [line.split() for line in _MOUNTS.read_text().splitlines()] if _MOUNTS.exists() else []
     mounted = [(one[2], one[3].split(",")) for one in mounts if one[1] == mount_point]
-    # The last one: what is mounted later lies on top of what was there.
+    # The last entry counts: a later mount covers earlier ones.
     kind, options = mounted[-1] if mounted else ("", [""])
     covered = "a disk: here it outlives processes and is gone when the machine ends"
     if kind in {"tmpfs", "ramfs"}:
@@ -176,10 +177,10 @@ def _space(area: Area, directory: Path) -> list[Finding]:
 
 
 def _mount_point(path: Path) -> Path:
-    """Return where the file system of `path` is mounted."""
+    """Return the mount point of the file system of `path`."""
     return next(one for one in (path.resolve(), *path.resolve().parents) if one.is_mount())
 
 
 def _nearest(path: Path) -> Path:
-    """Return `path`, or the lowest directory above it that is there."""
+    """Return `path` if it exists, or its nearest existing parent."""
     return next(one for one in (path, *path.parents) if one.exists())

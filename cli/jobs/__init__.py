@@ -1,1 +1,1 @@
-"""`onceflow list`, `status`, `checkpoint`, `savepoint`, `stop`, `cancel`: running jobs."""
+"""The commands for running jobs: `onceflow list`, `status`, `checkpoint`, `stop` and others."""

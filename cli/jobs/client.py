@@ -1,7 +1,8 @@
-"""Finds the driver of a job through checkpoint storage, and asks it.
+"""The client of a job's driver, whose address it finds in checkpoint storage.
 
-An address in storage may be of a driver that was killed. So every request names the instance that
-left it, and an answer counts only if it names the same: anything else says who answers instead.
+The address in storage may belong to a driver that was killed. So every request names the instance
+that stored the address. An answer counts only if it names the same instance. Otherwise the error
+names the program that answers instead.
 """
 
 from __future__ import annotations
@@ -40,31 +41,32 @@ from onceflow.core.storage.log.last_run import LastRun
 
 Answer = dict[str, Any]
 CONTENT_BYTES_MAX = 64 << 20
-"""The longest answer that is read: far more than the status of ten thousand subtasks."""
+"""The maximum size of an answer: far more than the status of ten thousand subtasks."""
 LOG_TIMEOUT_S = 10.0
-"""How long the decision log may take to say how far a job is whose driver does not answer."""
+"""The timeout for reading the decision log if a driver does not answer."""
 _OPERATION = ("operation", "what", "state", "place")
 _T = TypeVar("_T")
 _DYING_S = 5.0
 _CLOCKS_DIFFER_S = 5.0
-"""A process begins before it leaves its address; both times are rounded, and clocks are set."""
+"""The tolerance when comparing a process's start with the time of its address. Both times are
+rounded, and clocks may be adjusted."""
 
 
 class DriverNotThere(Exception):
-    """Nobody answers for the job: no address, nobody at it, or somebody else."""
+    """Raised when no driver of the job answers: no address, no listener, or another program."""
 
 
 class DriverSilent(Exception):
-    """The driver does not answer, and it is not known to be dead."""
+    """Raised when the driver does not answer, and may still be alive."""
 
 
 class DriverRefused(Exception):
-    """The driver has heard, and will not do it."""
+    """Raised when the driver refuses a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverLocation:
-    """Where a job is, as the options say it."""
+    """The location of a job, as given by the options."""
 
     storage: str
     name: str
@@ -73,7 +75,7 @@ class DriverLocation:
 
     @property
     def described(self) -> CheckpointStorage:
-        """The checkpoint storage; raises ConfigError when there is none of that name."""
+        """The checkpoint storage. Raises ConfigError if it does not exist."""
         described = checkpoint_storage(self.storage)
         root = getattr(described, "root", None)
         if root is not None and not Path(root).is_dir():
@@ -87,7 +89,7 @@ class DriverLocation:
         """Return the job's storage.
 
         Raises:
-            ConfigError: It has no such job.
+            ConfigError: The storage has no such job.
         """
         storage = self.described.open(self.name)
         jobs = storage.jobs()
@@ -99,14 +101,14 @@ class DriverLocation:
 
 @dataclass(frozen=True, slots=True)
 class RelayedAnswer:
-    """What a driver has answered, as it came."""
+    """The unchanged answer of a driver."""
 
     status: int
     content: bytes
 
 
 class Driver:
-    """One driver, to be asked over HTTP. Each request has a connection of its own."""
+    """An HTTP client of one driver. Each request opens a new connection."""
 
     def __init__(self, location: DriverLocation, storage: JobStorage) -> None:
         self._place = location
@@ -123,29 +125,29 @@ class Driver:
         self._token = self._read_token()
 
     def get(self, path: str, *fields: str) -> Answer:
-        """Return what the driver says at `path`, with at least these fields.
+        """Return the driver's answer at `path`, which must have at least these fields.
 
         Raises:
-            DriverNotThere: Nobody answers for the job.
-            DriverSilent: The driver does not answer, and may live.
-            DriverRefused: The driver does not do it.
+            DriverNotThere: No driver of the job answers.
+            DriverSilent: The driver does not answer, and may be alive.
+            DriverRefused: The driver refuses the request.
         """
         return self._ask("GET", path, fields)
 
     def post(self, what: str, **body: Any) -> Answer:
-        """Ask the driver to do something; return the operation. Raises as `get`.
+        """Ask the driver to start an operation. Return the operation. Raises the errors of `get`.
 
-        The driver does nothing when it reads this after we have given up.
+        If the driver reads the request after our timeout, it does nothing.
         """
         given = {name: value for name, value in body.items() if value}
         return self._ask("POST", what, _OPERATION, given)
 
     def outcome(self, operation: Answer, timeout_s: float) -> Answer:
-        """Wait for the end of `operation`; return how it ended.
+        """Wait for the end of `operation`. Return its result.
 
         Raises:
-            DriverNotThere: The driver has died meanwhile.
-            TimeoutError: It was pending still after `timeout_s`.
+            DriverNotThere: The driver has died in the meantime.
+            TimeoutError: The operation was still pending after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         wait_s = 0.02
@@ -159,17 +161,17 @@ class Driver:
                     f" {timeout_s:.0f} s, and goes on; ask again with --timeout"
                 )
             time.sleep(wait_s)
-            # Most operations end at once; of a long one, two questions a second are enough.
+            # Most operations end at once. For a long one, two polls a second are enough.
             wait_s = min(0.5, wait_s * 1.5)
 
     def relay(
         self, method: str, path: str, body: bytes | None, deadline_ms: int, timeout_s: float
     ) -> RelayedAnswer:
-        """Return the driver's answer to somebody else's request, whatever it is.
+        """Forward a client's request to the driver. Return the unchanged answer.
 
         Raises:
-            DriverNotThere: Nobody answers for the job.
-            DriverSilent: The driver does not answer, and may live.
+            DriverNotThere: No driver of the job answers.
+            DriverSilent: The driver does not answer, and may be alive.
         """
         data = None if method == "GET" else body or b"{}"
         return self._exchange(method, path, data, deadline_ms, timeout_s)
@@ -179,7 +181,8 @@ class Driver:
     ) -> Answer:
         timeout_s = self._place.timeout_s
         data = None if body is None else json.dumps(body).encode()
-        # By the wall clock: the driver compares it with its own, on another machine perhaps.
+        # Use the wall clock: the driver, perhaps on another machine, compares it with its own
+        # clock.
         deadline_ms = int((time.time() + timeout_s) * 1000)
         reply = self._exchange(method, path, data, deadline_ms, timeout_s)
         try:
@@ -210,18 +213,18 @@ class Driver:
             "Authorization": f"Bearer {self._token}",
         }
         if data is not None:
-            # Only a request that changes something: reading late does no harm.
+            # Only requests that change something need a deadline. A late read does no harm.
             headers[DEADLINE_HEADER] = str(deadline_ms)
         try:
             connection.request(method, f"/v1/{path}", data, headers)
-            # An answer without a length owns the socket, which the connection then does not close.
+            # A response without a length owns the socket, and the connection does not close it.
             with connection.getresponse() as response:
                 content = _read_content(response)
         except (OSError, http.client.HTTPException) as error:
             raise self._explain_silence(error, deadline_ms if data is not None else None) from error
         finally:
             connection.close()
-        # The port may belong to another job's driver by now, or to another program.
+        # The port may now belong to another job's driver, or to another program.
         answers = response.getheader(INSTANCE_HEADER, "")
         if response.status == http.client.MISDIRECTED_REQUEST or answers != self.address.instance:
             who = f"driver {answers}" if answers else "a program that is not a driver of onceflow"
@@ -246,18 +249,18 @@ class Driver:
     def _explain_silence(
         self, error: OSError | http.client.HTTPException, deadline_ms: int | None
     ) -> DriverNotThere | DriverSilent:
-        """Say what is known of a driver that has not answered; `deadline_ms` of what it may do."""
+        """Return the error for a driver that has not answered a request with this deadline."""
         address = self.address
         why = f"{address.url} does not answer ({error or type(error).__name__})"
-        # A process number says something only on its own machine.
+        # A process id is meaningful only on its own machine.
         is_here = address.host == socket.gethostname()
-        # A process that is being killed closes its connections before it is gone.
+        # A process that is being killed closes its connections before it exits.
         patience_s = 0.0 if isinstance(error, TimeoutError) else _DYING_S
         if is_here and (state := _state_after(patience_s, address.pid, address.since_ms)):
             known = f"its process lives on this machine ({state}), and does not answer"
             advice = f"`kill -CONT {address.pid}` wakes a stopped one"
-        # A refused connection tells that nobody listens; silence tells nothing: the network may be
-        # cut.
+        # A refused connection proves that no process listens. A timeout proves nothing, because the
+        # network may be down.
         elif not is_here and isinstance(error, TimeoutError) and not address.loopback:
             known = f"whether its process lives cannot be told from {socket.gethostname()}"
             advice = f"look on {address.host}"
@@ -325,12 +328,12 @@ def _read_content(response: http.client.HTTPResponse) -> bytes:
 
 
 def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
-    """Return what `work` returns; it goes on alone when that takes longer.
+    """Return the result of `work`. If `work` takes longer, it continues in the background.
 
-    A storage that is down is asked again and again by its client, for longer than a user waits.
+    Clients of a storage that is down retry for longer than a user waits.
 
     Raises:
-        TimeoutError: It took longer than `timeout_s`; says `what` did.
+        TimeoutError: It took longer than `timeout_s`. The message has `what`.
     """
     ended = begin(what, work)
     if not wait([ended], timeout_s).done:
@@ -339,13 +342,13 @@ def within(timeout_s: float, what: str, work: Callable[[], _T]) -> _T:
 
 
 def begin(what: str, work: Callable[[], _T]) -> Future[_T]:
-    """Do `work` on a daemon thread called `what`, which keeps no process from ending."""
+    """Run `work` on a daemon thread named `what`, which does not keep the process alive."""
     ended: Future[_T] = Future()
 
     def run() -> None:
         try:
             ended.set_result(work())
-        # Whatever it is goes to whoever waits: on this thread nobody would see it.
+        # Pass any error to the waiting thread: on this thread it would be lost.
         except BaseException as error:
             ended.set_exception(error)
 
@@ -354,28 +357,28 @@ def begin(what: str, work: Callable[[], _T]) -> Future[_T]:
 
 
 def process_state(pid: int, since_ms: int) -> str:
-    """Return how process `pid` of this machine is, in a word; empty when it is dead.
+    """Return the state of local process `pid` in a word, or "" if it is dead.
 
-    A process of that number that began after `since_ms` is another one.
+    If the process with this id started after `since_ms`, it is a different process.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        # The second field is the program's name in parentheses, and may hold spaces and
-        # parentheses: the rest begins after the last one. There the state is first, the start time
-        # the twentieth.
+        # The second field is the program's name in parentheses, which may contain spaces and
+        # parentheses. The remaining fields start after the last parenthesis: the state is the
+        # first, the start time the twentieth.
         fields = text.rpartition(")")[2].split()
         uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return _state_without_proc(pid)
     began_s = time.time() - uptime_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    # A zombie has ended and only waits for its parent.
+    # A zombie has already ended.
     if fields[0] in "ZXx" or began_s > since_ms / 1000 + _CLOCKS_DIFFER_S:
         return ""
     return "stopped" if fields[0] in "Tt" else "running"
 
 
 def _state_after(patience_s: float, pid: int, since_ms: int) -> str:
-    """Return how a process is; empty when it is dead, or dies within `patience_s`."""
+    """Return the state of a process, or "" if it is dead or dies within `patience_s`."""
     until = time.monotonic() + patience_s
     while (state := process_state(pid, since_ms)) and time.monotonic() < until:
         time.sleep(0.02)
@@ -383,11 +386,11 @@ def _state_after(patience_s: float, pid: int, since_ms: int) -> str:
 
 
 def _state_without_proc(pid: int) -> str:
-    # Linux: there is a /proc, and the process is not in it.
+    # On Linux, /proc exists and does not list the process.
     if Path("/proc/self").exists():
         return ""
     try:
-        # Signal 0 is sent to nobody: it only asks whether the process is there.
+        # Signal 0 is not delivered. It only tests whether the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
@@ -401,14 +404,14 @@ def _utc(at_ms: float) -> str:
 
 
 def last_run_of(storage: JobStorage) -> LastRun | None:
-    """Return what the job's last driver has written of itself; None: nothing that can be read."""
+    """Return the record of the job's last run, or None if it cannot be read."""
     with contextlib.suppress(CheckpointError, StorageError, TimeoutError):
         return within(LOG_TIMEOUT_S, "checkpoint storage", storage.last_run.read)
     return None
 
 
 def state_without_driver(run: LastRun | None) -> str:
-    """Return the state of a job whose driver cannot be asked, in words."""
+    """Return in words the state of a job whose driver does not answer."""
     if run is None:
         return "not running"
     if run.ended_ms:
@@ -421,7 +424,7 @@ def state_without_driver(run: LastRun | None) -> str:
 
 
 def how_it_ended(storage: JobStorage) -> str:
-    """Return sentences on how the job's last driver ended, as far as it has written it."""
+    """Return sentences on the end of the job's last run, from its record."""
     run = last_run_of(storage)
     if run is None:
         return "Nothing is written of how it ended."
@@ -435,7 +438,7 @@ def how_it_ended(storage: JobStorage) -> str:
 
 
 def last_decision_of(storage: JobStorage) -> str:
-    """Return a sentence on how far the job is, by its log."""
+    """Return a sentence on the last decision in the job's log."""
     with contextlib.suppress(CheckpointError, StorageError, StateIncompatible, TimeoutError):
         view = within(LOG_TIMEOUT_S, "the decision log", storage.log.read)
         if view.decided:

@@ -1,9 +1,8 @@
 """The flags of the commands for running jobs, and their exit status.
 
-0  done; for `status --watch`: the job has ended well
-1  refused, or it failed
-2  usage: what the options name is not there
-3  no driver of the job can be asked: none runs, it was killed, or somebody else answers
+0  done; for `status --watch`: the job ended without failure 1  refused or failed 2  usage: an
+option is wrong, or names something that does not exist 3  no driver of the job answers: none runs,
+it was killed, or another program answers
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Storage: TypeAlias = Annotated[
         help="The job's checkpoint storage: a directory, or a bucket's URL. Default:"
         " ONCEFLOW_STORAGE of the environment, else ONCEFLOW_CHECKPOINTING_STORAGE.",
         envvar=["ONCEFLOW_STORAGE", "ONCEFLOW_CHECKPOINTING_STORAGE"],
-        # The error of a missing option would show the list as Python writes it.
+        # Otherwise the error of a missing option shows a Python list.
         show_envvar=False,
     ),
 ]
@@ -117,7 +116,8 @@ def list_jobs(
         access = make_access(token_file, authority, driver_host)
         location = DriverLocation(storage, "_", ANSWER_TIMEOUT_S)
         names = within(timeout, f"checkpoint storage {storage}", lambda: _jobs_of(location))
-        # All at once: one whose files cannot be read keeps no other one from being told.
+        # Query all jobs concurrently, so that a job with unreadable files does not delay the
+        # others.
         asked = {
             name: begin(
                 f"job {name}", partial(_summary, DriverLocation(storage, name, 2.0, access))
@@ -312,7 +312,7 @@ def get_state(
 
 @contextmanager
 def _exit_status(json_: bool) -> Generator[None, None, None]:
-    """End with the exit status of whatever goes wrong, and with its words."""
+    """Print errors of the block, and exit with their exit status."""
     try:
         yield
     except (OnceflowError, DriverNotThere, DriverSilent, DriverRefused, TimeoutError) as error:
@@ -338,7 +338,7 @@ def _driver_until(
     access: DriverAccess,
     json_: bool,
 ) -> Generator[tuple[Driver, float], None, None]:
-    """Yield the job's driver, and the end of `timeout_s` on the monotonic clock."""
+    """Yield the job's driver, and the deadline after `timeout_s` on the monotonic clock."""
     with _exit_status(json_):
         deadline = time.monotonic() + timeout_s
         yield find_driver(timeout_s, name, storage, access), deadline
@@ -347,19 +347,20 @@ def _driver_until(
 def make_access(
     token_file: Path | None, authority: Path | None, driver_host: list[str] | None
 ) -> DriverAccess:
-    """Return the options that say how drivers are reached, as one value."""
+    """Return the options for connecting to drivers, as one value."""
     return DriverAccess(token_file, authority, tuple(driver_host or ()))
 
 
 def find_driver(timeout_s: float, name: str, storage: str, access: DriverAccess) -> Driver:
-    """Return the job's driver. In a terminal, ask before the token goes to a new machine.
+    """Return the job's driver. In a terminal, ask before sending the token to a new machine.
 
     Raises:
-        TimeoutError: The storage does not say in time where it is. Nothing was asked of the job.
-        UnknownDriverHost: The user did not agree to that machine.
+        TimeoutError: The storage did not return the address in time. No request was sent to the
+            driver.
+        UnknownDriverHost: The user did not consent to that machine.
     """
     what = f"checkpoint storage {storage}, which says where the driver is,"
-    # A driver that is silent is told as such before the user's time is over.
+    # Report a silent driver before the user's timeout ends.
     answer_timeout_s = max(0.1, min(ANSWER_TIMEOUT_S, timeout_s / 2))
     location = DriverLocation(storage, name, answer_timeout_s, access)
     try:
@@ -389,7 +390,7 @@ def _jobs_of(location: DriverLocation) -> tuple[str, ...]:
 
 
 def _summary(location: DriverLocation) -> Answer:
-    """Return the line of one job, also if its files cannot be read: other jobs are listed, too."""
+    """Return the line of one job. If its files cannot be read, the line says so."""
     try:
         storage = location.open()
         view = storage.log.read()
@@ -430,7 +431,7 @@ def _cell_of(summary: Answer, key: str) -> str:
 
 
 def _outcome(driver: Driver, begun: Answer, deadline: float, location: DriverLocation) -> Answer:
-    """As `Driver.outcome`; when the driver dies, say what became of it as far as storage tells."""
+    """Wait like `Driver.outcome`. If the driver dies, the error tells the savepoint's state."""
     try:
         return driver.outcome(begun, deadline - time.monotonic())
     except DriverNotThere as gone:

@@ -1,14 +1,14 @@
-"""Decides where the driver's token may be sent, and which token that is.
+"""The rules for which token is sent to which machine.
 
-The address of a driver is a file in checkpoint storage, and many may be able to write there. So the
-address names neither the token nor the machine that gets the token:
+The address of a driver is a file in checkpoint storage, which many users may be able to write. So
+the address alone determines neither the token nor the machine that gets the token:
 
 - The token comes from `--token-file`, or from the file beside the address.
-- A request without TLS goes to the loopback interface alone.
-- A request to another machine needs the user's consent: `--driver-host`, or an answer to a question
-  that is asked once for each pair of host and certificate authority.
+- A request without TLS is only sent to the loopback interface.
+- A request to another machine needs the user's consent: `--driver-host`, or the answer to a
+  question, asked once for each pair of host and certificate authority.
 
-    known_drivers     one line a pair: HOST SHA256-OF-THE-AUTHORITY-FILE
+    known_drivers     one line for each pair: HOST SHA256-OF-THE-AUTHORITY-FILE
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from onceflow.core.storage.log.driver_token import EXPECTED_FORM, is_token
 
 _TOKEN_BYTES_MAX = 4096
 _SYSTEM = "system"
-"""Stands for the authorities that the machine itself trusts."""
+"""The placeholder for the authorities that the machine itself trusts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverAccess:
-    """The options of a command that say how drivers are reached."""
+    """The options of a command for connecting to drivers."""
 
     token_file: Path | None = None
     authority: Path | None = None
-    """PEM file of the authority that signed the drivers' certificates."""
+    """The PEM file of the authority that signed the drivers' certificates."""
     hosts: tuple[str, ...] = ()
-    """Other machines to which the token may be sent."""
+    """The other machines to which the token may be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class DriverTarget:
     port: int
     is_encrypted: bool
     authority: str
-    """PEM file; empty: the authorities that the machine trusts."""
+    """The PEM file of the authority, or "" for the authorities that the machine trusts."""
 
 
 class UnknownDriverHost(ConfigError):
-    """The address names another machine, and the user has not agreed to send the token there."""
+    """Raised when the user has not consented to send the token to the machine of the address."""
 
     def __init__(self, message: str, host: str = "", authority: str = "") -> None:
-        """Take the host and the file of the authority that need consent."""
+        """`host` and the file `authority` are the pair that needs consent."""
         super().__init__(message)
         self.host = host
         self.authority = authority
@@ -66,8 +66,8 @@ def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
     """Return the machine to which requests for the driver are sent.
 
     Raises:
-        CheckpointCorrupt: The address is no URL of a driver.
-        UnknownDriverHost: The address names another machine without the user's consent.
+        CheckpointCorrupt: The address is not a URL of a driver.
+        UnknownDriverHost: The address is another machine, and the user has not consented.
     """
     try:
         url = urlsplit(address.url)
@@ -101,7 +101,7 @@ def parse_target(address: DriverAddress, access: DriverAccess) -> DriverTarget:
 
 
 def remember_host(host: str, authority: str) -> None:
-    """Record the user's consent to send tokens to `host`, whose certificate `authority` signs.
+    """Record the user's consent to send tokens to `host` with a certificate by `authority`.
 
     Raises:
         ConfigError: The file of consents cannot be written.
@@ -123,7 +123,8 @@ def read_token_file(path: Path) -> str:
     """Return the token in `path`.
 
     Raises:
-        ConfigError: The file cannot be read, or is not a token. Never repeats what the file holds.
+        ConfigError: The file cannot be read, or is not a token. The message does not quote the
+            file.
     """
     try:
         with path.open("rb") as file:
@@ -157,7 +158,7 @@ def _read_consents() -> frozenset[str]:
     try:
         return frozenset(_find_consents().read_text("utf-8", "replace").splitlines())
     except OSError:
-        # Without the file every host is asked about.
+        # Without the file, the user is asked about every host.
         return frozenset()
 
 

@@ -1,7 +1,7 @@
-"""The jobs in a checkpoint storage: of a running one its driver tells, of the others the storage.
+"""The jobs in a checkpoint storage, described by their drivers or, without one, by the storage.
 
-What is told of a job without a driver is remembered for REMEMBERED_S, so that several open pages
-read the storage no more often than one.
+The description of a job without a driver is cached for REMEMBERED_S. So several open pages read the
+storage no more often than one page.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from onceflow.core.runtime.driver.job_views import describe_decision, describe_s
 from onceflow.core.storage import JobStorage
 
 ANSWER_TIMEOUT_S = 5.0
-"""For what a driver knows without reading anything."""
+"""The timeout for answers that a driver has in memory."""
 READ_TIMEOUT_S = 55.0
-"""For what it reads from storage or targets; less than the server's own CALL_TIMEOUT_S."""
+"""The timeout for answers that a driver reads from storage or targets. It must be less than the
+server's CALL_TIMEOUT_S."""
 LIST_TIMEOUT_S = 8.0
 REMEMBERED_S = 2.0
 _READS_OF_STORAGE = frozenset({"proof", "stored", "state"})
@@ -46,10 +47,10 @@ class _Remembered:
 
 
 class ObservedJobs:
-    """All jobs in one storage. Any thread."""
+    """The jobs in one storage. Any thread may use it."""
 
     def __init__(self, storage: str, access: DriverAccess) -> None:
-        """Describe them; nothing is read."""
+        """Store the arguments. Reads nothing."""
         self.storage = storage
         self._access = access
         self._lock = threading.Lock()
@@ -61,17 +62,17 @@ class ObservedJobs:
         """Return the names of all jobs.
 
         Raises:
-            ConfigError: There is no such storage.
-            StorageError: It cannot be read now.
+            ConfigError: The storage does not exist.
+            StorageError: The storage cannot be read at the moment.
         """
         return self._location("_").described.open("_").jobs()
 
     def summaries(self) -> list[Answer]:
-        """Return a line for each job; asks all drivers at once, and waits for LIST_TIMEOUT_S.
+        """Return a line for each job. Asks all drivers concurrently, for up to LIST_TIMEOUT_S.
 
         Raises:
-            ConfigError: There is no such storage.
-            StorageError: It cannot be read now.
+            ConfigError: The storage does not exist.
+            StorageError: The storage cannot be read at the moment.
         """
         asked = {
             name: begin(f"job {name}", partial(self._summarize, name)) for name in self.names()
@@ -84,17 +85,18 @@ class ObservedJobs:
         ]
 
     def read_overview(self, name: str) -> Answer:
-        """Return how a job is whose driver cannot be asked, as its storage tells.
+        """Return the state of a job whose driver does not answer, from its storage.
 
         Raises:
             ConfigError: The storage has no such job.
-            StorageError: It cannot be read now.
+            StorageError: The storage cannot be read at the moment.
             CheckpointCorrupt: The job's log is damaged.
         """
         now_s = time.monotonic()
         with self._lock:
             remembered = self._without_driver.get(name)
-        # Outside of the lock: reading a log may take seconds, and two readers at a time do no harm.
+        # Read outside the lock: reading a log may take seconds, and two concurrent readers do no
+        # harm.
         if remembered is None or remembered.until_s < now_s:
             remembered = _Remembered(self._make_overview(name), now_s + REMEMBERED_S)
             with self._lock:
@@ -106,11 +108,11 @@ class ObservedJobs:
         return describe_stored(self._location(name).described, self._open(name))
 
     def driver(self, name: str) -> Driver:
-        """Return the driver of a job, as it was when it was asked last.
+        """Return the driver of a job. The driver is cached after the first call.
 
         Raises:
             ConfigError: The storage has no such job, or the driver's token cannot be read.
-            DriverNotThere: None has left its address.
+            DriverNotThere: No driver has stored its address.
         """
         with self._lock:
             known = self._drivers.get(name)
@@ -123,11 +125,11 @@ class ObservedJobs:
     def relay(
         self, name: str, method: str, path: str, body: bytes | None, deadline_ms: int
     ) -> RelayedAnswer:
-        """Pass a request to the driver of a job; return its answer, whatever that is.
+        """Forward a request to the driver of a job. Return the unchanged answer.
 
         Raises:
-            ConfigError: As `driver`.
-            DriverNotThere: No driver answers. A GET has been tried with the newest address.
+            ConfigError: As in `driver`.
+            DriverNotThere: No driver answers. A GET was also tried with the newest address.
             DriverSilent: The driver does not answer, and may live.
         """
         what = path.partition("?")[0]
@@ -137,8 +139,8 @@ class ObservedJobs:
             return driver.relay(method, path, body, deadline_ms, timeout_s)
         except DriverNotThere:
             self._forget(name, driver)
-            # A driver that was started anew has left another address. A request that changes
-            # something is not sent twice: the first may have been carried out.
+            # A restarted driver has stored another address. Do not repeat a request that changes
+            # something, because the first one may have been carried out.
             newest = self.driver(name)
             if method != "GET" or newest.address.instance == driver.address.instance:
                 self._forget(name, newest)
@@ -147,7 +149,7 @@ class ObservedJobs:
 
     def _forget(self, name: str, driver: Driver) -> None:
         with self._lock:
-            # Another thread may have put the newest one there in the meantime.
+            # Another thread may have stored a newer driver in the meantime.
             if self._drivers.get(name) is driver:
                 del self._drivers[name]
 
@@ -196,7 +198,7 @@ class ObservedJobs:
 
 
 def summarize_running(now: Answer) -> Answer:
-    """Return the line of a job whose driver has told its overview."""
+    """Return the line of a job from its driver's overview."""
     sources = {source["uid"] for source in now["sources"]}
     rates = [chain["records_in_per_s"] for chain in now["chains"] if chain["chain"] in sources]
     lags = [source["lag"] for source in now["sources"] if source["lag"] is not None]
@@ -217,7 +219,7 @@ def summarize_running(now: Answer) -> Answer:
 
 
 def summarize_stored(now: Answer) -> Answer:
-    """Return the line of a job of which its storage alone tells."""
+    """Return the line of a job from its storage only."""
     decision, run = now["decision"], now["last_run"]
     return {
         "job": now["job"],

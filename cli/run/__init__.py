@@ -1,1 +1,1 @@
-"""`onceflow run`: starts a job that a program or a file describes, and waits for its end."""
+"""The command `onceflow run`, which starts a job from a program or file and waits for its end."""

@@ -1,4 +1,4 @@
-"""What `onceflow run --check` asks: the pipeline's own questions, and those of the doctor."""
+"""The checks of `onceflow run --check`: those of the pipeline, and those of the doctor."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from onceflow.core.storage import (
 def check_pipeline(
     pipeline: Pipeline, cluster: OpenedCluster, timeout_s: float
 ) -> tuple[Finding, ...]:
-    """Return all findings. Ends the Spark session: the last check starts one of its own.
+    """Return all findings. Ends the Spark session, because the last check starts its own.
 
     Raises:
-        ConfigError: The graph is incomplete, or a sink that is written is retired.
+        ConfigError: The graph is incomplete, or a sink is both written and retired.
     """
     plan = pipeline.describe()
     parallelism = plan.graph.parallelism
@@ -50,7 +50,7 @@ def check_pipeline(
     is_remote = type(pipeline.cluster).__module__.startswith("pyspark.sql.connect.")
     if not on_spark or is_remote:
         return findings
-    # Its slots may be all that the cluster has.
+    # Close the session first: it may occupy all slots of the cluster.
     master = cluster.master or _read_master(pipeline)
     cluster.close()
     question = SparkQuestion(master, parallelism, location, timeout_s, missing)
@@ -67,19 +67,19 @@ def _read_master(pipeline: Pipeline) -> str | None:
 
 
 def _locate(storage: CheckpointStorage) -> str | None:
-    """Return `storage` as the doctor takes it; None where there is nothing to look at."""
+    """Return `storage` as a path or URL for the doctor, or None if there is nothing to check."""
     match storage:
         case FileSystemStorage():
             return storage.root
         case ObjectStorage() | HdfsStorage():
             return storage.url
-        case _:  # in memory, or of another package
+        case _:  # in memory, or a storage of another package
             return None
 
 
 def _examine_source(source: Source, parallelism: int) -> Questions | None:
     for name in SOURCES.names():
-        # One that cannot be loaded is not that of `source`, which is there.
+        # A connector that cannot be loaded is not the connector of `source`, which exists.
         with suppress(ConfigError):
             connector = SOURCES.find(name)
             if connector.source is type(source) and connector.examine is not None:

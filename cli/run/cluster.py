@@ -1,4 +1,4 @@
-"""Opens what `--master` names: a Spark session, one of Spark Connect, or local processes."""
+"""The cluster of `--master`: a Spark session, a Spark Connect session, or local processes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 AnyCluster: TypeAlias = Union["SparkSession", "ConnectSession", LocalProcesses]
 LOCAL_PROCESSES = "local-processes"
-"""The master that is no Spark: slots are processes of this machine."""
+"""The master for running without Spark: slots are processes of this machine."""
 
 
 @dataclass(slots=True)
 class OpenedCluster:
-    """The cluster of this run; opened when the pipeline is built with it."""
+    """The cluster of this run. It is opened when the pipeline is built."""
 
     master: str | None
-    """None: as Spark is configured, and `local[*]` where it is not."""
+    """The master, or None for the master that Spark is configured with, or else `local[*]`."""
     conf: dict[str, str] = field(default_factory=dict[str, str])
-    """Spark's own settings."""
+    """The settings of Spark."""
     session: SparkSession | ConnectSession | None = None
 
     def open(self) -> AnyCluster:
-        """Return the cluster; a session is opened once."""
+        """Return the cluster. A session is opened at the first call."""
         if self.master == LOCAL_PROCESSES:
             return LocalProcesses()
         if self.session is None:
@@ -36,18 +36,18 @@ class OpenedCluster:
         return self.session
 
     def adopt(self, pipeline: Pipeline) -> None:
-        """Know the session of a pipeline that the program has built by itself."""
+        """Use the session of a pipeline that the program has built itself."""
         if not isinstance(pipeline.cluster, LocalProcesses):
             self.session = pipeline.cluster
 
     def close(self) -> None:
-        """Stop the session, if there is one. Idempotent."""
+        """Stop the session if there is one. Idempotent."""
         session, self.session = self.session, None
         if session is not None:
             session.stop()
 
     def _open_session(self) -> SparkSession | ConnectSession:
-        # Here, for local processes do without pyspark.
+        # Import here, because local processes do not need pyspark.
         from pyspark.sql import SparkSession
 
         from onceflow.connectors.spark.session import session

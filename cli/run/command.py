@@ -36,7 +36,7 @@ from onceflow.core.spi.connector import Level
 EXIT_FAILED, EXIT_USAGE = 1, 2
 CHECK_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-"""How long the last checkpoint may take after --timeout, before the job is cancelled."""
+"""The time for the last checkpoint after --timeout, before the job is cancelled."""
 
 Target: TypeAlias = Annotated[
     str | None,
@@ -86,7 +86,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """How the job is started, and for how long it may run."""
+    """The options of the start, and the time limit of the run."""
 
     from_savepoint: str | None
     claim: bool
@@ -145,7 +145,8 @@ def run(
 def _build(text: str, cluster: OpenedCluster, *, only_describes: bool) -> Pipeline:
     target = load_target(text)
     if target.is_file:
-        # A mistake is found before Spark starts, which takes seconds.
+        # Build once without Spark, so that errors are found before Spark starts, which takes
+        # seconds.
         described = target.build(LocalProcesses)
         if only_describes:
             return described
@@ -200,7 +201,7 @@ def _run(pipeline: Pipeline, start: _Start, json_: bool) -> None:
 
 
 def _await_end(job: Job, timeout_s: float | None) -> tuple[JobStatus, str]:
-    """Return how the job has ended, and what went wrong."""
+    """Return the status of the job at its end, and the error or ""."""
     try:
         return job.wait(timeout_s), ""
     except OnceflowError as error:
@@ -243,7 +244,7 @@ def _closing(cluster: OpenedCluster) -> Generator[None]:
 
 @contextmanager
 def _exit_status(json_: bool) -> Generator[None]:
-    """End with the exit status of whatever goes wrong, and with its words."""
+    """Print errors of the block, and exit with their exit status."""
     try:
         yield
     except TargetFailed as failed:
@@ -258,7 +259,7 @@ def _exit_status(json_: bool) -> Generator[None]:
 
 
 def _cut_our_frames(error: BaseException) -> BaseException:
-    """Return `error` with a traceback that begins in the user's code."""
+    """Return `error` with a traceback that starts in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What `onceflow run --plan` prints: the operators, how rows get to them, and every setting."""
+"""The output of `onceflow run --plan`: operators, their inputs and exchanges, and all settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onceflow.core.runtime.driver.job_views import OperatorView
 
 
 def print_plan(console: Console, plan: PipelineDescription) -> None:
-    """Print `plan` for people: a listing of operators, then one of settings."""
+    """Print `plan` for people: a listing of operators, then a listing of settings."""
     console.print(
         f"job {plan.name}, parallelism {plan.graph.parallelism}, checkpoints in"
         f" {plan.storage.open(plan.name)}",
@@ -37,7 +37,7 @@ def print_plan(console: Console, plan: PipelineDescription) -> None:
 
 
 def to_json(plan: PipelineDescription) -> dict[str, Any]:
-    """Return what `--json` prints of `plan`."""
+    """Return the `--json` output for `plan`."""
     return {
         "job": plan.name,
         "storage": str(plan.storage.open(plan.name)),
@@ -47,7 +47,7 @@ def to_json(plan: PipelineDescription) -> dict[str, Any]:
 
 
 def _describe(operator: OperatorView, plan: PipelineDescription) -> tuple[str, str, str]:
-    """Return what an operator is, where its rows come from, and how they are divided."""
+    """Return an operator's kind and name, its inputs, and its exchange."""
     edges = [edge for edge in plan.graph.edges if edge.below == operator.uid]
     ways = dict.fromkeys(
         edge.exchange.replace("_", " ") + (f" {', '.join(edge.key)}" if edge.key else "")

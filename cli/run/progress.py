@@ -1,4 +1,4 @@
-"""What `onceflow run` shows while the job runs, on stderr: a line that changes, on a terminal."""
+"""The progress output of `onceflow run` on stderr. On a terminal it is one line that changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PER_SECOND = 2.0
 
 @contextmanager
 def show_progress(job: Job) -> Generator[None]:
-    """Show how far `job` is meanwhile. Without a terminal, only when an attempt begins to run."""
+    """Show the progress of `job` during the block. Without a terminal, show only attempt starts."""
     job.add_listener(_say_when_running)
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:

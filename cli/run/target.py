@@ -1,11 +1,11 @@
-"""Finds the pipeline that `onceflow run` is told to run: in a file, or in a module by its name.
+"""The loader of the pipeline for `onceflow run`, from a file or a module.
 
     job.py:pipeline              `pipeline` of the file job.py
-    package.module:pipeline      `pipeline` of a module, also one of the working directory
+    package.module:pipeline      `pipeline` of a module, which may be in the working directory
     connector.toml               the job that a file describes
 
-The name is of a `Pipeline`, or of a function that returns one: of a Spark session, or of nothing.
-What a file defines is sent to the slots by value, as that of `__main__` is.
+The name refers to a `Pipeline`, or to a function that returns one and takes a Spark session or
+nothing. Definitions in a file are pickled to the slots by value, like those in `__main__`.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _FORMS = (
 
 
 class TargetFailed(Exception):
-    """Raised when the user's own code raises, which is the cause."""
+    """Raised when the user's code raises an error, which is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineTarget:
-    """What was found under a name."""
+    """The object found under a name."""
 
     text: str
     value: Pipeline | Callable[..., object]
     master: str | None = None
-    """Where a connector file says that the slots are to run."""
+    """The Spark master in a connector file."""
     spark: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Spark's settings in a connector file."""
+    """The settings of Spark in a connector file."""
     is_file: bool = False
-    """Whether it is a connector file, which describes the same job whatever the cluster is."""
+    """True for a connector file, which describes the same job for every cluster."""
 
     @property
     def takes_cluster(self) -> bool:
-        """Whether it is a function of a session."""
+        """True if the object is a function of a session."""
         return not isinstance(self.value, Pipeline) and bool(_list_required(self.value))
 
     def check(self) -> None:
-        """Raise ConfigError unless it is a Pipeline, or a function of one argument or none."""
+        """Raise ConfigError if it is not a Pipeline or a function of at most one argument."""
         if isinstance(self.value, Pipeline):
             return
         if kind := _find_wrong_kind(self.value):
@@ -72,11 +72,11 @@ class PipelineTarget:
             )
 
     def build(self, cluster: Callable[[], object]) -> Pipeline:
-        """Return the pipeline; `cluster` opens the session that a function of one takes.
+        """Return the pipeline. `cluster` opens the session if the function takes one.
 
         Raises:
-            ConfigError: The function returns something else.
-            TargetFailed: It raises.
+            ConfigError: The function does not return a Pipeline.
+            TargetFailed: The function raises an error.
         """
         if isinstance(self.value, Pipeline):
             return self.value
@@ -95,11 +95,11 @@ class PipelineTarget:
 
 
 def load_target(text: str) -> PipelineTarget:
-    """Return what `text` names; reads the connector file, or imports the file or the module.
+    """Load the target `text`: read the connector file, or import the file or module.
 
     Raises:
-        ConfigError: There is no such file, module or name, which names the nearest.
-        TargetFailed: The file or module raises when it is imported.
+        ConfigError: There is no such file, module or name. The message has a similar name.
+        TargetFailed: The file or module raises an error when it is imported.
     """
     if text.endswith(".toml"):
         described = read_connector_file(Path(text))
@@ -128,15 +128,15 @@ def _load_file(path: Path) -> ModuleType:
     _put_on_path(path.resolve().parent)
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
-        name = f"{name}_of_onceflow_run"  # it has the name of a module that is in use
+        name = f"{name}_of_onceflow_run"  # a loaded module already has this name
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: pickling, and dataclasses with annotations as text, look a class's module up
-    # by its name.
+    # Register before executing: pickling, and dataclasses with annotations as text, look up the
+    # module of a class by name.
     sys.modules[name] = module
-    # The workers of other machines have no such file.
+    # Workers on other machines do not have this file.
     cloudpickle.register_pickle_by_value(module)
     try:
         spec.loader.exec_module(module)
@@ -152,8 +152,8 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only if the module itself, or a package above it, is missing. An import inside of it that
-        # fails is the user's own error, and keeps its traceback.
+        # Only if the module itself or a parent package is missing. A failing import inside the
+        # module is the user's error and keeps its traceback.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             file = Path(*name.split(".")).with_suffix(".py")
             near = f"; did you mean {file}:NAME?" if file.is_file() else ""
@@ -167,7 +167,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _put_on_path(directory: Path) -> None:
-    """Let this process, and the Python workers that it starts, import from `directory`."""
+    """Make `directory` importable in this process and in the Python workers that it starts."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     inherited = os.environ.get("PYTHONPATH", "")
@@ -176,14 +176,14 @@ def _put_on_path(directory: Path) -> None:
 
 
 def _find_wrong_kind(value: object) -> str:
-    """Return what `value` is if it cannot return a pipeline; empty text if it can."""
+    """Return the kind of `value` if it cannot return a pipeline, or "" if it can."""
     if isinstance(value, type):
         return "class"
     return "" if callable(value) else type(value).__name__
 
 
 def _list_required(function: Callable[..., object]) -> list[str]:
-    """Return the arguments that `function` cannot be called without."""
+    """Return the required arguments of `function`."""
     parameters = inspect.signature(function).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [

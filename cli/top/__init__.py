@@ -1,1 +1,1 @@
-"""A running job in the terminal: `onceflow top`."""
+"""The command `onceflow top`, which shows a running job in the terminal."""

@@ -1,9 +1,8 @@
-"""`onceflow top`: a running job in the terminal, as its page shows it in the browser.
+"""The command `onceflow top`, which shows a running job in the terminal like its web page.
 
-0  done; without --once: the job has ended well
-1  the job has failed, or its storage cannot be read
-2  usage: what the options name is not there
-3  with --once: no driver of the job can be asked
+0  done; without --once: the job ended without failure 1  the job has failed, or its storage cannot
+be read 2  usage: an option is wrong, or names something that does not exist 3  with --once: no
+driver of the job answers
 """
 
 from __future__ import annotations
@@ -80,11 +79,11 @@ def top(
 
 
 def read_view(jobs: ObservedJobs, name: str) -> View:
-    """Return how a job is now: by its driver, or by its storage where it has none.
+    """Return the current view of a job from its driver, or from its storage if none answers.
 
     Raises:
         ConfigError: The storage has no such job.
-        StorageError: It cannot be read now.
+        StorageError: The storage cannot be read at the moment.
     """
     try:
         reply = jobs.relay(name, "GET", "overview", None, 0)
@@ -101,7 +100,7 @@ def read_view(jobs: ObservedJobs, name: str) -> View:
 def _follow(
     look: Callable[[], View], view: View, interval_s: float, console: Console, *, json_: bool
 ) -> Answer:
-    """Show the job again and again until it has ended; return how it was last."""
+    """Show the job repeatedly until it has ended. Return its last state."""
     if json_:
         while True:
             _print(view, console, json_=True)
@@ -121,7 +120,7 @@ def _follow(
 
 
 def has_ended(now: Answer) -> bool:
-    """Return whether a job has ended; one whose driver was killed may be started again."""
+    """Return True if the job has ended. A job whose driver was killed has not ended."""
     return now["state"] in _ENDED_WELL or now["state"] == "failed"
 
 

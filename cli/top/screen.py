@@ -1,4 +1,4 @@
-"""What `onceflow top` shows: sections of a job's overview, as tables or as plain columns."""
+"""The output of `onceflow top`: sections of a job's overview, as tables or plain columns."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from onceflow.cli.terminal import print_listing
 from onceflow.core.runtime.events.moments import describe_moment
 
 ROWS_SHOWN_MAX = 12
-"""Of one section: those that matter most come first."""
+"""The maximum number of rows in a section. The most important rows come first."""
 _UNKNOWN = "-"
 _STYLES = {"running": "green", "starting": "yellow", "restarting": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A job at one moment."""
+    """The view of a job at one moment."""
 
     now: Answer
-    """The driver's overview, or what the storage tells."""
+    """The driver's overview, or the overview from storage."""
     problem: str
-    """Why the driver does not tell it; empty: it does."""
+    """The reason why the driver does not answer, or "" if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table; the first column is text, the others are numbers."""
+    """A table whose first column is text. The other columns are numbers."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -39,7 +39,7 @@ class Section:
 
 
 def render_view(view: View) -> RenderableType:
-    """Return a job as a terminal shows it."""
+    """Return the terminal output of a job."""
     state = str(view.now["state"])
     title = Text.assemble((str(view.now["job"]), "bold"), "  ", (state, _STYLES.get(state, "")))
     title.append(f"  {describe_job(view.now)}", "dim")
@@ -65,7 +65,7 @@ def render_view(view: View) -> RenderableType:
 
 
 def print_view(view: View, console: Console) -> None:
-    """Print a job once. What is piped is never cut or coloured."""
+    """Print a job once. Piped output is never truncated or coloured."""
     if console.is_terminal:
         console.print(render_view(view))
         return
@@ -102,7 +102,7 @@ def describe_job(now: Answer) -> str:
 
 
 def last_error(now: Answer) -> str:
-    """Return the first line of what went wrong last, and when; empty: nothing did."""
+    """Return the first line of the last error with its time, or "" if there was no error."""
     run = now.get("last_run")
     text = now.get("last_error") or (run.error if run else "")
     first_line = str(text).partition("\n")[0]
@@ -111,12 +111,12 @@ def last_error(now: Answer) -> str:
 
 
 def _latency(sink: Answer, share: str) -> str:
-    latency = sink["latency"]  # None: nothing has become visible in the last minute
+    latency = sink["latency"]  # None: no row has become visible in the last minute
     return to_seconds(latency[share]) if latency else _UNKNOWN
 
 
 def list_sections(now: Answer) -> Iterator[Section]:
-    """Yield what a driver tells of its job; nothing where there is none."""
+    """Yield the sections of a driver's overview. Yields none without a driver."""
     if "chains" not in now:
         return
     lags = {source["uid"]: source for source in now["sources"]}
@@ -196,7 +196,7 @@ def to_share(value: float | None) -> str:
 
 
 def to_seconds(value: float) -> str:
-    """Return a duration in milliseconds, seconds, minutes or hours, whichever is short."""
+    """Return a duration in milliseconds, seconds, minutes or hours, depending on its size."""
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 60:
@@ -210,5 +210,5 @@ def to_seconds(value: float) -> str:
 
 
 def to_megabytes(value: int) -> str:
-    """Return a size of a process."""
+    """Return the memory size of a process in MB."""
     return f"{value / 1e6:,.0f} MB" if value else _UNKNOWN

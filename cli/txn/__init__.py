@@ -1,1 +1,1 @@
-"""`onceflow txn`: transactions in doubt, seen and settled by hand."""
+"""The command `onceflow txn`, which shows, commits and aborts transactions in doubt."""

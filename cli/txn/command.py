@@ -1,9 +1,9 @@
 """The flags of `onceflow txn` and its exit status.
 
-0  done; or nothing is in doubt; or something is, and --check was not asked for
-1  refused, by the log or by the target; with --check: something is in doubt
-2  usage: what the options name is not there or not enough
-3  a target or the storage could not be reached, or could not tell now
+0  done; `list` exits with 0 even if transactions are in doubt, except with --check 1  refused by
+the log or by the target; with --check: transactions are in doubt 2  usage: an option is wrong or
+missing, or names something that does not exist 3  a target or the storage could not be reached, or
+could not answer
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def show(
 
 
 def _settles(resolution: Resolution, help_: str) -> None:
-    """Add the command that does `resolution`."""
+    """Add the command that carries out `resolution`."""
 
     @txn.command(resolution.value, help=help_)
     @add_where_options
@@ -134,7 +134,7 @@ _settles(Resolution.ABORT, "Roll transactions back, if the decision log did not 
 
 @contextmanager
 def _open(where: Where) -> Generator[TransactionSettler, None, None]:
-    """Yield what `where` names, and end with the exit status of whatever goes wrong."""
+    """Yield the transactions of `where`. Print errors, and exit with their exit status."""
     try:
         try:
             transactions = where.open()

@@ -1,4 +1,4 @@
-"""Transactions in doubt: shown to a person or a program, and settled after asking."""
+"""The output of transactions in doubt, and their commit or abort after confirmation."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _NEXT_START = {
 
 
 class UsageError(ConfigError):
-    """Raised when the command line asks for nothing that can be done."""
+    """Raised when the command line is contradictory or incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be done with which transactions."""
+    """The requested resolution, and the transactions that it applies to."""
 
     resolution: Resolution
     ids: tuple[str, ...]
@@ -71,13 +71,14 @@ class Wish:
 
 
 def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
-    """Carry `wish` out as far as the log allows.
+    """Carry out `wish` as far as the log allows.
 
     Raises:
-        UsageError: The wish cannot be understood, or there is nobody to ask.
-        typer.Exit: Something was refused or failed; its status is the worst one's.
+        UsageError: The wish is contradictory, or there is no terminal for a confirmation.
+        typer.Exit: A transaction was refused or failed. The exit status is the highest of all
+            results.
     """
-    # Either one or the other: none is nothing to do, both contradict each other.
+    # Exactly one of both must be given.
     if bool(wish.ids) == wish.everything:
         raise UsageError("name transactions, or say --all")
     if wish.everything and wish.force:
@@ -101,7 +102,7 @@ def settle(transactions: TransactionSettler, wish: Wish, json_: bool) -> None:
 def _select(
     transactions: TransactionSettler, ids: Sequence[TransactionId]
 ) -> tuple[InDoubtTransaction, ...]:
-    """Return what is named, or everything in doubt when nothing is."""
+    """Return the named transactions, or all transactions in doubt if none is named."""
     if not ids:
         return transactions.in_doubt()
     entries = {transaction: transactions.find(transaction) for transaction in ids}
@@ -115,7 +116,7 @@ def _select(
 def _sort_out(
     transactions: TransactionSettler, wish: Wish, selected: Sequence[InDoubtTransaction]
 ) -> tuple[list[InDoubtTransaction], list[Result]]:
-    """Return what is to be done, and what is refused."""
+    """Return the transactions to resolve, and the refused ones."""
     allowed: list[InDoubtTransaction] = []
     refused: list[Result] = []
     for one in selected:
@@ -125,17 +126,17 @@ def _sort_out(
         elif wish.force:
             say(f"{one.transaction}: forced, although {reason}")
             allowed.append(one)
-        # Of --all, what the log refuses is left alone without a word: nobody has named it.
+        # With --all, silently skip transactions that the log refuses: the user did not name them.
         elif not wish.everything:
             refused.append(Result(EXIT_REFUSED, one, "refused", f"refused: {reason}"))
     return allowed, refused
 
 
 def _carry_out(transactions: TransactionSettler, wish: Wish, one: InDoubtTransaction) -> Result:
-    """Commit or abort `one`. A failure becomes its result, so the others are still tried."""
+    """Commit or abort `one`. An error becomes its result, so that the others are still tried."""
     try:
         match wish.resolution, wish.force:
-            # While the question was open the log may have gone on: it is asked once more.
+            # The log may have changed during the confirmation, so it is read once more.
             case Resolution.COMMIT, False:
                 return result_of(wish.resolution, one, transactions.commit(one))
             case Resolution.COMMIT, True:
@@ -156,14 +157,14 @@ def _print_results(resolution: Resolution, results: Sequence[Result], json_: boo
         console().print(f"nothing to {resolution.value}: the log says so of nothing in doubt here")
     for result in () if json_ else results:
         console().print(f"{result.one.transaction} {result.sentence}", markup=False, soft_wrap=True)
-    # The exit statuses rise with what a script must worry about.
+    # Higher exit statuses are more serious for scripts.
     worst = max((result.status for result in results), default=EXIT_DONE)
     if worst:
         raise typer.Exit(worst)
 
 
 def status_of(error: OnceflowError) -> int:
-    """Return the exit status that `error` ends with."""
+    """Return the exit status for `error`."""
     match error:
         case UsageError() | SinkNeeded():
             return EXIT_USAGE
@@ -174,10 +175,10 @@ def status_of(error: OnceflowError) -> int:
 
 
 def parse_transaction(text: str) -> TransactionId:
-    """Return the id that `text` spells.
+    """Parse `text` as a transaction id.
 
     Raises:
-        UsageError: It spells none.
+        UsageError: It is not a transaction id.
     """
     transaction = TransactionId.parse(text)
     if transaction is None:
@@ -191,7 +192,7 @@ def parse_transaction(text: str) -> TransactionId:
 def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
-    # A script that nobody watches would wait for an answer for ever.
+    # A script without a terminal would wait forever for an answer.
     if not sys.stdin.isatty():
         raise UsageError(
             "this command asks before it changes anything, and the input is not a terminal: add"
@@ -203,14 +204,14 @@ def _confirm(question: str, yes: bool) -> None:
 
 
 def age_seconds(one: InDoubtTransaction) -> float | None:
-    """Return how long ago it was prepared, by this machine's clock; None when that is unknown."""
+    """Return the seconds since it was prepared, by this machine's clock, or None if unknown."""
     if one.prepared_at is None:
         return None
     return max(0.0, (datetime.now(timezone.utc) - one.prepared_at).total_seconds())
 
 
 def as_json(one: InDoubtTransaction) -> dict[str, object]:
-    """Return what `--json` prints of one transaction."""
+    """Return the `--json` output for one transaction."""
     transaction, age_s = one.transaction, age_seconds(one)
     return {
         "id": str(transaction),
@@ -232,7 +233,7 @@ def as_json(one: InDoubtTransaction) -> dict[str, object]:
 
 
 def print_transactions(console: Console, transactions: tuple[InDoubtTransaction, ...]) -> None:
-    """Print one line a transaction, and what to do next."""
+    """Print one line for each transaction, with the log's decision and the next start's action."""
     if not transactions:
         console.print("nothing is in doubt")
         return
@@ -276,7 +277,7 @@ def print_transaction(console: Console, one: InDoubtTransaction) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one transaction."""
+    """The result of one transaction."""
 
     status: int
     one: InDoubtTransaction
@@ -284,14 +285,14 @@ class Result:
     sentence: str
 
     def as_json(self) -> dict[str, object]:
-        """Return what `--json` prints of it."""
+        """Return the `--json` output for the result."""
         return as_json(self.one) | {"outcome": self.outcome, "message": self.sentence}
 
 
 def result_of(
     resolution: Resolution, one: InDoubtTransaction, outcome: CommitOutcome | AbortOutcome
 ) -> Result:
-    """Return how it ended, in words and as an exit status."""
+    """Return the result with its exit status and a sentence."""
     rows = "its rows" if one.rows is None else f"its rows ({one.rows:,})"
     match outcome:
         case Committed():
@@ -321,7 +322,7 @@ def _age(one: InDoubtTransaction) -> str:
     if age_s is None:
         return "?"
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        # A unit is used from two of it on: "90 min" says more than "2 h".
+        # Use a unit from two of it on: "90 min" is more precise than "2 h".
         if age_s >= 2 * seconds:
             return f"{age_s / seconds:.0f} {unit}"
     return f"{age_s:.0f} s"

@@ -1,4 +1,4 @@
-"""Where transactions in doubt are looked for: options of every command, said once."""
+"""The options that name targets and the decision log, shared by all `txn` commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onceflow.core.storage import FileSystemStorage, JobStorage, checkpoint_stor
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What names the targets and the decision log: the options of every command."""
+    """The options that name the targets and the decision log."""
 
     url: Annotated[
         str | None,
@@ -101,10 +101,10 @@ class Where:
     ] = 10.0
 
     def open(self) -> TransactionSettler:
-        """Return what looks there; connects to nothing yet.
+        """Return the settler for these options. Does not connect yet.
 
         Raises:
-            ConfigError: The options name nothing, or not well enough.
+            ConfigError: The options name no target, are incomplete, or contradict each other.
         """
         if self.checkpoint_location is not None:
             return self._of_query(self.checkpoint_location)
@@ -118,7 +118,7 @@ class Where:
             if not self.sink_id:
                 raise ConfigError("--sink needs --sink-id, the name by which its job writes")
             managers.append(SinkResourceManager(load_sink(self.sink), self.sink_id))
-        # With the sink itself, staged rows are its own to list, and it can settle them.
+        # If the sink itself is given, it lists its staged rows and can resolve them.
         if storage is not None and not self.sink:
             managers.append(StagedResourceManager(storage))
         if not managers:
@@ -131,7 +131,7 @@ class Where:
         return InDoubtTransactions(managers, storage)
 
     def _of_query(self, location: str) -> TransactionSettler:
-        # Jobs need nothing of Spark's.
+        # Import here, because transactions of jobs do not need Spark.
         from onceflow.connectors.spark.streaming.checkpoint_location import CheckpointLocation
         from onceflow.connectors.spark.streaming.query_transactions import query_transactions
 
@@ -196,7 +196,7 @@ class Where:
                 f"--storage {root}: this machine has no such directory; give the storage of the"
                 " job's Checkpointing(storage=…), and run this where that directory is mounted"
             )
-        # The name does not matter: the list of jobs is asked of the storage.
+        # The name does not matter here: `jobs` lists all jobs of the storage.
         jobs = described.open("any").jobs()
         job = self.job or (jobs[0] if len(jobs) == 1 else "")
         if job not in jobs:
@@ -221,7 +221,7 @@ def add_where_options(command: Callable[..., None]) -> Callable[..., None]:
         where = Where(**{option.name: given.pop(option.name) for option in options})
         command(where, **given)
 
-    # What typer reads options from.
+    # typer reads the options from the signature.
     parameters = [*options, *(one.replace(kind=kind) for one in own)]
     vars(with_options)["__signature__"] = inspect.Signature(parameters)
     return with_options

@@ -1,1 +1,1 @@
-"""The page of all jobs in a storage: `onceflow ui`."""
+"""The command `onceflow ui`, which serves the page of all jobs in a storage."""

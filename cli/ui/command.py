@@ -1,4 +1,4 @@
-"""`onceflow ui`: serves the page of all jobs in a storage until it is ended by a signal."""
+"""The command `onceflow ui`, which serves the page of all jobs until a signal ends it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def ui(
 def _check_address(
     host: str, port: int, certificate: Path | None, key: Path | None, names: str | None
 ) -> Endpoint:
-    """Raise ConfigError unless the token stays on this machine, or is encrypted on its way."""
+    """Return the endpoint. Raise ConfigError if the token could leave this machine unencrypted."""
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key go together: name both")
     tls = None if certificate is None else TlsFiles(str(certificate), str(key), "")
@@ -98,7 +98,7 @@ def _check_address(
 
 @contextmanager
 def _until_signalled() -> Generator[threading.Event, None, None]:
-    """Make SIGINT and SIGTERM set an event, instead of what they did before."""
+    """Yield an event that SIGINT and SIGTERM set. Restore the old handlers afterwards."""
     ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:

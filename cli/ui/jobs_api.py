@@ -1,15 +1,15 @@
-"""What `onceflow ui` answers over HTTP: the page, and every job in a storage behind it.
+"""The HTTP API of `onceflow ui`: the page, and the jobs in a storage.
 
-    GET  /  /page/*                  the page; the one thing that needs no token
-    GET  /v1/about                   what answers here
+    GET  /  /page/*                  the page; only the page needs no token
+    GET  /v1/about                   the kind of this server
     GET  /v1/jobs                    a line for each job
-    GET  /v1/jobs/NAME/…             as at the driver's endpoint; without one: overview, stored
+    GET  /v1/jobs/NAME/…             as at the driver's endpoint; without a driver: overview, stored
     POST /v1/jobs/NAME/…             passed to the driver
 
-The token is this server's own. It shows each driver the token that the driver has left for its
-owner, so whoever has this one rules all jobs of the storage. Answers are those of the driver's
+This server has its own token. It sends each driver the token that the driver has stored. So anyone
+with this server's token controls all jobs of the storage. Answers are those of the driver's
 endpoint, or `{"error": …}` with 401, 403, 404, 405, 409 (the job does not run), 421 (another driver
-than the page has shown) and 504 (the driver is silent).
+than the page has shown) and 504 (the driver does not answer).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _JOBS = "/v1/jobs"
 
 
 class JobsApi:
-    """The application of one storage. Any number of threads."""
+    """The HTTP application of one storage. Any number of threads may use it."""
 
     def __init__(self, jobs: ObservedJobs, token: str, names: Collection[str] = ()) -> None:
-        """Take the host names under which browsers may ask, besides addresses and localhost."""
+        """`names` are host names that browsers may use, besides addresses and localhost."""
         self._jobs = jobs
         self._token = token
         self._names = frozenset(name.lower() for name in names)
         self._page = WebPage()
         self.visited = threading.Event()
-        """Set once somebody has shown the token."""
+        """An event that is set after the first request with the token."""
 
     def refuse(self, head: Request) -> Response | None:
-        """Return the answer to whoever may not ask."""
+        """Return the refusal of a request that is not allowed, or None if it is allowed."""
         if stranger := find_stranger(head, self._names):
             return self.explain(*stranger)
         if self._page.has(urlsplit(head.target).path) or has_token(head, self._token):
@@ -58,11 +58,11 @@ class JobsApi:
         return self.explain(HTTPStatus.UNAUTHORIZED, missing)
 
     def has_token(self, head: Request) -> bool:
-        """Return whether a request shows the page's token."""
+        """Return True if the request has the page's token."""
         return has_token(head, self._token)
 
     def answer(self, request: Request) -> Response:
-        """Answer a request that `refuse` has let through."""
+        """Answer a request that `refuse` has allowed."""
         path = urlsplit(request.target).path
         if self._page.has(path):
             return self._page.answer(request)
@@ -79,7 +79,7 @@ class JobsApi:
             return self.explain(HTTPStatus.CONFLICT, str(error))
 
     def explain(self, status: HTTPStatus, reason: str) -> Response:
-        """Return an answer that says what is wrong with a request."""
+        """Return an error answer with `status` and `reason`."""
         return make_json_response(status, {"error": reason})
 
     def _answer(self, request: Request, path: str) -> Response:
@@ -112,7 +112,8 @@ class JobsApi:
             if request.method != "GET":
                 raise
             return self._answer_without_driver(name, what)
-        # The driver has refused the token that it has left: that is no refusal of ours.
+        # The driver has refused the token in its storage. This must not look like a refusal by this
+        # server.
         status = HTTPStatus(reply.status)
         if status is HTTPStatus.UNAUTHORIZED:
             stale = f"the driver of job {name!r} does not take the token that is in its storage"
@@ -135,6 +136,6 @@ class JobsApi:
 
 
 def _deadline_of(request: Request) -> int:
-    """Return until when the driver may carry a request out, in milliseconds."""
+    """Return the deadline of a request in milliseconds since 1970."""
     text = request.headers.get(DEADLINE_HEADER.lower(), "")
     return int(text) if text.isdecimal() else int((time.time() + 5) * 1000)

@@ -1,4 +1,4 @@
-"""Serves the page of all jobs in a storage, to a browser on this machine or, by TLS, on others."""
+"""The server of the page of all jobs, for browsers on this machine or, with TLS, on others."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LOOPBACK = Endpoint()
 
 
 class UiServer:
-    """One page, with a token of its own. A second `close` does nothing."""
+    """A server of the page with its own token. `close` is idempotent."""
 
     def __init__(self, jobs: ObservedJobs, endpoint: Endpoint = LOOPBACK) -> None:
-        """Listen; `start` begins to answer.
+        """Start to listen. `start` starts to answer.
 
         Raises:
-            ConfigError: The address cannot be had, or the certificate not be used.
+            ConfigError: The address or the certificate cannot be used.
         """
         self.token = secrets.token_urlsafe(32)
         self._endpoint = endpoint
@@ -35,7 +35,7 @@ class UiServer:
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """The URL of the page for browsers."""
         scheme = "http" if self._endpoint.tls is None else "https"
         host = self._endpoint.host
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
@@ -43,15 +43,15 @@ class UiServer:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._server.port}"
 
     def start(self) -> None:
-        """Begin to answer, on another thread."""
+        """Start to answer requests, on another thread."""
         self._server.start("onceflow ui")
 
     def wait_for_visitor(self, timeout_s: float) -> bool:
-        """Wait until somebody has shown the token; return whether that was in time."""
+        """Wait for the first request with the token. Return False on timeout."""
         return self._api.visited.wait(timeout_s)
 
     def open_browser(self) -> None:
-        """Open the page where a browser gets a window; one in the terminal would hide the token."""
+        """Open the page if there is a display. A browser in the terminal would hide the token."""
         shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if sys.stdout.isatty() and (sys.platform == "darwin" or shown):
             webbrowser.open(self.url)

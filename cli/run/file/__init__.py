@@ -1,1 +1,1 @@
-"""A job as a TOML file: sources, steps and sinks under the names that they have in Python."""
+"""Jobs as TOML files: sources, steps and sinks under the names that they have in Python."""

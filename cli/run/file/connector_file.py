@@ -1,8 +1,8 @@
-"""Reads a connector file, and builds the pipeline that it describes.
+"""The reader of connector files, which builds the pipeline that a file describes.
 
-A reference to a secret (`${env:NAME}`, `${file:/path}`) stays one where the connector follows it by
-itself: in passwords and in tables of client options. In every other text it is followed when the
-file is read, so that addresses and names may come from the environment, too.
+In passwords and tables of client options, a reference to a secret (`${env:NAME}`, `${file:/path}`)
+is kept, and the connector resolves it. In every other text it is resolved when the file is read. So
+addresses and names may come from the environment, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PASSWORD = re.compile(r"://[^/@]*:[^/@]*\$\{[^}]*\}[^/]*@|password=\$\{")
 
 @dataclass(frozen=True, slots=True)
 class ConnectorFile:
-    """A connector file as it is written; values are checked when the pipeline is built."""
+    """The content of a connector file. Values are checked when the pipeline is built."""
 
     path: Path
     name: str
@@ -59,19 +59,19 @@ class ConnectorFile:
     steps: Mapping[str, Table]
     sinks: Mapping[str, Table]
     spark: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Spark's settings by their whole names."""
+    """The settings of Spark by their full names."""
     settings: tuple[WrittenSetting, ...] = ()
 
     @property
     def master(self) -> str | None:
-        """Where the slots are to run; None: nobody says so here."""
+        """The Spark master, or None if the file does not set it."""
         return self.spark.get("spark.master")
 
     def build(self, cluster: AnyCluster) -> Pipeline:
-        """Return the pipeline, on `cluster`.
+        """Build the pipeline on `cluster`.
 
         Raises:
-            ConfigError: A name or a value is wrong; says in which table, and names the nearest.
+            ConfigError: A name or a value is wrong. The message has the table and a similar name.
         """
         configuration = Configuration.load(written=self.settings)
         pipeline = Pipeline(cluster, name=self.name, config=configuration)
@@ -125,10 +125,10 @@ class ConnectorFile:
 
 
 def read_connector_file(path: Path) -> ConnectorFile:
-    """Return what the file at `path` says.
+    """Read the connector file at `path`.
 
     Raises:
-        ConfigError: It cannot be read, is no TOML, or has a table that there is not.
+        ConfigError: The file cannot be read, is not TOML, or has an unknown table.
     """
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
@@ -137,15 +137,15 @@ def read_connector_file(path: Path) -> ConnectorFile:
     except ValueError as error:  # UnicodeDecodeError is one, too
         raise ConfigError(f"connector file {path} is not TOML: {error}") from None
     where = str(path)
-    # Only names of tables are checked here. What stands in a table of settings is checked where
-    # settings are, by the same words as in any other file.
+    # Check only the names of tables here. The code for settings checks their tables, with the same
+    # errors as for any other file.
     sections = sorted({one.name.partition(".")[0] for one in OPTIONS})
     check_names(
         [name for name, value in tables.items() if isinstance(value, dict) or name == NAME_KEY],
         [NAME_KEY, *SECTIONS, SPARK, *sections, *_flink_sections()],
         where,
     )
-    # Taken out one after the other: what is left at the end are settings.
+    # Remove the known tables one after the other. The remaining tables are settings.
     name = tables.pop(NAME_KEY, None)
     if not isinstance(name, str):
         raise ConfigError(f'{where}: name must be given, at the top: name = "ledger"')
@@ -196,17 +196,17 @@ def _to_spark(value: object) -> str:
 
 
 def _name_table(where: str, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns; a mistake is told with the table that it is in."""
+    """Return the result of `make`. Add the table's name to a ConfigError."""
     try:
         return make()
     except ConfigError as error:
         text = str(error)
-        # Nested tables have said where it is already.
+        # The error of a nested table already has the location.
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
 
 
 class _Streams:
-    """What steps and sinks may take, in the order of the file."""
+    """The streams that steps and sinks may use as input, in the order of the file."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Stream] = {}
@@ -222,10 +222,11 @@ class _Streams:
         self._last_step = uid
 
     def find(self, names: Sequence[str] | None, where: str) -> Stream:
-        """Return the union of those called `names`; by default the last step, or the only source.
+        """Return the union of the streams `names`. Default: the last step, or the only source.
 
         Raises:
-            ConfigError: There is none of a name yet, or there are several sources and no name.
+            ConfigError: No earlier stream has the name, or there are several sources and no name is
+                given.
         """
         if names is None:
             return self._by_uid[self._find_default(where)]
@@ -245,7 +246,7 @@ class _Streams:
 
 
 def _split(table: Table, kind: type[_T], where: str) -> tuple[_T, object, Table]:
-    """Return the keys of the file's own, the table of dead letters, and the connector's options."""
+    """Split a table into the file's own keys, the dead letters, and the connector's options."""
     parameters = list_parameters(kind)
     own = {name: value for name, value in table.items() if name in parameters}
     options = {
@@ -322,8 +323,8 @@ def _parse_options(
         table |= of_url
     followed = {
         name: value
-        # A secret stays a reference until the process that connects looks it up, so that neither
-        # the plan nor a pickle holds it.
+        # A secret stays a reference until the process that connects resolves it, so that neither
+        # the plan nor a pickle contains it.
         if name in parameters and parameters[name].keeps_references
         else _follow(value, f"{where}.{name}")
         for name, value in table.items()
@@ -332,7 +333,7 @@ def _parse_options(
 
 
 def _follow(value: object, where: str) -> object:
-    """Return `value` with the references in its text followed; all the way down."""
+    """Return `value` with all references in its texts resolved, recursively."""
     match value:
         case str():
             return _follow_text(value, where)
@@ -351,8 +352,8 @@ def _follow_text(text: str, where: str) -> str:
             f"{where}: {unknown[0]} cannot be looked up; write ${{env:{unknown[1]}}} for an"
             " environment variable, ${file:/path} for a file"
         )
-    # Before the reference is followed: afterwards the password is plain text in an object that is
-    # printed and pickled.
+    # Check before resolving the reference: afterwards the password would be plain text in an object
+    # that is printed and pickled.
     if has_reference(text) and _PASSWORD.search(text):
         raise ConfigError(
             f"{where}: the password in this URL would be in every description of the job; say"

@@ -1,4 +1,4 @@
-"""The tables of a connector file, besides the options of connectors and the settings of pipelines.
+"""The tables of a connector file, except connector options and settings.
 
     name = "ledger"
 
@@ -7,8 +7,8 @@
     [sinks.UID]      input; connector or url, its options; sink_id, on_bad_row, dead_letters
     [spark]          master, and Spark's own settings without `spark.`
 
-Everything else is a setting, under its name in the configuration. Names are those of the arguments
-of `Pipeline.read`, `Stream` and `Stream.write`.
+All other tables are settings, under their names in the configuration. Names are those of the
+arguments of `Pipeline.read`, `Stream` and `Stream.write`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME_KEY, SPARK, DEAD_LETTERS, WINDOW = "name", "spark", "dead_letters", "window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKeys:
-    """What a table of a source says besides its connector's options."""
+    """The keys of a source's table in addition to its connector's options."""
 
     connector: str | None = field(
         default=None,
@@ -46,7 +46,7 @@ class SourceKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKeys:
-    """What a table of a step says. It is one of: SQL; filter and select; running; window."""
+    """The keys of a step's table. A step is one of: SQL, filter and select, running, window."""
 
     input: tuple[str, ...] | None = field(
         default=None,
@@ -91,7 +91,7 @@ class StepKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkKeys:
-    """What a table of a sink says besides its connector's options."""
+    """The keys of a sink's table in addition to its connector's options."""
 
     input: tuple[str, ...] | None = field(
         default=None,
@@ -121,17 +121,17 @@ def _name_window(assigner: type[Any]) -> str:
 
 
 WINDOWS: Mapping[str, type[Any]] = {_name_window(one): one for one in get_args(WindowAssigner)}
-"""The kinds of windows by their name in a file."""
+"""The window classes by their names in a file."""
 
 _AGGREGATE = re.compile(r"\s*([a-z]+)_?\s*\(\s*(.*?)\s*\)\s*")
 _OF_COLUMN = {"sum": sum_, "min": min_, "max": max_, "avg": avg}
 
 
 def parse_aggregates(written: Mapping[str, object], where: str) -> dict[str, Aggregate]:
-    """Return the aggregates that `written` says by the name of their column.
+    """Parse the aggregates in `written`, which maps column name to text.
 
     Raises:
-        ConfigError: One is no aggregate; names the nearest.
+        ConfigError: A text is not an aggregate. The message has a similar name.
     """
     return {name: _parse_aggregate(text, f"{where}.{name}") for name, text in written.items()}
 

@@ -1,8 +1,8 @@
-"""What a table of a connector file may hold: the arguments of the class or function that it calls.
+"""The parameters of tables in a connector file, taken from the class or function that it calls.
 
-Nothing is said twice: names, types and defaults are those of the signature; where an argument is an
-option of a connector (`core.spi.options`), its help and its kind of value are, too. From the same
-description values are checked, and the JSON schema for editors is made.
+Names, types and defaults come from the signature. If an argument is an option of a connector
+(`core.spi.options`), its help and its kind of value come from there. The same description is used
+to check values and to build the JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Schema = dict[str, Any]
 """A JSON schema."""
 
 _ANYTHING: Schema = {"type": ["string", "object"]}
-"""For what is text or a table, and checked by whoever takes it."""
+"""The schema of a text or a table that the called class checks itself."""
 _SCHEMA_OF_KIND: Sequence[tuple[ValueKind, Schema]] = (
     (BOOLEAN, {"type": "boolean"}),
     (COUNT, {"type": "integer", "minimum": 1}),
@@ -64,24 +64,24 @@ _WORD_OF_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One name that a table may hold."""
+    """A name that a table may contain."""
 
     name: str
     hint: object
-    """The type; None where it cannot be told."""
+    """The type, or None if it is unknown."""
     default: object
     is_required: bool
     meaning: OptionMeaning | None
 
     @property
     def record(self) -> type[Any] | None:
-        """The dataclass that a table below this name makes; None where it makes none."""
+        """The dataclass that a table under this name describes, or None."""
         records = (one for one in _members(self.hint) if isinstance(one, type))
         return next((one for one in records if is_dataclass(one)), None)
 
     @property
     def keeps_references(self) -> bool:
-        """Whether whoever takes the value follows its references to secrets itself."""
+        """True if the called class resolves references to secrets in the value itself."""
         is_secret = self.meaning is not None and self.meaning.secret
         return (is_secret and self.name != "url") or any(map(_is_mapping, _members(self.hint)))
 
@@ -97,10 +97,10 @@ class Parameter:
         return schema
 
     def parse(self, written: object, where: str) -> object:
-        """Return the argument that `written` stands for.
+        """Convert the value `written` to the argument.
 
         Raises:
-            ConfigError: It is none; says what would be one, and no value that is secret.
+            ConfigError: The value is invalid. The message has the accepted values, but no secret.
         """
         # TOML has no null.
         if written == "none" and self._takes_none():
@@ -111,7 +111,7 @@ class Parameter:
         if not fits(self._type_schema(), written):
             raise ConfigError(self._refuse(written, where))
         kind = self.meaning.kind if self.meaning is not None else None
-        # Text that may be JSON is parsed by the class that takes it, which knows what it means.
+        # The called class parses text that may be JSON, because it knows its meaning.
         if isinstance(written, str) and kind is not None and kind is not JSON_VALUE:
             return self._parse_text(kind, written, where)
         return tuple(cast("list[object]", written)) if isinstance(written, list) else written
@@ -154,7 +154,7 @@ class Parameter:
 
 
 def fits(schema: Schema, value: object) -> bool:
-    """Return whether `value` is what `schema` of an argument allows."""
+    """Return True if `schema` of an argument allows `value`."""
     if "enum" in schema:
         return isinstance(value, str) and value.strip().lower() in schema["enum"]
     kinds = schema.get("type")
@@ -172,7 +172,7 @@ def fits(schema: Schema, value: object) -> bool:
 
 def _name_kind(value: object) -> str:
     match value:
-        # Before int: True is one to Python.
+        # bool comes before int, because True is an int in Python.
         case bool():
             return "boolean"
         case int():
@@ -191,7 +191,7 @@ def _name_kind(value: object) -> str:
 
 
 def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
-    """Raise ConfigError if one of `names` is not among `known`; it names the nearest."""
+    """Raise ConfigError if a name is not among `known`. The message has a similar name."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -202,10 +202,10 @@ def check_names(names: Sequence[str], known: Sequence[str], where: str) -> None:
 def parse_arguments(
     parameters: Mapping[str, Parameter], table: Mapping[str, object], where: str
 ) -> dict[str, Any]:
-    """Return the arguments that `table` says, by name.
+    """Convert `table` to arguments by name.
 
     Raises:
-        ConfigError: A name is unknown, one is missing, or a value is none.
+        ConfigError: A name is unknown, a required name is missing, or a value is invalid.
     """
     check_names(list(table), list(parameters), where)
     missing = [one.name for one in parameters.values() if one.is_required and one.name not in table]
@@ -215,10 +215,10 @@ def parse_arguments(
 
 
 def parse_record(record: type[Any], written: object, where: str) -> Any:
-    """Return the dataclass `record` that a table says; its first field alone may stand for it.
+    """Build the dataclass `record` from a table, or from the value of its first field.
 
     Raises:
-        ConfigError: As `parse_arguments`, or as `record` itself.
+        ConfigError: As in `parse_arguments`, or raised by `record` itself.
     """
     parameters = list_parameters(record)
     if not isinstance(written, dict):
@@ -231,7 +231,7 @@ def parse_record(record: type[Any], written: object, where: str) -> Any:
 
 
 def schema_of_record(record: type[Any]) -> Schema:
-    """Return the JSON schema of a table that makes `record`, or of its first field alone."""
+    """Return the JSON schema of a table for `record`, or of the value of its first field."""
     parameters = list_parameters(record)
     first = next(iter(parameters.values()))
     others_required = [one.name for one in list(parameters.values())[1:] if one.is_required]
@@ -240,7 +240,7 @@ def schema_of_record(record: type[Any]) -> Schema:
 
 
 def schema_of_table(parameters: Mapping[str, Parameter]) -> Schema:
-    """Return the JSON schema of a table with these names and no other."""
+    """Return the JSON schema of a table with only these names."""
     return {
         "type": "object",
         "properties": {name: one.to_schema() for name, one in parameters.items()},
@@ -250,7 +250,7 @@ def schema_of_table(parameters: Mapping[str, Parameter]) -> Schema:
 
 
 def list_parameters(called: Callable[..., object]) -> Mapping[str, Parameter]:
-    """Return what `called`, a class or a function, takes, by name."""
+    """Return the parameters of `called`, a class or a function, by name."""
     parameters: dict[str, Parameter] = {}
     for one in inspect.signature(called).parameters.values():
         if one.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
@@ -270,7 +270,7 @@ def list_parameters(called: Callable[..., object]) -> Mapping[str, Parameter]:
 
 
 def _resolve_hint(called: Callable[..., object], parameter: inspect.Parameter) -> object:
-    """Return the type of `parameter`; None where its module does not tell when it runs."""
+    """Return the type of `parameter`, or None if it cannot be evaluated at run time."""
     hint: object = parameter.annotation
     if not isinstance(hint, str):
         return hint
@@ -278,9 +278,9 @@ def _resolve_hint(called: Callable[..., object], parameter: inspect.Parameter) -
     for holder in classes:
         if parameter.name in getattr(holder, "__annotations__", {}) or not isinstance(called, type):
             try:
-                # Annotations are text in modules with `from __future__ import annotations`. Each is
-                # evaluated where it was written; a name that is imported for type checkers alone is
-                # not there.
+                # Annotations are text in modules with `from __future__ import annotations`.
+                # Evaluate them in their own module. Names that are imported only for type checkers
+                # are missing there.
                 return eval(hint, vars(sys.modules[holder.__module__]))  # noqa: S307 - our own
             except (NameError, TypeError):
                 return None

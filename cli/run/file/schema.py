@@ -1,4 +1,4 @@
-"""The JSON schema of connector files, made of the same descriptions by which they are read."""
+"""The JSON schema of connector files, built from the descriptions that the reader uses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TYPE_OF_KIND: Mapping[Kind, Schema] = {
 
 
 def make_schema() -> Schema:
-    """Return the schema of files that may use every connector that is installed."""
+    """Return the schema of files that may use every installed connector."""
     sinks = _list_connectors(SINKS)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -59,7 +59,7 @@ def make_schema() -> Schema:
             **_make_settings(),
         },
         "required": [NAME_KEY, "sources", "sinks"],
-        # Flink's names of settings are taken, too.
+        # Flink's names of settings are accepted, too.
         "additionalProperties": True,
         "$defs": {
             "step": _make_step(),
@@ -73,11 +73,11 @@ def _tables_of(tables: Iterable[Schema]) -> Schema:
 
 
 def _list_connectors(catalog: ConnectorCatalog[_T]) -> list[tuple[tuple[str, ...], _T]]:
-    """Return all connectors, each once, with the names and schemes that stand for it."""
+    """Return each connector once, with all its names and schemes."""
     names_of: dict[int, list[str]] = {}
     by_id: dict[int, _T] = {}
     for name in catalog.names():
-        with suppress(ConfigError):  # one that cannot be loaded here is none
+        with suppress(ConfigError):  # skip a connector that cannot be loaded here
             connector = catalog.find(name)
             names_of.setdefault(id(connector), []).append(name)
             by_id[id(connector)] = connector
@@ -110,7 +110,7 @@ def _with_url(
 ) -> dict[str, Parameter]:
     if "url" in options or read_url is None:
         return dict(options)
-    # What the url says need not be said again.
+    # Options that the url contains are not required.
     freed = {
         name: Parameter(name, one.hint, one.default, is_required=False, meaning=one.meaning)
         for name, one in options.items()
@@ -119,7 +119,7 @@ def _with_url(
 
 
 def _choose(table: Schema, names: tuple[str, ...], *, has_url: bool) -> Schema:
-    """Return `table` for the connector of these names, which `connector` or the url says."""
+    """Restrict `table` to the connector of these names, given by `connector` or the url."""
     table["properties"]["connector"] |= {"enum": list(names)}
     if not has_url:
         table["required"].append("connector")
@@ -149,7 +149,7 @@ def _make_window(name: str, kind: type[Any]) -> Schema:
 
 
 def _make_settings() -> dict[str, Schema]:
-    """Return the sections of settings, under our own names."""
+    """Return the schemas of the settings' sections, under onceflow's names."""
     sections: dict[str, Schema] = {}
     for one in OPTIONS:
         *parents, last = one.name.split(".")
